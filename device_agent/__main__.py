@@ -1,0 +1,111 @@
+"""Command line of a device."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from device_agent.agent import Agent
+from device_agent.config import AgentConfig, load
+from device_agent.delivery import Delivery
+from device_agent.download import Download
+from device_agent.outbox import Outbox
+from device_agent.trainer import TrainerProcess
+from shared import log
+from shared.clock import monotonic
+from shared.errors import ConfigError
+from shared.messages import Report
+from shared.presence import Session
+from shared.transport.base import Transport
+from shared.transport.mqtt import MqttTransport
+from shared.worker import in_thread
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Parse the command line and run; exit code 2 means that the operator must edit something."""
+    parser = argparse.ArgumentParser(prog="device-agent", description="The agent of one board.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="connect to the site's broker and serve tasks until told to stop")
+    run.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file, see the README")
+    options = parser.parse_args()
+    try:
+        config = load(options.config)
+        log.configure(config.log_level)
+        asyncio.run(serve(config))
+    except ConfigError as error:
+        sys.stderr.write(f"device-agent: {error}\n")
+        sys.exit(2)
+
+
+async def serve(config: AgentConfig) -> None:
+    """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
+    folder = _writable(Path(config.state_dir))
+    session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex)
+    trainer = TrainerProcess(
+        folder / "trainer.lock", config.trainer.idle_s, config.trainer.memory_mb, config.trainer.threads
+    )
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    client_id = f"{config.site}.{config.device}"
+    async with MqttTransport(config.broker, client_id, session.presence).running() as transport:
+        agent = compose(config, folder, transport, trainer)
+        living = asyncio.create_task(agent.run(), name="agent")
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        try:
+            await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            living.cancel()
+            stop.cancel()
+            ended = await asyncio.gather(living, return_exceptions=True)
+            await trainer.close()
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+    logger.info("stopped")
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"state_dir {folder}: {error}; name a folder this user may write") from error
+
+
+def compose(config: AgentConfig, folder: Path, transport: Transport, trainer: TrainerProcess) -> Agent:
+    """Put an agent together from its file."""
+    outbox = Outbox(folder / "outbox", folder / "state")
+    return Agent(
+        device=config.device,
+        site=config.site,
+        transport=transport,
+        clock=monotonic,
+        trainer=trainer,
+        outbox=outbox,
+        download=Download(
+            transport,
+            *(config.site, config.device, folder, in_thread),
+            window=config.link.window,
+            patience_s=config.link.patience_s,
+            limit=config.link.max_payload_mb << 20,
+        ),
+        delivery=Delivery(transport, config.site, config.device, outbox),
+        data=config.data,
+        states=folder / "state",
+        frame_bytes=config.link.frame_bytes,
+        report_s=config.report_s,
+        sense=lambda: Report(device=config.device, at=monotonic()),
+    )
+
+
+if __name__ == "__main__":
+    main()

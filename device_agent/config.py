@@ -1,0 +1,86 @@
+"""What a device agent is told by its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, MIN_FRAME_BYTES
+from shared.config import read
+from shared.data.spec import Data
+from shared.errors import ConfigError
+from shared.topics import checked_name
+from shared.transport.base import Broker
+
+
+class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The process that trains.
+
+    Attributes:
+        idle_s: Seconds without a task after which it is ended.
+        memory_mb: Most memory it may take, in MiB; 0 for no limit.
+        threads: Threads of torch; 0 for torch's own choice.
+    """
+
+    idle_s: float = 300.0
+    memory_mb: int = 0
+    threads: int = 0
+
+
+class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How payloads travel.
+
+    Attributes:
+        frame_bytes: Payload bytes in one MQTT message.
+        window: Frames under way at once.
+        patience_s: Seconds without a frame after which frames are asked for again.
+        max_payload_mb: Largest payload accepted, in MiB.
+    """
+
+    frame_bytes: int = FRAME_BYTES
+    window: int = 16
+    patience_s: float = 2.0
+    max_payload_mb: int = 2048
+
+    def __post_init__(self) -> None:
+        """Refuse what the protocol cannot carry."""
+        if not MIN_FRAME_BYTES <= self.frame_bytes <= MAX_FRAME_BYTES or not 1 <= self.window <= MAX_WINDOW:
+            raise ValueError(f"frame_bytes must be {MIN_FRAME_BYTES} to {MAX_FRAME_BYTES}, window 1 to {MAX_WINDOW}")
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device.
+
+    Attributes:
+        device: Its id, unique within the site.
+        site: The site its edge server serves.
+        state_dir: Folder that survives reboots: outbox, device state, spooled payloads.
+        data: Its own examples.
+        report_s: Seconds between reports.
+        log_level: debug, info, warning or error.
+    """
+
+    device: str
+    state_dir: str
+    data: Data
+    site: str = "lab"
+    broker: Broker = Broker()
+    trainer: TrainerConfig = TrainerConfig()
+    link: LinkConfig = LinkConfig()
+    report_s: float = 30.0
+    log_level: str = "info"
+
+
+def load(path: Path) -> AgentConfig:
+    """Read an agent's file.
+
+    Raises:
+        ConfigError: As `shared.config.read`, or a name or level cannot be used.
+    """
+    config = read(path, AgentConfig)
+    checked_name(config.device, f"{path}: device")
+    checked_name(config.site, f"{path}: site")
+    if config.log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
+    return config

@@ -1,0 +1,125 @@
+"""Bring updates from the outbox to the server, and keep them until it has settled them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from device_agent.outbox import Entry, Outbox
+from shared import chunks, wire
+from shared.errors import Unreachable, WireError
+from shared.messages import Ack, Status, Transfer, Update, Want
+from shared.topics import SERVER, topic
+from shared.transport.base import Delivery as Arrival
+from shared.transport.base import Inbox, Transport
+
+log = logging.getLogger(__name__)
+
+FIRST_PATIENCE_S, LAST_PATIENCE_S = 2.0, 30.0
+
+
+@dataclass
+class Delivery:
+    """Offers each update, sends the frames the server asks for, forgets the update when it is acknowledged."""
+
+    transport: Transport
+    site: str
+    device: str
+    outbox: Outbox
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    bytes_sent: int = 0
+    _patience_s: float = FIRST_PATIENCE_S
+    _random: Random = field(default_factory=Random)
+
+    async def run(self) -> None:
+        """Deliver for ever; `wake` says that the outbox has something new or that the server may be back."""
+        patterns = topic(self.site, self.device, "ack"), topic(self.site, SERVER, "status")
+        async with self.transport.subscribe(*patterns) as inbox:
+            while True:
+                self.wake.clear()
+                entries = self.outbox.entries()
+                for entry in entries:
+                    await self._offer(entry.update)
+                await self._until_wake(inbox, {self._name(entry.update): entry for entry in entries})
+
+    async def _offer(self, update: Update) -> None:
+        try:
+            await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(update))
+        except Unreachable as error:
+            log.debug("offer waits: %s", error)
+
+    async def _until_wake(self, inbox: Inbox, entries: dict[tuple[str, int], Entry]) -> None:
+        """Answer the server until there is reason to offer again: something new, or too long a silence."""
+        waking = asyncio.create_task(self.wake.wait(), name="outbox-wake")
+        try:
+            while True:
+                arriving = asyncio.ensure_future(anext(inbox))
+                patience = self._patience_s * self._random.uniform(0.75, 1.25) if entries else None
+                await asyncio.wait({arriving, waking}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not arriving.done():
+                    arriving.cancel()
+                    if not waking.done():
+                        self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
+                    return
+                if await self._answer(arriving.result(), entries):
+                    return
+                self._patience_s = FIRST_PATIENCE_S
+        finally:
+            waking.cancel()
+
+    async def _answer(self, arrival: Arrival, entries: dict[tuple[str, int], Entry]) -> bool:
+        """Do what the server asks; tell whether everything should be offered anew."""
+        try:
+            message = wire.decode(arrival[1])
+        except WireError as error:
+            log.warning("dropped: %s", error)
+            return False
+        match message:
+            case Want():
+                for entry in entries.values():
+                    if entry.update.params and entry.update.params.digest == message.digest:
+                        await self._send(entry, entry.update.params, message)
+            case Ack():
+                self._settle(entries.pop((message.run, message.round), None), message)
+            case Status():
+                return message.online and bool(entries)
+            case _:
+                log.warning("not for delivery: %s", type(message).__name__)
+        return False
+
+    async def _send(self, entry: Entry, transfer: Transfer, want: Want) -> None:
+        try:
+            wanted = chunks.from_ranges(want.ranges, transfer.count, limit=chunks.MAX_RANGES)
+            for frame in _frames(entry, transfer, wanted):
+                await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
+                self.bytes_sent += len(frame)
+        except (WireError, Unreachable, FileNotFoundError) as error:
+            log.debug("frames not sent, the server will ask again: %s", error)
+
+    def _settle(self, entry: Entry | None, ack: Ack) -> None:
+        if entry is None:
+            return
+        if ack.verdict == "refused":
+            log.error("round %d: the server refused the update: %s", ack.round, ack.reason)
+        else:
+            log.info("settled run=%s round=%d verdict=%s", ack.run, ack.round, ack.verdict)
+        self.outbox.remove(entry)
+
+    @staticmethod
+    def _name(update: Update) -> tuple[str, int]:
+        return update.run, update.round
+
+
+def _frames(entry: Entry, transfer: Transfer, wanted: list[int]) -> Iterator[bytes]:
+    """Read the frames from disk, one at a time."""
+    descriptor = os.open(entry.payload, os.O_RDONLY)
+    try:
+        for index in wanted:
+            data = os.pread(descriptor, transfer.frame_bytes, index * transfer.frame_bytes)
+            yield chunks.encode(transfer, index, [memoryview(data)])
+    finally:
+        os.close(descriptor)

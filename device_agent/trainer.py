@@ -1,0 +1,181 @@
+"""The trainer as the agent sees it: a child process that does one job at a time.
+
+Started for the first task, kept warm between rounds, ended after an idle time. Its death is one failed task, with its
+cause. It outlives a killed agent for the task it is doing: the lock says so, and its update lies in the outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from device_agent.agent import Job
+from shared.errors import TaskFailed
+
+log = logging.getLogger(__name__)
+
+LOCK_POLL_S = 0.1
+EXIT_PATIENCE_S = 5.0
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Child -> agent: the update is in the outbox."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Child -> agent: the job could not be done; nothing was written."""
+
+    cause: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Agent -> child: give up the job you have."""
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Agent -> child: do this job."""
+
+    job: Job
+
+
+ToTrainer: TypeAlias = Start | Cancel
+FromTrainer: TypeAlias = Done | Failed
+
+
+@dataclass
+class TrainerProcess:
+    """Owns the child.
+
+    Attributes:
+        lock: File that a living trainer holds locked.
+        idle_s: Seconds without a job after which the child is ended.
+        memory_mb: Its memory limit in MiB, 0 for none.
+        threads: Its torch threads, 0 for torch's choice.
+    """
+
+    lock: Path
+    idle_s: float
+    memory_mb: int
+    threads: int
+    _process: Process | None = None
+    _idle: asyncio.TimerHandle | None = None
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def ready(self) -> None:
+        """Wait for a trainer that an earlier agent left behind, then start our own."""
+        self._stay()
+        if self._process and self._process.returncode is None:
+            return
+        waited = False
+        while _is_locked(self.lock):
+            if not waited:
+                log.info("waiting for a trainer that an earlier agent started")
+            waited = True
+            await asyncio.sleep(LOCK_POLL_S)
+        arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "device_agent.trainer_main", *map(str, arguments)),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+        )
+        log.info("trainer started pid=%d", self._process.pid)
+
+    async def __call__(self, job: Job) -> None:
+        """Do a job in the child; a cancelled call makes the child give the job up.
+
+        Raises:
+            TaskFailed: The child says so, or died.
+        """
+        await self.ready()
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(frame(Start(job)))
+            answer = await self._answer(process)
+        except asyncio.CancelledError:
+            process.stdin.write(frame(Cancel()))
+            await asyncio.shield(self._answer(process))
+            raise
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise TaskFailed(await self._cause_of_death(process)) from None
+        finally:
+            self._leave()
+        if isinstance(answer, Failed):
+            raise TaskFailed(answer.cause)
+
+    async def _answer(self, process: Process) -> FromTrainer:
+        assert process.stdout
+        size = int.from_bytes(await process.stdout.readexactly(4), "little")
+        answer: FromTrainer = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromTrainer)
+        return answer
+
+    async def _cause_of_death(self, process: Process) -> str:
+        code = await process.wait()
+        self._process = None
+        if code == -signal.SIGKILL:
+            return "the trainer was killed (signal 9): out of memory, or by hand"
+        if code < 0:
+            return f"the trainer died of signal {-code} ({signal.Signals(-code).name})"
+        return f"the trainer ended with exit code {code}; its last words are in this agent's log"
+
+    async def close(self) -> None:
+        """End the child now, if there is one."""
+        self._stay()
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(EXIT_PATIENCE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def _stay(self) -> None:
+        if self._idle:
+            self._idle.cancel()
+            self._idle = None
+
+    def _leave(self) -> None:
+        """Begin to count idle seconds."""
+
+        def end() -> None:
+            log.info("trainer idle for %.0f s, ending it", self.idle_s)
+            task = asyncio.ensure_future(self.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+        self._stay()
+        self._idle = asyncio.get_running_loop().call_later(self.idle_s, end)
+
+
+def frame(message: ToTrainer | FromTrainer) -> bytes:
+    """Return a message as it goes through the pipe: u32 length, MessagePack."""
+    data = msgspec.msgpack.encode(message)
+    return len(data).to_bytes(4, "little") + data
+
+
+def _is_locked(path: Path) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""What runs on the gateway: rounds, aggregation, the coordinator, the record."""

@@ -1,0 +1,160 @@
+"""What each command of `edge-server` does. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared import log
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
+    from edge_server.store.base import AnyRecord
+
+logger = logging.getLogger(__name__)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
+    from edge_server.config import load  # noqa: PLC0415
+
+    config = load(options.config)
+    log.configure(config.log_level)
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: ServerConfig) -> int:
+    import torch  # noqa: PLC0415
+
+    from edge_server.run import run_plan  # noqa: PLC0415
+    from edge_server.server import Server  # noqa: PLC0415
+    from edge_server.store.sqlite import SqliteStore  # noqa: PLC0415
+    from edge_server.trial import plan as plans  # noqa: PLC0415
+    from edge_server.trial.runs import exists, new_name, unfinished  # noqa: PLC0415
+    from shared.clock import monotonic, utc_stamp  # noqa: PLC0415
+    from shared.presence import Session  # noqa: PLC0415
+    from shared.topics import SERVER  # noqa: PLC0415
+    from shared.transport.mqtt import MqttTransport  # noqa: PLC0415
+    from shared.worker import in_thread  # noqa: PLC0415
+
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    plan = plans.load(Path(config.plan), Path(config.data_root))
+    data_dir = Path(config.data_dir)
+    name = config.run or unfinished(data_dir, plan) or new_name(plan)
+    task = asyncio.current_task()
+    assert task
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    store = SqliteStore(data_dir / name)
+    session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
+    try:
+        async with MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence).running() as transport:
+            server = Server(config.site, transport, monotonic, in_thread, was_run=lambda run: exists(data_dir, run))
+            async with server.listening():
+                logger.info("run %s in %s", name, store.folder)
+                await run_plan(plan, name, server, store, config.link, started=utc_stamp())
+    except asyncio.CancelledError:
+        logger.info("interrupted; the same command goes on with run %s", name)
+        return 0
+    finally:
+        store.close()
+    return 0
+
+
+def runs(options: argparse.Namespace) -> int:
+    """List the runs of a folder."""
+    from edge_server.trial.runs import all_runs, summary  # noqa: PLC0415
+
+    summaries = [summary(one) for one in all_runs(options.data_dir)]
+    if options.format == "json":
+        _print_json(summaries)
+        return 0
+    from rich.console import Console  # noqa: PLC0415
+
+    from edge_server.trial.tables import runs_table  # noqa: PLC0415
+
+    Console().print(runs_table(summaries))
+    return 0
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show the rounds of a run."""
+    from edge_server.trial.runs import find  # noqa: PLC0415
+
+    found = find(options.data_dir, options.run)
+    _show(options, found.folder, found.records)
+    return 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Run a plan in virtual time."""
+    from edge_server.replay.__main__ import main  # noqa: PLC0415
+
+    log.configure("warning")
+    folder, records = main(options.plan, options.data_root, options.data_dir, options.devices)
+    _show(options, folder, records)
+    return 0
+
+
+def trial(options: argparse.Namespace) -> int:
+    """Run a plan live on this machine."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from edge_server.store.sqlite import read  # noqa: PLC0415
+    from edge_server.trial import plan as plans  # noqa: PLC0415
+    from edge_server.trial.local import Local, run_local, stop_on_signals  # noqa: PLC0415
+    from edge_server.trial.progress import Display  # noqa: PLC0415
+    from edge_server.trial.runs import new_name  # noqa: PLC0415
+
+    log.configure("warning")
+    plan = plans.load(options.plan, options.data_root)
+    count = len(plans.devices(plan, options.local))
+    local = Local(
+        *(options.plan, plan, options.data_root, options.data_dir, new_name(plan), count),
+        embedded=options.embedded_broker,
+    )
+    console = Console(stderr=True)
+    display = Display(console, plan.rounds)
+
+    async def go() -> str:
+        task = asyncio.current_task()
+        assert task
+        stop_on_signals(task)
+        return (await run_local(local, display.tell)).outcome
+
+    console.print(f"{plan.name}: {count} agents, {plan.rounds} rounds of {plan.algorithm.name}", highlight=False)
+    with display.bar:
+        outcome = asyncio.run(go())
+    _show(options, local.folder, read(local.folder))
+    return 0 if outcome == "finished" else 1
+
+
+def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:
+    if options.format == "json":
+        from edge_server.store.base import closed_rounds  # noqa: PLC0415
+
+        _print_json({"record": str(folder), "rounds": closed_rounds(records)})
+        return
+    from rich.console import Console  # noqa: PLC0415
+
+    from edge_server.trial.tables import device_lines, rounds_table  # noqa: PLC0415
+
+    console = Console()
+    console.print(rounds_table(records))
+    for line in device_lines(records):
+        console.print(line, highlight=False)
+    console.print(f"record: {folder}", highlight=False, soft_wrap=True)
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")

@@ -1,0 +1,74 @@
+"""What an edge server is told by its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, MIN_FRAME_BYTES
+from shared.config import read
+from shared.errors import ConfigError
+from shared.topics import checked_name
+from shared.transport.base import Broker
+
+
+class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How payloads travel.
+
+    Attributes:
+        frame_bytes: Payload bytes in one MQTT message.
+        window: Frames of one device under way to the server at once.
+        budget: Frames of all devices together under way to the server at once; bounds its memory.
+        patience_s: Seconds without a frame after which frames are asked for again, and seconds that one device may
+            keep the others waiting on the shared topic before it is served alone.
+    """
+
+    frame_bytes: int = FRAME_BYTES
+    window: int = 16
+    budget: int = 64
+    patience_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what the protocol cannot carry."""
+        if not MIN_FRAME_BYTES <= self.frame_bytes <= MAX_FRAME_BYTES or not 1 <= self.window <= MAX_WINDOW:
+            raise ValueError(f"frame_bytes must be {MIN_FRAME_BYTES} to {MAX_FRAME_BYTES}, window 1 to {MAX_WINDOW}")
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One site.
+
+    Attributes:
+        plan: The trial plan to run; relative to the file that names it.
+        run: Name of the run; empty to go on with an unfinished run of the same plan, else to begin a new one.
+        data_dir: Folder of the site's runs.
+        data_root: Folder that relative data paths of plans start from.
+        site: The site's name.
+        threads: Torch threads; 0 for torch's own choice.
+        log_level: debug, info, warning or error.
+    """
+
+    plan: str
+    run: str = ""
+    data_dir: str = "runs"
+    data_root: str = "../shared/data"
+    site: str = "lab"
+    broker: Broker = Broker()
+    link: LinkConfig = LinkConfig()
+    threads: int = 0
+    log_level: str = "info"
+
+
+def load(path: Path) -> ServerConfig:
+    """Read a server's file.
+
+    Raises:
+        ConfigError: As `shared.config.read`, or a name or level cannot be used.
+    """
+    config = read(path, ServerConfig)
+    checked_name(config.site, f"{path}: site")
+    if config.run:
+        checked_name(config.run, f"{path}: run")
+    if config.log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
+    return msgspec.structs.replace(config, plan=str(path.parent / config.plan))

@@ -1,0 +1,238 @@
+"""Take the updates of one round: once a device, whole, checked, stored, and only then acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_server.config import LinkConfig
+from edge_server.store.base import Store, UpdateAccepted
+from shared import chunks, payload, spool, wire
+from shared.algorithms.base import Result
+from shared.clock import Clock
+from shared.codecs.base import Codec
+from shared.errors import Unreachable, WireError
+from shared.messages import Ack, Assignment, Message, Transfer, Update, Verdict, Want
+from shared.spool import Spool
+from shared.topics import topic
+from shared.transport.base import Transport
+from shared.tree import Tree, check_like
+from shared.worker import Worker
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+
+
+@dataclass
+class _Arrival:
+    """One update on its way: what was offered, where its bytes go, when the last of them came."""
+
+    update: Update
+    spool: Spool
+    heard_at: float
+
+
+@dataclass
+class Gather:
+    """One open round.
+
+    Attributes:
+        expected: Devices that were given a task, with what they were told.
+        like: What each device's update must look like.
+        accepted: Updates that are stored, by device.
+        failed: Devices that could not, with the cause.
+        refused: What was not taken, counted by reason.
+        trains: Whether an update carries parameters; if not, the devices only evaluate.
+        limit: Largest payload taken, in bytes.
+    """
+
+    site: str
+    transport: Transport
+    store: Store
+    clock: Clock
+    worker: Worker
+    run: str
+    number: int
+    expected: Mapping[str, Assignment]
+    like: Callable[[str], Tree]
+    codec: Codec
+    trains: bool
+    limit: int
+    link: LinkConfig
+    accepted: dict[str, UpdateAccepted] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _arrivals: dict[str, _Arrival] = field(default_factory=dict)
+    _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Where the updates of this round lie."""
+        return self.store.folder / "updates" / f"{self.number:06d}"
+
+    def path(self, device: str) -> Path:
+        """Return where a device's update of this round lies."""
+        return self.folder / device
+
+    async def offer(self, device: str, update: Update) -> None:
+        """Answer an offer: ask for its frames, or settle it at once."""
+        if update.device != device:
+            self.refused["identity"] += 1
+            log.warning("refused: device %s offers an update in the name of %s", device, update.device)
+            return
+        if device in self.accepted or device in self.failed:
+            await self._settle(update, "duplicate")
+        elif update.failure is not None:
+            log.warning("device %s failed round %d: %s", device, self.number, update.failure)
+            self.failed[device] = update.failure
+            await self._settle(update, "accepted")
+        elif device not in self._storing:
+            try:
+                _check_figures(update, trains=self.trains)
+                if update.params is None:
+                    await self._store(update, 0)
+                else:
+                    await self._ask(self._begin(update, update.params))
+            except WireError as error:
+                await self._refuse(update, error)
+
+    def _begin(self, update: Update, transfer: Transfer) -> _Arrival:
+        """Make a place for an update; one that is half here is gone on with."""
+        arrival = self._arrivals.get(update.device)
+        if arrival and arrival.update.params == transfer:
+            arrival.spool.assembly.forget()
+            return arrival
+        chunks.check(transfer, limit=self.limit)
+        self._abandon(update.device)
+        path = self.path(update.device)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrival = self._arrivals[update.device] = _Arrival(update, Spool(path, transfer), self.clock())
+        return arrival
+
+    async def frame(self, device: str, data: bytes) -> None:
+        """Take a frame of an update that was offered.
+
+        Raises:
+            WireError: It is damaged or does not fit the offer.
+        """
+        frame = chunks.decode(data)
+        arrival = self._arrivals.get(device)
+        if arrival is None or frame.digest != arrival.spool.assembly.transfer.digest:
+            return  # of a round that is over, or offered to a server that has restarted since
+        arrival.heard_at = self.clock()
+        arrival.spool.write(frame, len(data))
+        if arrival.spool.assembly.complete:
+            del self._arrivals[device]
+            self._storing[device] = asyncio.create_task(self._finish(arrival), name=f"store-{device}")
+        else:
+            await self._ask(arrival)
+
+    async def _ask(self, arrival: _Arrival) -> None:
+        """Ask for the next frames; all devices together have no more under way than the budget."""
+        window = max(2, min(self.link.window, self.link.budget // max(1, len(self._arrivals))))
+        if ranges := arrival.spool.assembly.ask(window):
+            digest = arrival.spool.assembly.transfer.digest
+            await self._tell(arrival.update.device, Want(digest=digest, ranges=ranges))
+
+    async def watch(self) -> None:
+        """Ask again for what does not come, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self.clock()
+            for arrival in list(self._arrivals.values()):
+                if now - arrival.heard_at > self.link.patience_s:
+                    arrival.heard_at = now
+                    arrival.spool.assembly.forget()
+                    await self._ask(arrival)
+
+    async def _finish(self, arrival: _Arrival) -> None:
+        """Check a whole update and store it."""
+        update = arrival.update
+        try:
+            await self.worker(arrival.spool.finish, durable=True)
+            await self.worker(self._check, update)
+        except WireError as error:
+            arrival.spool.close()
+            arrival.spool.path.unlink(missing_ok=True)
+            if error.reason == "digest":
+                self.refused["digest"] += 1
+                log.warning("update of %s was damaged on its way, asking for it again", update.device)
+            else:
+                await self._refuse(update, error)
+        else:
+            await self._store(update, arrival.spool.bytes_received)
+        finally:
+            self._storing.pop(update.device, None)
+
+    def _check(self, update: Update) -> None:
+        if update.params:
+            check_like(read(self.path(update.device), update, self.codec).tree, self.like(update.device))
+
+    async def _store(self, update: Update, bytes_up: int) -> None:
+        record = UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=bytes_up)
+        await self.worker(self.store.append, record)
+        self.accepted[update.device] = record
+        await self._settle(update, "accepted")
+
+    async def _refuse(self, update: Update, error: WireError) -> None:
+        self.refused[error.reason] += 1
+        self.failed[update.device] = f"refused: {error}"
+        log.warning("refused the update of %s in round %d: %s", update.device, self.number, error)
+        await self._tell(update.device, ack(update, "refused", str(error)))
+        self.changed.set()
+
+    async def _settle(self, update: Update, verdict: Verdict) -> None:
+        await self._tell(update.device, ack(update, verdict))
+        self.changed.set()
+
+    async def _tell(self, device: str, message: Message) -> None:
+        try:
+            await self.transport.publish(topic(self.site, device, "ack"), wire.encode(message))
+        except Unreachable as error:
+            log.debug("not told, the device will offer again: %s", error)
+
+    def _abandon(self, device: str) -> None:
+        if stale := self._arrivals.pop(device, None):
+            stale.spool.close()
+
+    async def close(self) -> None:
+        """Finish what is being stored, drop what is not whole."""
+        await asyncio.gather(*self._storing.values())
+        for device in list(self._arrivals):
+            self._abandon(device)
+            self.path(device).unlink(missing_ok=True)
+
+
+def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
+    """Return the word that settles an update."""
+    return Ack(run=update.run, round=update.round, device=update.device, verdict=verdict, reason=reason[:500])
+
+
+def read(path: Path, update: Update, codec: Codec) -> Result:
+    """Read a stored update; its tensors are views of the file.
+
+    Raises:
+        WireError: It is not of the codec that was asked for.
+    """
+    coded = codec.decode(payload.unpack(spool.view(path)))
+    return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
+
+
+def _check_figures(update: Update, *, trains: bool) -> None:
+    """Refuse an update without what was asked for, or with a figure that would spoil a mean."""
+    if trains != (update.params is not None):
+        raise WireError(
+            "the update carries no parameters" if trains else "parameters nobody asked for", reason="params"
+        )
+    figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
+    if not all(math.isfinite(figure) for figure in figures) or update.num_examples < 0:
+        raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
+    if trains and update.weight <= 0:
+        raise WireError(f"weight {update.weight} is not above zero", reason="weight")

@@ -1,0 +1,109 @@
+"""A payload on its way to the devices that ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edge_server.fanout import ALL, Fanout
+from shared import chunks, payload, wire
+from shared.clock import Clock
+from shared.errors import Unreachable
+from shared.messages import Leave, Payload, Transfer, Want
+from shared.payload import Scattered
+from shared.topics import EVERYONE, topic
+from shared.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+@dataclass
+class Outgoing:
+    """One payload and its audience; frames are cut from the tensors themselves when they are sent.
+
+    Attributes:
+        transfer: What devices ask for.
+        shared: Whether there is more than one device, so that frames go to all at once.
+        bytes_sent: Bytes handed to the broker.
+    """
+
+    site: str
+    transport: Transport
+    clock: Clock
+    devices: Sequence[str]
+    transfer: Transfer
+    source: Scattered
+    patience_s: float
+    bytes_sent: int = 0
+    _fanout: Fanout = field(init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        """Expect every device on the shared topic."""
+        self._fanout = Fanout(self.devices, patience_s=self.patience_s)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the frames go out on the topic common to all."""
+        return len(self.devices) > 1
+
+    def want(self, device: str, want: Want) -> None:
+        """Note what a device asks for.
+
+        Raises:
+            WireError: It asks for frames that do not exist.
+        """
+        if device not in self.devices:
+            return
+        wanted = chunks.from_ranges(want.ranges, self.transfer.count, limit=chunks.MAX_RANGES)
+        self._fanout.want(device, wanted, self.clock())
+        self._wake.set()
+
+    def dismiss(self, device: str) -> None:
+        """Stop waiting for a device that has everything, or is gone."""
+        self._fanout.drop(device)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send what is asked for until cancelled."""
+        while True:
+            self._wake.clear()
+            for index, audience in self._fanout.due(self.clock()):
+                await self._send(index, audience)
+            try:
+                async with asyncio.timeout(self._fanout.patience(self.clock())):
+                    await self._wake.wait()
+            except TimeoutError:
+                for device in self._fanout.laggards(self.clock()):
+                    await self._dismiss_from_group(device)
+
+    async def _send(self, index: int, audience: str) -> None:
+        everyone = audience == ALL and self.shared
+        receiver = EVERYONE if everyone else audience or self.devices[0]
+        data = self.source.read(index * self.transfer.frame_bytes, self.transfer.frame_bytes)
+        frame = chunks.encode(self.transfer, index, data)
+        try:
+            await self.transport.publish(topic(self.site, receiver, "model"), frame, assured=False)
+            self.bytes_sent += len(frame)
+        except Unreachable as error:
+            log.debug("frame %d not sent, it will be asked for again: %s", index, error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _dismiss_from_group(self, device: str) -> None:
+        log.info("device %s keeps the others waiting, serving it alone", device)
+        leave = wire.encode(Leave(digest=self.transfer.digest))
+        try:
+            await self.transport.publish(topic(self.site, device, "model"), leave)
+        except Unreachable as error:
+            log.debug("not told to leave: %s", error)
+
+
+def describe(encoded: Payload, frame_bytes: int) -> tuple[Transfer, Scattered]:
+    """Return what devices need to know of a payload, and its bytes in place."""
+    parts = payload.pack(encoded)
+    source = Scattered(parts)
+    return Transfer(digest=payload.digest(parts), size=source.size, frame_bytes=frame_bytes), source

@@ -1,0 +1,225 @@
+"""One round, top to bottom: assign, send, gather, fold, aggregate, record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from torch import nn
+
+from edge_server import cohort
+from edge_server.config import LinkConfig
+from edge_server.gather import Gather, read
+from edge_server.outgoing import Outgoing, describe
+from edge_server.server import Server
+from edge_server.store.base import RoundClosed, RoundOpened, Store, UpdateAccepted
+from edge_server.trial.plan import Plan
+from shared.algorithms.base import Algorithm, Cohort
+from shared.codecs import CODECS
+from shared.codecs.dense import dense
+from shared.data.examples import Examples
+from shared.evaluate import Score, score
+from shared.messages import Assignment, Task, Update
+from shared.registry import build
+from shared.tree import Mean, State, Tree
+
+log = logging.getLogger(__name__)
+
+PAYLOAD_SLACK_BYTES = 1 << 20
+
+
+@dataclass
+class Rounds:
+    """Runs rounds of one run; every seam it needs is handed in, and it keeps no learning state."""
+
+    run: str
+    plan: Plan
+    server: Server
+    store: Store
+    algorithm: Algorithm
+    link: LinkConfig
+    network: nn.Module
+    test: Examples | None
+    bytes_sent: int = 0
+
+    async def next(
+        self, number: int, state: State, opened: RoundOpened | None, accepted: dict[str, UpdateAccepted]
+    ) -> tuple[State, RoundClosed]:
+        """Run round `number`, or the rest of it; return the next state and what is recorded.
+
+        Args:
+            number: The round, from 1.
+            state: The server state before it.
+            opened: The round's beginning, if an earlier process of this server began it.
+            accepted: The updates that process had stored.
+        """
+        started = self.server.clock()
+        if opened is None:
+            opened = RoundOpened(round=number, assignments=await self.assignments(state, number))
+            await self.server.worker(self.store.append, opened)
+        gather = await self.exchange(number, state, opened.assignments, accepted=accepted, train=True)
+        enough = len(gather.accepted) >= self.plan.round.min_updates
+        if enough:
+            state = await self.server.worker(self._aggregate, state, opened.assignments, gather)
+            _, scored = await asyncio.gather(
+                self.server.worker(self.store.save, number, state), self.server.worker(self._score, state, number)
+            )
+        else:
+            scored = None
+        closed = _closed(gather, self.server.take_refused(), scored, enough=enough)
+        closed = msgspec.structs.replace(closed, seconds=self.server.clock() - started)
+        await self.server.worker(self.store.append, closed)
+        shutil.rmtree(gather.folder, ignore_errors=True)
+        return state, closed
+
+    async def exchange(
+        self,
+        number: int,
+        state: State,
+        assignments: dict[str, Assignment],
+        *,
+        accepted: dict[str, UpdateAccepted],
+        train: bool,
+    ) -> Gather:
+        """Give every device its task and take what comes back, until quorum or deadline."""
+        trees = {device: self.algorithm.broadcast(state, told) for device, told in assignments.items()}
+        outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
+        gather = Gather(
+            site=self.server.site,
+            transport=self.server.transport,
+            store=self.store,
+            clock=self.server.clock,
+            worker=self.server.worker,
+            run=self.run,
+            number=number,
+            expected=assignments,
+            like=trees.__getitem__,
+            codec=build(CODECS, self.plan.codec, "codec"),
+            trains=train,
+            limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
+            link=self.link,
+            accepted=accepted,
+        )
+        tasks = {
+            device: self._task(number, device, assignments[device], one, train=train)
+            for one in outgoing
+            for device in one.devices
+        }
+        async with self.server.round(gather, tasks, outgoing):
+            await self._until_quorum(gather)
+        await gather.close()
+        self.bytes_sent = sum(one.bytes_sent for one in outgoing)
+        return gather
+
+    async def _until_quorum(self, gather: Gather) -> None:
+        expected = len(gather.expected)
+        needed = math.ceil(self.plan.round.quorum * expected)
+        try:
+            async with asyncio.timeout(self.plan.round.deadline_s):
+                while len(gather.accepted) < needed and len(gather.accepted) + len(gather.failed) < expected:
+                    gather.changed.clear()
+                    await gather.changed.wait()
+        except TimeoutError:
+            late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
+            log.warning("round %d: deadline passed, without %s", gather.number, ", ".join(late))
+
+    async def assignments(self, state: State, number: int) -> dict[str, Assignment]:
+        """Wait until enough devices are there, or for as long as the plan says; tell each what to do."""
+        plan, server = self.plan, self.server
+        try:
+            async with asyncio.timeout(plan.cohort.wait_s):
+                while len(server.fleet.online) < plan.cohort.min_devices:
+                    server.changed.clear()
+                    await server.changed.wait()
+        except TimeoutError:
+            log.warning(
+                "round %d: %d of %d devices are here after %.0f s",
+                *(number, len(server.fleet.online), plan.cohort.min_devices, plan.cohort.wait_s),
+            )
+            return {}
+        devices = cohort.select(server.fleet.online, size=plan.cohort.size, seed=plan.seed, number=number)
+        return self.algorithm.assign(state, Cohort(devices, plan.hyper, plan.seed), {}, number)
+
+    def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
+        transfer, source = describe(dense().encode(tree, None)[0], self.link.frame_bytes)
+        server = self.server
+        return Outgoing(
+            server.site, server.transport, server.clock, devices, transfer, source, patience_s=self.link.patience_s
+        )
+
+    def _task(self, number: int, device: str, told: Assignment, payload: Outgoing, *, train: bool) -> Task:
+        plan = self.plan
+        return Task(
+            run=self.run,
+            round=number,
+            device=device,
+            algorithm=plan.algorithm,
+            model=plan.model,
+            codec=plan.codec,
+            assignment=told,
+            params=payload.transfer,
+            shared=payload.shared,
+            train=train,
+            evaluate=plan.evaluation.on_device or not train,
+            deadline_s=plan.round.deadline_s,
+        )
+
+    def _aggregate(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State:
+        """Fold the stored updates one at a time, in order of device: the sum does not depend on who came first."""
+        mean = Mean()
+        for device in sorted(gather.accepted):
+            update = read(gather.path(device), gather.accepted[device].update, gather.codec)
+            mean = self.algorithm.absorb(mean, assignments[device], update)
+        return self.algorithm.between(self.algorithm.aggregate(state, mean))
+
+    def _score(self, state: State, number: int) -> Score | None:
+        every = self.plan.evaluation.every
+        if self.test is None or not every or (number % every and number != self.plan.rounds):
+            return None
+        return score(self.network, state.tree, self.test)
+
+
+def audiences(trees: dict[str, Tree]) -> list[tuple[Tree, list[str]]]:
+    """Group devices that are given the very same leaves; each group shares one transmission."""
+    groups: dict[tuple[tuple[str, int], ...], tuple[Tree, list[str]]] = {}
+    for device, tree in sorted(trees.items()):
+        key = tuple((name, id(leaf)) for name, leaf in sorted(tree.items()))
+        groups.setdefault(key, (tree, []))[1].append(device)
+    return list(groups.values())
+
+
+def _closed(gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool) -> RoundClosed:
+    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
+    losses = [(update.loss, update.num_examples) for update in updates.values() if update.loss is not None]
+    return RoundClosed(
+        round=gather.number,
+        outcome="aggregated" if enough else "missed",
+        arrived=tuple(updates),
+        failed=dict(sorted(gather.failed.items())),
+        refused=dict(sorted((gather.refused + dropped).items())),
+        loss=weighted(losses),
+        accuracy=scored.accuracy if scored else None,
+        test_loss=scored.loss if scored else None,
+        device_accuracy=weighted(accuracies(updates)),
+        seconds=0.0,
+        bytes_up={device: record.bytes_up for device, record in sorted(gather.accepted.items())},
+        bytes_down={d: update.cost.bytes_down for d, update in updates.items() if update.cost.bytes_down is not None},
+    )
+
+
+def accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
+    """Return what devices measured on their held-out examples, with the number of these."""
+    found = (update.metrics for update in updates.values())
+    return [(one["eval_accuracy"], one.get("eval_examples", 1.0)) for one in found if "eval_accuracy" in one]
+
+
+def weighted(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the weighted mean, None where nothing weighs anything."""
+    weight = sum(w for _, w in pairs)
+    return sum(value * w for value, w in pairs) / weight if weight else None

@@ -1,0 +1,148 @@
+"""A run from its first round to its last, or from wherever an earlier process of this server left it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.config import LinkConfig
+from edge_server.round import Rounds, accuracies, weighted
+from edge_server.server import Server
+from edge_server.store import checkpoints
+from edge_server.store.base import (
+    AnyRecord,
+    Evaluated,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    Store,
+    UpdateAccepted,
+    valid,
+)
+from edge_server.trial.plan import Plan, test_data
+from shared import tensorfile
+from shared.algorithms import ALGORITHMS
+from shared.data.load import load
+from shared.errors import CorruptFile
+from shared.evaluate import skeleton
+from shared.models.init import initial
+from shared.registry import build
+from shared.tree import State
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Where a run stands: the state, the next round, and what of that round is done."""
+
+    state: State
+    number: int
+    opened: RoundOpened | None
+    accepted: dict[str, UpdateAccepted]
+
+
+async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: LinkConfig, *, started: str) -> State:
+    """Run a plan to its end, or go on with it; return the final server state.
+
+    Args:
+        plan: What to do.
+        run: The run's name.
+        server: The site, listening.
+        store: The run's store; empty for a new run.
+        link: How payloads travel.
+        started: Calendar time for people.
+
+    Raises:
+        ConfigError: The plan names something unknown, or its data cannot be read.
+    """
+    algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+    rounds = Rounds(
+        run=run,
+        plan=plan,
+        server=server,
+        store=store,
+        algorithm=algorithm,
+        link=link,
+        network=skeleton(plan.model),
+        test=await server.worker(load, test_data(plan)) if plan.evaluation.every else None,
+    )
+    if not any(isinstance(record, RunOpened) for record in store.records()):
+        store.append(RunOpened(run=run, plan=plan, started=started))
+    at = await server.worker(resume, store, lambda: algorithm.init(initial(plan.model, plan.seed), plan.seed))
+    state = at.state
+    for number in range(at.number, plan.rounds + 1):
+        opened, accepted = (at.opened, at.accepted) if number == at.number else (None, {})
+        state, closed = await rounds.next(number, state, opened, accepted)
+        log.info("%s", _line(run, closed, plan.rounds))
+        if closed.outcome == "missed" and plan.round.on_missed == "stop":
+            store.append(RunClosed(outcome="stopped", cause=f"round {number} had too few updates"))
+            return state
+    if plan.evaluation.on_device:
+        store.append(await _evaluate_on_devices(rounds, state))
+    store.append(RunClosed(outcome="finished"))
+    return state
+
+
+async def _evaluate_on_devices(rounds: Rounds, state: State) -> Evaluated:
+    """Let every device that is there try the final model on the examples it held back."""
+    number = rounds.plan.rounds + 1
+    assignments = await rounds.assignments(state, number)
+    gather = await rounds.exchange(number, state, assignments, accepted={}, train=False)
+    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
+    by_device = {device: update.metrics for device, update in updates.items()}
+    return Evaluated(accuracy=weighted(accuracies(updates)), by_device=by_device)
+
+
+def resume(store: Store, init: Callable[[], State]) -> Resumption:
+    """Find out where a run stands; a lost checkpoint sends it back to the one before."""
+    while True:
+        records = valid(store.records())
+        closed = [record for record in records if isinstance(record, RoundClosed)]
+        number = max((record.round for record in closed), default=0) + 1
+        aggregated = [record.round for record in closed if record.outcome == "aggregated"]
+        try:
+            state = store.load(aggregated[-1]) if aggregated else init()
+        except (CorruptFile, FileNotFoundError) as error:
+            cause = str(error)
+            if isinstance(error, CorruptFile):
+                aside = tensorfile.set_aside(checkpoints.path_of(store.folder / "checkpoints", aggregated[-1]))
+                cause += f"; set aside as {aside.name}"
+            log.warning("going back to before round %d: %s", aggregated[-1], cause)
+            store.append(Rewound(round=aggregated[-1], cause=cause))
+            continue
+        if number > 1:
+            log.info("going on with round %d", number)
+        return Resumption(state, number, *_open_round(store.folder, records, number))
+
+
+def _open_round(
+    folder: Path, records: list[AnyRecord], number: int
+) -> tuple[RoundOpened | None, dict[str, UpdateAccepted]]:
+    """Return the beginning of a round that has not ended, and the updates of it that are stored."""
+    opened = [record for record in records if isinstance(record, RoundOpened) and record.round == number]
+    accepted = {
+        record.device: record
+        for record in records
+        if isinstance(record, UpdateAccepted) and record.round == number and _is_stored(folder, record)
+    }
+    return (opened[-1], accepted) if opened else (None, {})
+
+
+def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
+    path = folder / "updates" / f"{record.round:06d}" / record.device
+    return record.update.params is None or (path.exists() and path.stat().st_size == record.update.params.size)
+
+
+def _line(run: str, closed: RoundClosed, rounds: int) -> str:
+    accuracy = "" if closed.accuracy is None else f" accuracy={closed.accuracy:.4f}"
+    loss = "" if closed.loss is None else f" loss={closed.loss:.4f}"
+    refused = f" refused={sum(closed.refused.values())}" if closed.refused else ""
+    return (
+        f"round={closed.round}/{rounds} run={run} {closed.outcome} updates={len(closed.arrived)}"
+        f"{accuracy}{loss} seconds={closed.seconds:.3f}{refused}"
+    )

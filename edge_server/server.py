@@ -1,0 +1,148 @@
+"""The server's place on the network: hears every device, hands each message to whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from edge_server.fleet import Fleet, observe
+from edge_server.gather import Gather, ack
+from edge_server.outgoing import Outgoing
+from shared import chunks, wire
+from shared.background import background
+from shared.clock import Clock
+from shared.errors import Unreachable, WireError
+from shared.messages import Message, Report, Status, Task, Update, Want
+from shared.topics import ANY, channel_of, device_of, is_name, topic
+from shared.transport.base import Inbox, Transport
+from shared.worker import Worker
+
+log = logging.getLogger(__name__)
+
+CHANNELS = ("status", "report", "want", "update")
+
+
+@dataclass
+class Server:
+    """One site. Holds no learning state.
+
+    Attributes:
+        fleet: The devices as they last told of themselves.
+        refused: What was dropped before it reached a round, counted by reason since the last `take_refused`.
+        changed: Set whenever the fleet changes.
+        was_run: Tells whether a run of that name was ever ours, so that its late updates can be settled.
+    """
+
+    site: str
+    transport: Transport
+    clock: Clock
+    worker: Worker
+    was_run: Callable[[str], bool] = lambda _run: False
+    fleet: Fleet = field(default_factory=Fleet)
+    refused: Counter[str] = field(default_factory=Counter)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _gather: Gather | None = None
+    _tasks: dict[str, Task] = field(default_factory=dict)
+    _outgoing: dict[bytes, Outgoing] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Hear devices while the block lasts."""
+        patterns = (topic(self.site, ANY, channel) for channel in CHANNELS)
+        async with self.transport.subscribe(*patterns) as inbox, background(self._hear(inbox)):
+            yield
+
+    @asynccontextmanager
+    async def round(self, gather: Gather, tasks: dict[str, Task], outgoing: list[Outgoing]) -> AsyncIterator[None]:
+        """Keep a round open: send its payloads, give its tasks, take its updates."""
+        self._gather, self._tasks = gather, tasks
+        self._outgoing = {one.transfer.digest: one for one in outgoing}
+        try:
+            async with background(*(one.run() for one in outgoing), gather.watch()):
+                for device in tasks:
+                    await self._give(device)
+                yield
+        finally:
+            self._gather, self._tasks, self._outgoing = None, {}, {}
+
+    def take_refused(self) -> Counter[str]:
+        """Return what was refused since the last call."""
+        refused, self.refused = self.refused, Counter()
+        return refused
+
+    async def _give(self, device: str) -> None:
+        gather = self._gather
+        if not gather or device not in self._tasks or device in gather.accepted or device in gather.failed:
+            return
+        try:
+            await self.transport.publish(topic(self.site, device, "task"), wire.encode(self._tasks[device]))
+        except Unreachable as error:
+            log.debug("task waits for the broker: %s", error)
+
+    async def _hear(self, inbox: Inbox) -> None:
+        async for name, data in inbox:
+            device = device_of(name)
+            try:
+                if not is_name(device):
+                    continue  # the server's own topics
+                if channel_of(name) == "update" and chunks.is_frame(data):
+                    if self._gather:
+                        await self._gather.frame(device, data)
+                elif data:
+                    await self._take(device, wire.decode(data))
+            except WireError as error:
+                if not self.refused[error.reason]:
+                    log.warning("refused a message of %s (%s): %s", device, error.reason, error)
+                self.refused[error.reason] += 1
+
+    async def _take(self, device: str, message: Message) -> None:
+        match message:
+            case Status() | Report():
+                if message.device != device:
+                    raise WireError(f"{type(message).__name__} in the name of {message.device!r}", reason="identity")
+                await self._observe(device, message)
+            case Want():
+                if message.digest in self._outgoing:
+                    self._outgoing[message.digest].want(device, message)
+            case Update():
+                await self._offered(device, message)
+            case other:
+                raise WireError(f"{type(other).__name__} is not for the server", reason="unexpected")
+
+    async def _observe(self, device: str, message: Status | Report) -> None:
+        before = self.fleet.statuses.get(device)
+        self.fleet = observe(self.fleet, message)
+        after = self.fleet.statuses.get(device)
+        if after is not before:
+            self.changed.set()
+            if after and after.online:
+                log.info("device %s is here, session %d", device, after.session)
+                await self._give(device)
+            elif before and before.online:
+                log.info("device %s is gone", device)
+                for outgoing in self._outgoing.values():
+                    outgoing.dismiss(device)
+
+    async def _offered(self, device: str, update: Update) -> None:
+        """Hand an offer to the open round, or settle it where no round will take it any more."""
+        gather = self._gather
+        if gather and (update.run, update.round) == (gather.run, gather.number) and device in gather.expected:
+            if update.params and device in self._tasks:
+                self._outgoing[self._tasks[device].params.digest].dismiss(device)
+            await gather.offer(device, update)
+            return
+        late = self.was_run(update.run)
+        if not late:
+            self.refused["unknown-run"] += 1
+        elif gather and (update.run, update.round) == (gather.run, gather.number):
+            late = False
+            self.refused["unknown-device"] += 1
+        verdict = ack(update, "late" if late else "refused", "" if late else "of no run, round and device of this site")
+        try:
+            await self.transport.publish(topic(self.site, device, "ack"), wire.encode(verdict))
+        except Unreachable as error:
+            log.debug("not told, the device will offer again: %s", error)

@@ -1,0 +1,1 @@
+"""A trial: its plan, its run, its record."""

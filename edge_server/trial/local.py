@@ -1,0 +1,144 @@
+"""A live trial on this machine: a private broker, one edge server and N device agents, each its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_server.broker import end, running
+from edge_server.store.base import AnyRecord, RunClosed
+from edge_server.trial.plan import DevicePlan, Plan, devices, share
+from edge_server.trial.progress import follow
+from shared.errors import TaskFailed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Where and how a local trial runs.
+
+    Attributes:
+        plan_path: The plan's file.
+        plan: The plan.
+        data_root: Where relative data paths of the plan start.
+        data_dir: Folder of runs.
+        run: The run's name.
+        count: Agents.
+        embedded: Use the embedded broker even where mosquitto is installed.
+    """
+
+    plan_path: Path
+    plan: Plan
+    data_root: Path
+    data_dir: Path
+    run: str
+    count: int
+    embedded: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where this trial's files lie: the run's own folder."""
+        return self.data_dir / self.run
+
+
+async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClosed:
+    """Run a trial to its end; every process is gone when this returns or is cancelled.
+
+    Raises:
+        TaskFailed: The server or an agent ended before the run did.
+        Unreachable: The broker does not start.
+    """
+    place = local.folder / "local"
+    place.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(running(place, embedded=local.embedded))
+        version = 5 if broker.kind == "mosquitto" else 3
+        address = {"host": "127.0.0.1", "port": broker.port, "version": version}
+        children = {"edge-server": await stack.enter_async_context(_server(local, place, address))}
+        fleet = devices(local.plan, local.count)
+        for index, device in enumerate(fleet):
+            agent = _agent(local, place, address, fleet, index)
+            children[device.name] = await stack.enter_async_context(agent)
+        return await _until_closed(local.folder, children, tell, place)
+
+
+async def _until_closed(
+    folder: Path, children: dict[str, Process], tell: Callable[[AnyRecord], None], place: Path
+) -> RunClosed:
+    following = asyncio.create_task(follow(folder, tell), name="follow")
+    deaths = {asyncio.create_task(child.wait(), name=name): name for name, child in children.items()}
+    try:
+        await asyncio.wait({following, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+        if not following.done():
+            async with asyncio.timeout(1):  # the server ends as soon as it has written the run's last record
+                await asyncio.wait({following})
+        if following.done():
+            return following.result()
+    except TimeoutError:
+        pass
+    finally:
+        for task in (following, *deaths):
+            task.cancel()
+        await asyncio.gather(following, *deaths, return_exceptions=True)
+    name = next(name for name, child in children.items() if child.returncode is not None)
+    raise TaskFailed(f"{name} ended with exit code {children[name].returncode}; see {place / name}.log")
+
+
+def _server(local: Local, place: Path, broker: dict[str, Any]) -> Any:
+    config = {
+        "plan": str(local.plan_path.resolve()),
+        "run": local.run,
+        "data_dir": str(local.data_dir.resolve()),
+        "data_root": str(local.data_root.resolve()),
+        "broker": broker,
+        "threads": 1,
+    }
+    return _child(place, "edge-server", "edge_server", config)
+
+
+def _agent(local: Local, place: Path, broker: dict[str, Any], fleet: list[DevicePlan], index: int) -> Any:
+    device = fleet[index]
+    config = {
+        "device": device.name,
+        "state_dir": str((place / device.name).resolve()),
+        "data": share(local.plan, fleet, index),
+        "broker": broker,
+        "trainer": {"threads": 1},
+    }
+    return _child(place, device.name, "device_agent", config)
+
+
+@asynccontextmanager
+async def _child(place: Path, name: str, module: str, config: dict[str, Any]) -> AsyncIterator[Process]:
+    """Run a command of ours as a process of its own session, so that Ctrl-C reaches us alone and we end it."""
+    path = place / f"{name}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    with (place / f"{name}.log").open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, "run", "--config", str(path)),
+            stdin=DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        await end(process, patience_s=10.0)
+
+
+def stop_on_signals(task: asyncio.Task[Any]) -> None:
+    """Let SIGINT and SIGTERM cancel a task, so that what it started is ended in order."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)

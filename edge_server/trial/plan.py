@@ -1,0 +1,170 @@
+"""A trial plan: everything that decides what a run does, in one TOML file. The README documents every key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shared.config import read
+from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
+from shared.errors import ConfigError
+from shared.messages import Hyper, Spec
+from shared.topics import checked_name
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the plan's sections."""
+
+
+class CohortPlan(Section, frozen=True, kw_only=True):
+    """Which devices take part.
+
+    Attributes:
+        size: Devices a round; 0 for all that are connected.
+        min_devices: Devices that must be connected before a round begins.
+        wait_s: Seconds to wait for them before the round counts as missed.
+    """
+
+    size: int = 0
+    min_devices: int = 1
+    wait_s: float = 60.0
+
+
+class RoundPlan(Section, frozen=True, kw_only=True):
+    """How a round ends.
+
+    Attributes:
+        deadline_s: Seconds after which late updates no longer count.
+        quorum: Share of the cohort whose updates end the round at once.
+        min_updates: Updates without which the model stays as it is and the round counts as missed.
+        on_missed: What a missed round does to the run.
+    """
+
+    deadline_s: float = 120.0
+    quorum: float = 1.0
+    min_updates: int = 1
+    on_missed: Literal["continue", "stop"] = "continue"
+
+    def __post_init__(self) -> None:
+        """Refuse a round that could not end."""
+        if self.deadline_s <= 0 or not 0 < self.quorum <= 1 or self.min_updates < 1:
+            raise ValueError("deadline_s must be > 0, quorum in (0, 1], min_updates >= 1")
+
+
+class EvaluationPlan(Section, frozen=True, kw_only=True):
+    """When the model is evaluated: every n-th round on the server (0 never), and on the devices' held-out examples."""
+
+    every: int = 1
+    on_device: bool = False
+
+
+class PartitionPlan(Section, frozen=True, kw_only=True):
+    """How local agents and replayed devices share one data set; a real device brings its own examples."""
+
+    kind: Literal["none", "dirichlet", "shards", "even", "client"] = "none"
+    alpha: float = 0.5
+    shards_per_device: int = 2
+    min_examples: int = 8
+    seed: int = 0
+
+
+class DevicePlan(Section, frozen=True, kw_only=True):
+    """One device: its name, and in replay how long its tasks take and how fast its link is.
+
+    Attributes:
+        name: Its id; with partition `client` also the client whose examples it has.
+        compute_s: Replay: seconds of one task.
+        up_mbit_s: Replay: link rate from the device, in Mbit/s; absent for no limit.
+        down_mbit_s: Replay: link rate to the device.
+        delay_s: Replay: one-way delay.
+    """
+
+    name: str
+    compute_s: float = 1.0
+    up_mbit_s: float | None = None
+    down_mbit_s: float | None = None
+    delay_s: float = 0.0
+
+
+class Plan(Section, frozen=True, kw_only=True):
+    """A whole trial.
+
+    Attributes:
+        name: Of the trial; runs are named after it.
+        rounds: How many.
+        seed: Of everything random: initial model, cohorts, batches.
+        algorithm, model, codec: By name, with options.
+        hyper: Local training.
+        data: Where examples come from, for local agents, replay and the server's test set.
+        device: Devices of local trials and of replay.
+    """
+
+    name: str
+    rounds: int
+    algorithm: Spec
+    model: Spec
+    data: Data
+    seed: int = 0
+    codec: Spec = Spec(name="dense")
+    hyper: Hyper = Hyper()
+    cohort: CohortPlan = CohortPlan()
+    round: RoundPlan = RoundPlan()
+    evaluation: EvaluationPlan = EvaluationPlan()
+    partition: PartitionPlan = PartitionPlan()
+    device: list[DevicePlan] = []
+
+
+def load(path: Path, data_root: Path) -> Plan:
+    """Read a plan; a relative data path is taken from `data_root`.
+
+    Raises:
+        ConfigError: As `shared.config.read`, or names clash.
+    """
+    plan = read(path, Plan)
+    checked_name(plan.name, f"{path}: name")
+    names = [checked_name(device.name, f"{path}: device.name") for device in plan.device]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{path}: device: two devices have the same name; give each its own")
+    if plan.rounds < 1:
+        raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
+    if not plan.data.path:
+        return plan
+    return msgspec.structs.replace(plan, data=msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)))
+
+
+def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
+    """Return `count` devices: the plan's own, then made-up ones; 0 for just the plan's own.
+
+    Raises:
+        ConfigError: None are named and no count is given.
+    """
+    if not plan.device and not count:
+        raise ConfigError(f"plan {plan.name!r} names no device; add [[device]] sections or give --local N")
+    named = plan.device[:count] if count else plan.device
+    return [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
+
+
+def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
+    """Return the data of the `index`-th device of a local fleet."""
+    part, parts = plan.partition, len(fleet)
+    place = {"parts": parts, "index": index, "seed": part.seed}
+    match part.kind:
+        case "none":
+            return plan.data
+        case "dirichlet":
+            split: Partition = Dirichlet(alpha=part.alpha, min_examples=part.min_examples, **place)
+        case "shards":
+            split = Shards(shards_per_device=part.shards_per_device, **place)
+        case "even":
+            split = Even(**place)
+        case "client":
+            split = Client(client=fleet[index].name)
+    return msgspec.structs.replace(plan.data, partition=split)
+
+
+def test_data(plan: Plan) -> Data:
+    """Return the server's test set: the whole test split."""
+    return msgspec.structs.replace(plan.data, split="test", partition=None, holdout=0.0)

@@ -1,0 +1,102 @@
+"""The runs of a site: one folder each."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from edge_server.store.base import AnyRecord, RunClosed, RunOpened, closed_rounds
+from edge_server.store.sqlite import JOURNAL, read
+from edge_server.trial.plan import Plan
+from shared.clock import utc_stamp
+from shared.errors import ConfigError, CorruptFile
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run in a line."""
+
+    run: str
+    plan: str
+    algorithm: str
+    started: str
+    rounds: int
+    of: int
+    accuracy: float | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder and its journal."""
+
+    folder: Path
+    records: list[AnyRecord]
+
+    @property
+    def opened(self) -> RunOpened | None:
+        """Return the record of its beginning."""
+        return next((record for record in self.records if isinstance(record, RunOpened)), None)
+
+    @property
+    def closed(self) -> RunClosed | None:
+        """Return the record of its end, None while there is none."""
+        return next((record for record in self.records if isinstance(record, RunClosed)), None)
+
+
+def new_name(plan: Plan) -> str:
+    """Return a name that no other run has."""
+    return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
+
+
+def exists(data_dir: Path, run: str) -> bool:
+    """Tell whether a run of that name was ever begun here."""
+    return (data_dir / run / JOURNAL).exists()
+
+
+def find(data_dir: Path, run: str) -> Run:
+    """Return a run by its name, or by the path of its folder.
+
+    Raises:
+        ConfigError: There is none, or its journal cannot be read.
+    """
+    folder = next((path for path in (data_dir / run, Path(run)) if (path / JOURNAL).exists()), None)
+    if folder is None:
+        raise ConfigError(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are")
+    try:
+        return Run(folder, read(folder))
+    except CorruptFile as error:
+        raise ConfigError(f"{error}; restore the file from a copy") from error
+
+
+def all_runs(data_dir: Path) -> list[Run]:
+    """Return every readable run, oldest first."""
+    runs = [find(data_dir, path.parent.name) for path in data_dir.glob(f"*/{JOURNAL}")]
+    return sorted(runs, key=lambda run: run.opened.started if run.opened else "")
+
+
+def unfinished(data_dir: Path, plan: Plan) -> str | None:
+    """Return the name of the latest run of this very plan that has not ended."""
+    for run in reversed(all_runs(data_dir)):
+        if run.opened and run.opened.plan == plan and not run.closed:
+            return run.opened.run
+    return None
+
+
+def summary(run: Run) -> Summary:
+    """Return a run in a line."""
+    closed = closed_rounds(run.records)
+    accuracies = [record.accuracy for record in closed if record.accuracy is not None]
+    opened = run.opened
+    return Summary(
+        run=opened.run if opened else run.folder.name,
+        plan=opened.plan.name if opened else "",
+        algorithm=opened.plan.algorithm.name if opened else "",
+        started=opened.started if opened else "",
+        rounds=len(closed),
+        of=opened.plan.rounds if opened else 0,
+        accuracy=accuracies[-1] if accuracies else None,
+        outcome=run.closed.outcome if run.closed else "unfinished",
+    )

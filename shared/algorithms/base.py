@@ -1,0 +1,113 @@
+"""The algorithm seam: one frozen record of functions, a device half and a server half.
+
+Neither half sees a topic, a socket, a file or a clock. A federated device half is a function; a split device half is a
+generator that yields what goes up and is sent what comes down, so that whoever drives it owns the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import xxhash
+from torch import Tensor
+
+from shared.messages import Assignment, Hyper, Value
+from shared.models.base import Model
+from shared.tree import Mean, State, Tree
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs of shape (B, ...) and integer labels of shape (B,)."""
+
+
+class Batches(Protocol):
+    """A device's examples for one task, in the order that the task's seed gives."""
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of one epoch."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a device half proposes.
+
+    Attributes:
+        tree: A change or values, for the leaves this device holds.
+        weight: Its weight in the mean, above zero.
+        num_examples: Examples it trained on.
+        loss: Mean training loss, None where nothing was trained.
+        coverage: Boolean masks for leaves of which only some coordinates count.
+        metrics: Other figures, by name.
+    """
+
+    tree: Tree
+    weight: float
+    num_examples: int
+    loss: float | None = None
+    coverage: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The devices of one round, with what the plan says of all of them."""
+
+    devices: tuple[str, ...]
+    hyper: Hyper
+    seed: int
+
+
+Allocation: TypeAlias = Mapping[str, Mapping[str, Value]]
+"""What the resource optimizer gives each device; a device without an entry gets the plan's defaults."""
+
+Session: TypeAlias = Generator[Tree, Tree, tuple[State, Result]]
+"""A split device half: yields features and labels, is sent gradients and the loss."""
+
+Outcome: TypeAlias = tuple[State, Result]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One method: what every round does, on the server and on a device.
+
+    Attributes:
+        init: (model, seed) -> server state.
+        assign: (state, cohort, allocation, round) -> what each device is told. Pure and seeded.
+        broadcast: (state, assignment) -> the tree that goes down. Devices given the same leaves share one transmission.
+        local: (model, device state, tree, batches, assignment) -> (device state, result); or a generator, if split.
+        absorb: (mean, assignment, result) -> mean. Called once an update, in device order.
+        aggregate: (state, mean) -> state.
+        between: state -> state, after every aggregation: the server's own training.
+        serve: Split methods only: (state, {device: up}) -> (state, {device: down}), one step after the barrier.
+        measure: Optional: (model, tree, batches) -> figures that a resource optimizer asks for.
+    """
+
+    init: Callable[[Model, int], State]
+    assign: Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]
+    broadcast: Callable[[State, Assignment], Tree]
+    local: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session]
+    absorb: Callable[[Mean, Assignment, Result], Mean]
+    aggregate: Callable[[State, Mean], State]
+    between: Callable[[State], State] = lambda state: state
+    serve: Callable[[State, Mapping[str, Tree]], tuple[State, dict[str, Tree]]] | None = None
+    measure: Callable[[Model, Tree, Batches], dict[str, float]] | None = None
+
+
+def mix(seed: int, number: int, device: str) -> int:
+    """Return the seed of one device in one round; the same everywhere and for ever."""
+    return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
+
+
+def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
+    """Tell every device the plan's hyperparameters, its own seed and its own allocation."""
+    return {
+        device: Assignment(
+            seed=mix(cohort.seed, number, device), hyper=cohort.hyper, values=dict(allocation.get(device, {}))
+        )
+        for device in cohort.devices
+    }

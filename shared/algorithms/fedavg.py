@@ -1,0 +1,77 @@
+"""FedAvg: devices train the whole model, the server moves by the weighted mean of their changes.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from Decentralized
+Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
+
+    w <- w + sum_k (n_k / n) * (w_k - w)        w_k: after E epochs of SGD on device k's n_k examples, from w
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shared import tree
+from shared.algorithms.base import Algorithm, Batches, Outcome, Result, assign_alike
+from shared.messages import Assignment
+from shared.models.base import Model
+from shared.tree import Mean, State, Tree
+
+Correction: TypeAlias = Callable[[nn.Module, Tree], None]
+"""Change the gradients of a module in place, after backward; given the parameters the round started from."""
+
+
+def local_sgd(
+    model: Model,
+    state: State,
+    start: Tree,
+    batches: Batches,
+    assignment: Assignment,
+    correct: Correction | None = None,
+) -> Outcome:
+    """Device half: SGD from `start`; the result is how far parameters and buffers moved."""
+    layers, hyper = model.layers, assignment.hyper
+    layers.load_state_dict(start)
+    layers.train()
+    sgd = torch.optim.SGD(
+        layers.parameters(), lr=hyper.learning_rate, momentum=hyper.momentum, weight_decay=hyper.weight_decay
+    )
+    seen, loss_sum = 0, 0.0
+    for inputs, labels in batches:
+        sgd.zero_grad()
+        loss = functional.cross_entropy(layers(inputs), labels)
+        loss.backward()
+        if correct:
+            correct(layers, start)
+        sgd.step()
+        seen += len(labels)
+        loss_sum += loss.item() * len(labels)
+    weight = float(batches.num_examples)
+    moved = tree.sub(model.tree(), start)
+    return state, Result(moved, weight, batches.num_examples, loss_sum / seen if seen else None)
+
+
+def absorb(mean: Mean, _assignment: Assignment, result: Result) -> Mean:
+    """Server half, once an update: add its change with its weight."""
+    return tree.accumulate(mean, result.tree, result.weight, result.coverage)
+
+
+def aggregate(state: State, mean: Mean) -> State:
+    """Server half, once a round: move by the mean change; coordinates nobody held stay."""
+    return State(tree.add(state.tree, tree.finish(mean)), state.facts)
+
+
+def fedavg() -> Algorithm:
+    """Build the algorithm; its server state is the model's own tree."""
+    return Algorithm(
+        init=lambda model, _seed: State({key: leaf.clone() for key, leaf in model.tree().items()}),
+        assign=assign_alike,
+        broadcast=lambda state, _assignment: state.tree,
+        local=local_sgd,
+        absorb=absorb,
+        aggregate=aggregate,
+    )

@@ -1,0 +1,40 @@
+"""FedProx: FedAvg whose devices are pulled towards the parameters they started from.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
+https://arxiv.org/abs/1812.06127
+
+    local loss + mu/2 * |w - w_start|^2, that is, mu * (w - w_start) on every gradient
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from shared.algorithms.base import Algorithm
+from shared.algorithms.fedavg import fedavg, local_sgd
+from shared.tree import Tree
+
+
+def fedprox(mu: float = 0.01) -> Algorithm:
+    """Build the algorithm.
+
+    Args:
+        mu: Weight of the proximal term, >= 0; 0 gives FedAvg.
+
+    Raises:
+        ValueError: `mu` is negative.
+    """
+    if mu < 0:
+        raise ValueError(f"mu is {mu}, it must be >= 0")
+
+    @torch.no_grad()
+    def pull(layers: nn.Module, start: Tree) -> None:
+        for name, weight in layers.named_parameters():
+            if weight.grad is not None:
+                weight.grad.add_(weight - start[name], alpha=mu)
+
+    return replace(fedavg(), local=partial(local_sgd, correct=pull))

@@ -1,0 +1,45 @@
+"""Time as an argument: real outside, virtual in replay."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Clock: TypeAlias = Callable[[], float]
+"""Monotonic seconds; only differences mean anything."""
+
+monotonic: Clock = time.monotonic
+
+
+def utc_stamp() -> str:
+    """Return the calendar time for names of runs and log lines; no duration or deadline is derived from it."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Never waits: where a real selector would sleep, the loop's time moves instead."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready: list[Any] = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("virtual time stands still: every task waits and no timer is set")
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in which `asyncio.sleep(3600)` returns at once and `time()` has moved by an hour."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Return virtual seconds since the loop was made."""
+        return self._jumping.now

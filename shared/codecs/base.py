@@ -1,0 +1,74 @@
+"""The codec seam: a tree of tensors to bytes and back, with explicit memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from shared.errors import WireError
+from shared.messages import Blob, Payload
+from shared.tensorfile import raw
+from shared.tree import Tree
+
+Memory: TypeAlias = Tree | None
+"""What an encoder did not send last time (error feedback); None before the first call."""
+
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Coded:
+    """What a codec gives back: the values, and for leaves sent in part, which coordinates came."""
+
+    tree: Tree
+    coverage: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A pair of pure functions.
+
+    Attributes:
+        encode: (tree, memory) -> (payload, next memory). The payload may share the tree's storage.
+        decode: payload -> values and coverage; leaves may be views of the payload's bytes. Raises WireError.
+    """
+
+    encode: Callable[[Tree, Memory], tuple[Payload, Memory]]
+    decode: Callable[[Payload], Coded]
+
+
+def to_blob(tensor: Tensor) -> Blob:
+    """Return a tensor's bytes; a view where it lies in C order."""
+    return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), raw(tensor))
+
+
+def from_blob(blob: Blob) -> Tensor:
+    """Return a tensor that is a view of the blob's bytes.
+
+    Raises:
+        WireError: The bytes cannot be a tensor of that dtype and shape.
+    """
+    if blob.dtype not in DTYPES:
+        raise WireError(f"unknown dtype {blob.dtype!r}", reason="dtype")
+    if not blob.data.nbytes:
+        return torch.empty(blob.shape, dtype=DTYPES[blob.dtype])
+    try:
+        return torch.frombuffer(blob.data, dtype=DTYPES[blob.dtype]).view(blob.shape)
+    except (RuntimeError, ValueError) as error:
+        raise WireError(f"{blob.data.nbytes} bytes are no {blob.dtype}{blob.shape}", reason="shape") from error

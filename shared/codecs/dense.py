@@ -1,0 +1,20 @@
+"""The lossless codec: every leaf as it is."""
+
+from __future__ import annotations
+
+from shared.codecs.base import Codec, Coded, Memory, from_blob, to_blob
+from shared.messages import Payload
+from shared.tree import Tree
+
+
+def _encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
+    return Payload(codec="dense", blobs={key: to_blob(leaf) for key, leaf in tree.items()}), memory
+
+
+def _decode(payload: Payload) -> Coded:
+    return Coded({key: from_blob(blob) for key, blob in payload.blobs.items()}, {})
+
+
+def dense() -> Codec:
+    """Build the codec; a payload is exactly the bytes of its tensors."""
+    return Codec(_encode, _decode)

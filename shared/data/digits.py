@@ -1,0 +1,57 @@
+"""Real handwritten digits for a demo without a download: the 1,797 pictures that ship inside scikit-learn.
+
+E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998, https://doi.org/10.24432/C50P49, its
+test half. scikit-learn is not imported, only its file is read: a device has no memory to spare for the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shared.data.examples import Examples, shuffled
+from shared.data.spec import Data
+from shared.errors import ConfigError
+
+SIDE = 8
+INKIEST = 16
+"""A pixel counts the inked ones of 16."""
+SPLIT_SEED = 0
+TRAIN_SHARE = 0.8
+
+
+def read(spec: Data) -> Examples:
+    """Return inputs of shape (N, 1, 8, 8) in [0, 1] and labels 0 to 9: 1,438 to train, 359 to test.
+
+    Raises:
+        ConfigError: scikit-learn is absent or its file damaged.
+    """
+    path = find()
+    try:
+        table = np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
+        pictures = torch.from_numpy(table[:, :-1] / INKIEST).reshape(-1, 1, SIDE, SIDE)
+        labels = torch.from_numpy(table[:, -1].astype(np.int64))
+    except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
+        raise ConfigError(f"{path}: damaged ({error}); reinstall with pip install fieldfleet[demo]") from error
+    order = shuffled(len(labels), SPLIT_SEED)
+    count = round(len(labels) * TRAIN_SHARE)
+    index = order[:count] if spec.split == "train" else order[count:]
+    return Examples(pictures, labels).subset(index.sort().values)
+
+
+def find() -> Path:
+    """Return the path of the digits in the installed scikit-learn.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    package = importlib.util.find_spec("sklearn")
+    for place in (package.submodule_search_locations or ()) if package else ():
+        path = Path(place) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            return path
+    raise ConfigError("source digits reads a file of scikit-learn, which is absent: pip install fieldfleet[demo]")

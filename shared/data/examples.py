@@ -1,0 +1,108 @@
+"""Labelled examples in memory, their split for evaluation, and their order in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+BRIGHTEST = 255
+"""The largest value of a byte, scaled to 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """Inputs with their classes.
+
+    Attributes:
+        inputs: float32 of shape (N, ...); pictures are (N, channels, height, width) in [0, 1].
+        labels: int64 of shape (N,), from 0.
+        clients: Who produced each example, N names; None where the data set does not say.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    clients: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what does not belong together.
+
+        Raises:
+            ValueError: A type is not the one promised, or the counts differ.
+        """
+        if self.inputs.dtype != torch.float32 or self.labels.dtype != torch.int64 or self.labels.ndim != 1:
+            raise ValueError(f"want float32 inputs and int64 labels (N,), got {self.inputs.dtype}, {self.labels.dtype}")
+        counts = {len(self.inputs), len(self.labels), len(self.labels if self.clients is None else self.clients)}
+        if len(counts) > 1:
+            raise ValueError(f"inputs, labels and clients differ in number: {sorted(counts)}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, index: Tensor) -> Examples:
+        """Return the examples at `index`, int64 of shape (M,), in that order."""
+        clients = None if self.clients is None else tuple(self.clients[i] for i in index.tolist())
+        return Examples(self.inputs[index], self.labels[index], clients)
+
+
+def as_inputs(array: NDArray[Any]) -> Tensor:
+    """Return numbers of shape (N, ...) as float32: bytes are brightness and become [0, 1], others stay as they are."""
+    if array.dtype == np.uint8:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(torch.float32).div_(BRIGHTEST)
+    with np.errstate(over="ignore"):  # too large for float32 becomes inf, which `load` refuses
+        return torch.from_numpy(array.astype(np.float32, order="C"))
+
+
+def shuffled(count: int, seed: int) -> Tensor:
+    """Return 0 .. count - 1, int64 of shape (count,), in the order that the seed gives."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+    """Return the examples to train on and those to evaluate on.
+
+    A share above zero holds out at least one example and leaves at least one; of a single example, that one is left.
+
+    Args:
+        examples: What the device has.
+        share: Of the examples to hold out, in [0, 1).
+        seed: The same seed holds out the same examples.
+
+    Raises:
+        ValueError: The share is out of range.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share must be in [0, 1), not {share}")
+    count = min(max(1, round(len(examples) * share)), max(0, len(examples) - 1)) if share else 0
+    order = shuffled(len(examples), seed)
+    if not count:
+        return examples, examples.subset(order[:0])  # without a copy of them all
+    return examples.subset(order[count:].sort().values), examples.subset(order[:count].sort().values)
+
+
+def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each epoch's examples in a new order, all orders given by one seed; an epoch's last batch may be smaller.
+
+    Args:
+        examples: What to train on.
+        batch_size: B, at least 1.
+        epochs: Passes over the examples.
+        seed: The same seed gives the same batches.
+
+    Yields:
+        Inputs of shape (B, ...) and labels of shape (B,).
+
+    Raises:
+        ValueError: The batch size is below 1; raised at the first batch.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1, not {batch_size}")
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for index in torch.randperm(len(examples), generator=generator).split(batch_size):
+            yield examples.inputs[index], examples.labels[index]

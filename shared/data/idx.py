@@ -1,0 +1,136 @@
+"""IDX files as MNIST and Fashion-MNIST publish them, gzipped or not.
+
+The format, by Y. LeCun, C. Cortes and C. Burges (http://yann.lecun.com/exdb/mnist/): two zero bytes, a byte for the
+type, a byte for the number of dimensions, each dimension as a big-endian uint32, then the numbers, big-endian, in C
+order.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shared.data.examples import Examples, as_inputs
+from shared.data.spec import Data
+from shared.errors import ConfigError
+
+TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+PREFIXES = {"train": "train", "test": "t10k"}
+WORD = 4
+"""Bytes of the magic number, and of each dimension."""
+MAX_DIMENSIONS = 4
+PICTURE_DIMENSIONS = 3
+TABLE_DIMENSIONS = 2
+MAX_DEFLATE_RATIO = 1032
+"""No deflate stream grows by more, https://zlib.net/zlib_tech.html; a header that claims it does lies."""
+QMNIST_COLUMNS = {"series": 1, "writer": 2}
+"""Of QMNIST's label table, by C. Yadav and L. Bottou, https://arxiv.org/abs/1905.10498; column 0 is the class."""
+
+
+def read(spec: Data) -> Examples:
+    """Return one split of a folder: inputs of shape (N, 1, height, width), labels of shape (N,).
+
+    Bytes are brightness and come scaled to [0, 1]; pixels of other types stay as they are.
+
+    Raises:
+        ConfigError: A file is missing, damaged, or does not fit the others.
+    """
+    folder, prefix = Path(spec.path), PREFIXES[spec.split]
+    images_path, labels_path = _find(folder, f"{prefix}-images"), _find(folder, f"{prefix}-labels")
+    images, labels = parse(images_path), parse(labels_path)
+    if images.ndim != PICTURE_DIMENSIONS:
+        raise ConfigError(
+            f"{images_path}: has {images.ndim} dimensions, not 3 (count, height, width); replace the file"
+        )
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ConfigError(f"{labels_path}: is not one row of integers; replace the file")
+    if len(images) != len(labels):
+        raise ConfigError(f"{labels_path}: {len(labels)} labels for {len(images)} images; take both from one data set")
+    clients = _clients(folder, spec, labels) if spec.client_column else None
+    return Examples(as_inputs(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)), clients)
+
+
+def parse(path: Path) -> NDArray[Any]:
+    """Return one IDX file's numbers, in this machine's byte order. Its size is checked before memory is taken.
+
+    Raises:
+        ConfigError: The file is absent or damaged, or its header and its size disagree.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            kind, shape = _header(file, path)
+            array = np.empty(_size(path, kind, shape), dtype=np.uint8)
+            _fill(file, array.data, path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
+    except MemoryError as error:
+        raise ConfigError(f"{path}: does not fit in this device's memory; give it a smaller file") from error
+    return array.view(kind).reshape(shape).astype(kind.newbyteorder("="), copy=False)
+
+
+def _find(folder: Path, stem: str) -> Path:
+    found = sorted(folder.glob(f"{stem}[-.]idx*"))  # the plain file sorts before its .gz
+    if not found:
+        raise ConfigError(f"{folder}: has no file {stem}-idx*; set path to a folder with MNIST's file names")
+    return found[0]
+
+
+def _header(file: io.BufferedIOBase, path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    magic = file.read(WORD)
+    if len(magic) < WORD or magic[:2] != b"\0\0" or magic[2] not in TYPES:
+        raise ConfigError(f"{path}: starts with {magic.hex() or 'nothing'}, so it is no IDX file; replace the file")
+    dimensions = magic[3]
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise ConfigError(f"{path}: header claims {dimensions} dimensions, of 1 to {MAX_DIMENSIONS}; replace the file")
+    sizes = file.read(WORD * dimensions)
+    if len(sizes) < WORD * dimensions:
+        raise ConfigError(f"{path}: ends within its header; replace the file")
+    shape = struct.unpack(f">{dimensions}I", sizes)
+    if 0 in shape:
+        raise ConfigError(f"{path}: header claims a shape of {shape}, which holds nothing; replace the file")
+    return np.dtype(TYPES[magic[2]]), shape
+
+
+def _size(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return the bytes of numbers that the header promises, once the file's own size allows for them."""
+    size = math.prod(shape) * kind.itemsize
+    header, on_disk = WORD + WORD * len(shape), path.stat().st_size
+    possible = on_disk * MAX_DEFLATE_RATIO if path.suffix == ".gz" else on_disk
+    if header + size > possible:
+        raise ConfigError(f"{path}: header claims {size} bytes of numbers, more than it can hold; replace the file")
+    return size
+
+
+def _fill(file: io.BufferedIOBase, buffer: memoryview, path: Path) -> None:
+    filled = 0
+    while filled < len(buffer):
+        count = file.readinto(buffer[filled:])
+        if not count:
+            raise ConfigError(f"{path}: ends {len(buffer) - filled} bytes early; replace the file")
+        filled += count
+    if file.read(1):
+        raise ConfigError(f"{path}: goes on after the {filled} bytes that its header claims; replace the file")
+
+
+def _clients(folder: Path, spec: Data, labels: NDArray[Any]) -> tuple[str, ...]:
+    """Return who wrote each digit, from QMNIST's table, whose first N rows are MNIST's examples in MNIST's order."""
+    column = QMNIST_COLUMNS.get(spec.client_column)
+    if column is None:
+        raise ConfigError(
+            f"client_column {spec.client_column!r}: of idx files, give one of {', '.join(QMNIST_COLUMNS)}"
+        )
+    path = _find(folder, f"qmnist-{spec.split}-labels")
+    table = parse(path)
+    fits = table.ndim == TABLE_DIMENSIONS and table.shape[1] > column
+    if not fits or not np.array_equal(table[: len(labels), 0], labels):
+        raise ConfigError(f"{path}: is not the QMNIST table of these labels; replace it or remove client_column")
+    return tuple(str(value) for value in table[: len(labels), column])

@@ -1,0 +1,51 @@
+"""From a `Data` spec to this process's examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from shared.data import csv, digits, folder, idx, npz
+from shared.data.examples import Examples, shuffled
+from shared.data.partition import take
+from shared.data.spec import Data
+from shared.errors import ConfigError
+
+SOURCES: Mapping[str, Callable[[Data], Examples]] = {
+    "csv": csv.read,
+    "digits": digits.read,
+    "folder": folder.read,
+    "idx": idx.read,
+    "npz": npz.read,
+}
+"""Every source's reader by its name in `Data.source`."""
+
+LIMIT_SEED = 0
+"""Draws the examples that `limit` keeps: one seed, so that devices agree on them."""
+
+
+def load(spec: Data) -> Examples:
+    """Read the source, keep `limit` examples of it, then this device's share. `holdout` is left to `split_holdout`.
+
+    The whole split is in memory as float32 until the share is taken: 190 MB for MNIST.
+
+    Raises:
+        ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
+    """
+    examples = SOURCES[spec.source](spec)
+    _require_sound(examples, spec.path or spec.source)
+    if spec.limit is not None and spec.limit < len(examples):
+        examples = examples.subset(shuffled(len(examples), LIMIT_SEED)[: spec.limit].sort().values)
+    return examples if spec.partition is None else take(examples, spec.partition)
+
+
+def _require_sound(examples: Examples, place: str) -> None:
+    if not len(examples) or not examples.inputs.numel():
+        raise ConfigError(f"{place}: holds no examples; correct path")
+    if (lowest := int(examples.labels.min())) < 0:
+        raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
+    extremes = torch.stack(torch.aminmax(examples.inputs))  # NaN and infinity show in them; no copy as of isfinite
+    if not extremes.isfinite().all():
+        row = next(row for row, one in enumerate(examples.inputs) if not one.isfinite().all())
+        raise ConfigError(f"{place}: example {row} (from 0) holds NaN or infinity; remove or replace such values")

@@ -1,0 +1,168 @@
+"""Share one data set out among devices, so that each example is one device's and every device computes the same shares.
+
+All functions are pure: labels, numbers and a seed in, a list of index tensors out. Devices that compute their shares
+themselves must run versions of numpy whose generators agree, which numpy does not promise across major versions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.data.examples import Examples
+from shared.data.spec import Client, Dirichlet, Even, Partition, Shards
+from shared.errors import ConfigError
+
+MAX_DRAWS = 1000
+"""Draws of class shares before giving up on `min_examples`; each costs microseconds."""
+NAMED = 8
+"""Clients that an error lists."""
+
+
+def take(examples: Examples, partition: Partition) -> Examples:
+    """Return one device's share of the examples.
+
+    Raises:
+        ConfigError: The partition does not fit the examples, or the share would be empty.
+    """
+    labels = examples.labels
+    match partition:
+        case Dirichlet(alpha=alpha, parts=parts, seed=seed, min_examples=least):
+            shares = dirichlet(labels, alpha=alpha, parts=parts, seed=seed, min_examples=least)
+            return examples.subset(_pick(shares, partition.index))
+        case Shards(shards_per_device=several, parts=parts, seed=seed):
+            shares = shards(labels, parts=parts, shards_per_device=several, seed=seed)
+            return examples.subset(_pick(shares, partition.index))
+        case Even(parts=parts, seed=seed):
+            return examples.subset(_pick(even(labels, parts=parts, seed=seed), partition.index))
+        case Client(client=client):
+            return examples.subset(_of_client(examples, client))
+
+
+def dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_examples: int = 0) -> list[Tensor]:
+    r"""Split every class among the parts by its own draw of shares.
+
+    For each class k, p_k ~ Dir(alpha 1_J) over the J parts, and part j gets the share p_kj of the n_k examples of class
+    k, which are shuffled first. The shares of all classes are drawn again, with the next numbers of the same generator,
+    until every part has `min_examples`.
+
+    After T.-M. H. Hsu, H. Qi, M. Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", 2019, https://arxiv.org/abs/1909.06335, who draw each *device's* class shares at equal sizes. This
+    form, which draws each *class's* device shares, so that sizes differ too and every example is used, is of M.
+    Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019,
+    https://arxiv.org/abs/1905.12022.
+
+    Args:
+        labels: Of shape (N,).
+        alpha: Concentration, above zero; the smaller, the fewer classes a part has.
+        parts: J.
+        seed: Of the generator.
+        min_examples: No part has fewer.
+
+    Returns:
+        J ascending index tensors; each of 0 .. N - 1 is in exactly one.
+
+    Raises:
+        ConfigError: The examples are too few, alpha is out of range, or no draw gave every part enough.
+    """
+    _require_enough(len(labels), parts, max(1, min_examples))
+    if not (alpha > 0 and math.isfinite(alpha * parts)):  # the sum of the parts' gammas
+        raise ConfigError(f"partition dirichlet: alpha must be above zero and finite, not {alpha}; correct it")
+    _, class_of, class_sizes = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
+    generator = np.random.default_rng(seed)
+    for _ in range(MAX_DRAWS):
+        shares = generator.dirichlet(np.full(parts, alpha), size=len(class_sizes))  # (classes, parts)
+        ends = np.rint(np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(np.int64)
+        ends[:, -1] = class_sizes
+        sizes = np.diff(ends, axis=1, prepend=0)
+        if sizes.sum(axis=0).min() >= min_examples:
+            break
+    else:
+        raise ConfigError(
+            f"partition dirichlet: {MAX_DRAWS} draws with alpha {alpha} left some of the {parts} parts below "
+            f"min_examples {min_examples}, of {len(labels)} examples; raise alpha, or lower parts or min_examples"
+        )
+    owner = np.empty(len(labels), dtype=np.int64)
+    for number, row in enumerate(sizes):
+        owner[generator.permutation(np.flatnonzero(class_of == number))] = np.repeat(np.arange(parts), row)
+    return [torch.from_numpy(np.flatnonzero(owner == part)) for part in range(parts)]
+
+
+def shards(labels: Tensor, *, parts: int, shards_per_device: int = 2, seed: int) -> list[Tensor]:
+    """Give every part a few equal runs of the examples sorted by label, so that most have only a few classes.
+
+    B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks
+    from Decentralized Data", AISTATS 2017, section 3, https://arxiv.org/abs/1602.05629: 200 shards of 300 digits of
+    MNIST, two to each of 100 clients. Where the count does not divide, the first shards have one example more.
+
+    Args:
+        labels: Of shape (N,).
+        parts: How many devices.
+        shards_per_device: Runs that each gets.
+        seed: Of the draw of shards.
+
+    Returns:
+        Ascending index tensors, one a part; each of 0 .. N - 1 is in exactly one.
+
+    Raises:
+        ConfigError: There are more shards than examples.
+    """
+    if shards_per_device < 1:
+        raise ConfigError(f"partition shards: shards_per_device must be >= 1, not {shards_per_device}; correct it")
+    _require_enough(len(labels), parts, shards_per_device)
+    runs = np.array_split(np.argsort(labels.numpy(), kind="stable"), parts * shards_per_device)
+    drawn = np.random.default_rng(seed).permutation(len(runs)).reshape(parts, shards_per_device)
+    return [_ascending(np.concatenate([runs[number] for number in row])) for row in drawn]
+
+
+def even(labels: Tensor, *, parts: int, seed: int) -> list[Tensor]:
+    """Deal shuffled examples into parts whose sizes differ by one at most: the IID case.
+
+    Args:
+        labels: Of shape (N,); only their number counts.
+        parts: How many devices.
+        seed: Of the shuffle.
+
+    Returns:
+        Ascending index tensors, one a part; each of 0 .. N - 1 is in exactly one.
+
+    Raises:
+        ConfigError: There are more parts than examples.
+    """
+    _require_enough(len(labels), parts, 1)
+    return [_ascending(part) for part in np.array_split(np.random.default_rng(seed).permutation(len(labels)), parts)]
+
+
+def _ascending(index: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.sort(index).astype(np.int64))
+
+
+def _require_enough(count: int, parts: int, each: int) -> None:
+    if parts < 1:
+        raise ConfigError(f"partition: parts must be >= 1, not {parts}; correct it")
+    if parts * each > count:
+        raise ConfigError(f"partition: {count} examples cannot give {each} to each of {parts} parts; lower parts")
+
+
+def _pick(shares: list[Tensor], index: int) -> Tensor:
+    if not 0 <= index < len(shares):
+        raise ConfigError(f"partition: index {index} is not from 0 to {len(shares) - 1}; correct index or parts")
+    if not len(shares[index]):
+        raise ConfigError(f"partition: part {index} of {len(shares)} is empty; raise min_examples or alpha")
+    return shares[index]
+
+
+def _of_client(examples: Examples, client: str) -> Tensor:
+    if examples.clients is None:
+        raise ConfigError("partition client: the data set does not say whose an example is; set client_column")
+    chosen = [number for number, name in enumerate(examples.clients) if name == client]
+    if not chosen:
+        known = sorted(set(examples.clients))
+        several = ", ".join([*known[:NAMED], "..."] if len(known) > NAMED else known)
+        raise ConfigError(f"partition client: no example of client {client!r}; known: {several}")
+    return torch.tensor(chosen, dtype=torch.int64)

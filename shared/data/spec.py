@@ -1,0 +1,118 @@
+"""What a configuration or a task says about data; parsed without torch, numpy or a look at the disk."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import msgspec
+
+
+def _require_part(parts: int, index: int, seed: int) -> None:
+    if parts < 1:
+        raise ValueError(f"parts must be >= 1, not {parts}")
+    if not 0 <= index < parts:
+        raise ValueError(f"index must be from 0 to parts - 1 = {parts - 1}, not {index}")
+    if seed < 0:
+        raise ValueError(f"seed must be >= 0, not {seed}")
+
+
+class Dirichlet(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="dirichlet"
+):
+    """Part `index` of `parts` whose class shares are drawn from a Dirichlet distribution; see `partition.dirichlet`.
+
+    Attributes:
+        alpha: Concentration: 0.1 is very unequal, 100 nearly even.
+        parts: How many devices share the data set.
+        index: Which of them this one is, from 0.
+        seed: The same on all of them, or their parts overlap.
+        min_examples: No part has fewer.
+    """
+
+    alpha: float
+    parts: int
+    index: int
+    seed: int = 0
+    min_examples: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse what no data set can satisfy."""
+        _require_part(self.parts, self.index, self.seed)
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise ValueError(f"alpha must be above zero and finite, not {self.alpha}")
+        if self.min_examples < 0:
+            raise ValueError(f"min_examples must be >= 0, not {self.min_examples}")
+
+
+class Shards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="shards"):
+    """Part `index` of `parts`, each with a few runs of the examples sorted by label; see `partition.shards`."""
+
+    shards_per_device: int = 2
+    parts: int
+    index: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no data set can satisfy."""
+        _require_part(self.parts, self.index, self.seed)
+        if self.shards_per_device < 1:
+            raise ValueError(f"shards_per_device must be >= 1, not {self.shards_per_device}")
+
+
+class Even(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="even"):
+    """Part `index` of `parts` of equal size and, but for chance, equal class shares."""
+
+    parts: int
+    index: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no data set can satisfy."""
+        _require_part(self.parts, self.index, self.seed)
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="client"):
+    """The examples of one client of the data set: a writer, a subject, a sensor."""
+
+    client: str
+
+
+Partition: TypeAlias = Dirichlet | Shards | Even | Client
+"""Which share of the data set is this device's; told apart by the key `kind`."""
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a process's examples come from and which of them it takes.
+
+    Attributes:
+        source: The reader: a key of `shared.data.load.SOURCES`.
+        path: File or folder that it reads; relative to the working directory. `digits` needs none.
+        split: The half of the data set that its authors set aside for training or for testing.
+        partition: This device's share; None for all.
+        holdout: Share of this device's own examples kept for evaluation on the device, in [0, 1).
+        limit: At most this many examples, drawn with a fixed seed before the partition; None for all.
+        label_column: Name of the CSV column that holds the class.
+        client_column: Who produced an example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
+            beside MNIST's (`idx`). Empty for nobody in particular.
+    """
+
+    source: Literal["digits", "idx", "npz", "folder", "csv"]
+    path: str = ""
+    split: Literal["train", "test"] = "train"
+    partition: Partition | None = None
+    holdout: float = 0.0
+    limit: int | None = None
+    label_column: str = "label"
+    client_column: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and those that the source would ignore."""
+        if not 0 <= self.holdout < 1:
+            raise ValueError(f"holdout must be in [0, 1), not {self.holdout}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be >= 1, not {self.limit}; leave it out for all examples")
+        if self.source != "digits" and not self.path:
+            raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
+        if self.client_column and self.source in ("digits", "folder"):
+            raise ValueError(f"client_column means nothing to source {self.source!r}; remove it")

@@ -1,0 +1,45 @@
+"""Errors, named by what the reader of the message can do about them."""
+
+
+class FieldFleetError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(FieldFleetError):
+    """The operator must edit a file or a command line; retrying cannot help."""
+
+
+class WireError(FieldFleetError):
+    """The peer sent bytes we cannot accept; drop them, keep the session.
+
+    Attributes:
+        reason: One word under which refusals are counted, such as `truncated` or `shape`.
+    """
+
+    def __init__(self, message: str, *, reason: str = "malformed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Unreachable(FieldFleetError):
+    """The broker or the peer is away; retrying later may help."""
+
+
+class CorruptFile(FieldFleetError):
+    """A file of ours does not hold what was written; set it aside and use an older one."""
+
+
+class TaskFailed(FieldFleetError):
+    """A device could not finish a task; the task is lost, the device is not."""
+
+
+class Superseded(FieldFleetError):
+    """A newer task took the place of this one; its work is dropped."""
+
+
+class NoData(FieldFleetError):
+    """This board has no such sensor; not a fault, the reading is simply absent."""
+
+
+class Infeasible(FieldFleetError):
+    """No allocation meets the budgets; relax a budget or drop a device."""

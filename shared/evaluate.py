@@ -1,0 +1,46 @@
+"""How good parameters are on examples, without a second copy of either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from shared.data.examples import Examples
+from shared.messages import Spec
+from shared.models import MODELS
+from shared.registry import build
+from shared.tree import Tree
+
+
+@dataclass(frozen=True)
+class Score:
+    """Share of right answers, and mean cross-entropy."""
+
+    accuracy: float
+    loss: float
+
+
+def skeleton(spec: Spec) -> nn.Module:
+    """Return a network without storage: only its shape; parameters are handed to every call.
+
+    Raises:
+        ConfigError: The model or one of its options is unknown.
+    """
+    with torch.device("meta"):
+        return build(MODELS, spec, "model").layers.eval()
+
+
+@torch.no_grad()
+def score(network: nn.Module, tree: Tree, examples: Examples, batch_size: int = 512) -> Score:
+    """Evaluate parameters on examples; no copy of the parameters is made."""
+    loss_sum, right = 0.0, 0
+    for begin in range(0, len(examples), batch_size):
+        labels = examples.labels[begin : begin + batch_size]
+        logits = functional_call(network, tree, (examples.inputs[begin : begin + batch_size],))
+        loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
+        right += int((logits.argmax(1) == labels).sum())
+    return Score(right / len(examples), loss_sum / len(examples))

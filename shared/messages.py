@@ -1,0 +1,200 @@
+"""The messages of a round. They carry bytes and descriptions of bytes, never tensors: no torch here."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Scalar: TypeAlias = bool | int | float | str
+Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused"]
+Value: TypeAlias = bool | int | float | str | list[int | float]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of what travels; unknown fields are ignored so that minor versions may meet."""
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """One tensor as raw little-endian bytes in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree of tensors after a codec; only that codec reads the keys of `blobs`."""
+
+    codec: str
+    blobs: dict[str, Blob]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of tensor data, without the payload's header."""
+        return sum(blob.data.nbytes for blob in self.blobs.values())
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered thing by name, with the options its builder takes."""
+
+    name: str
+    options: dict[str, Scalar] = {}
+
+
+class Hyper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hyperparameters of local training; zero epochs train nothing."""
+
+    local_epochs: int = 1
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no training can use."""
+        if self.local_epochs < 0 or self.batch_size < 1 or self.learning_rate <= 0:
+            raise ValueError("local_epochs must be >= 0, batch_size >= 1, learning_rate > 0")
+        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+            raise ValueError("momentum must be in [0, 1), weight_decay >= 0")
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server decided for one device in one round.
+
+    Attributes:
+        seed: Seed of everything random that the device does in this round.
+        hyper: Hyperparameters of its local training.
+        values: What the algorithm and the resource optimizer add: ratios, active neurons, bits, shares.
+    """
+
+    seed: int
+    hyper: Hyper
+    values: dict[str, Value] = {}
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """A payload that travels in frames, named by its content.
+
+    Attributes:
+        digest: XXH3-128 of the whole payload, 16 bytes.
+        size: Bytes of the whole payload.
+        frame_bytes: Bytes of payload in every frame but the last.
+    """
+
+    digest: bytes
+    size: int
+    frame_bytes: int
+
+    @property
+    def count(self) -> int:
+        """Number of frames."""
+        return max(1, -(-self.size // self.frame_bytes))
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """Retained presence of a device or of the server; birth and will of a session carry the same number."""
+
+    device: str
+    session: int
+    instance: str
+    online: bool
+    state: str = ""
+    version: str = ""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured figure: SI value, unit, where it comes from, how good it is, monotonic seconds."""
+
+    value: float
+    unit: str
+    source: str
+    quality: Literal["measured", "corrected", "modelled"]
+    at: float
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """Device -> server, retained: what the board measured last; what it cannot measure is an absence with its cause."""
+
+    device: str
+    at: float
+    readings: dict[str, Reading] = {}
+    absent: dict[str, str] = {}
+
+
+class Task(Message, frozen=True, kw_only=True):
+    """Server -> device: fetch these parameters, evaluate or train, send an update.
+
+    Attributes:
+        params: The payload to start from, fetched in frames.
+        shared: Whether its frames come on the topic common to all devices.
+        deadline_s: Seconds the server will wait, counted from when it sent the task.
+    """
+
+    run: str
+    round: int
+    device: str
+    algorithm: Spec
+    model: Spec
+    codec: Spec
+    assignment: Assignment
+    params: Transfer
+    shared: bool
+    train: bool = True
+    evaluate: bool = False
+    deadline_s: float
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task cost the device; a figure nobody measured is None, never zero.
+
+    Seconds are of the device's monotonic clock; `bytes_down` counts every byte of frames received for the task.
+    """
+
+    download_s: float | None = None
+    compute_s: float | None = None
+    cpu_s: float | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    joules: float | None = None
+
+
+class Update(Message, frozen=True, kw_only=True):
+    """Device -> server: what a task gave. Also the offer of its payload, which the server then asks for."""
+
+    run: str
+    round: int
+    device: str
+    params: Transfer | None
+    weight: float = 0.0
+    num_examples: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+    cost: Cost = Cost()
+    failure: str | None = None
+
+
+class Want(Message, frozen=True, kw_only=True):
+    """Receiver -> sender: send these frames now. Each pair is a half-open range of frame indices."""
+
+    digest: bytes
+    ranges: list[tuple[int, int]]
+
+
+class Leave(Message, frozen=True, kw_only=True):
+    """Server -> device: stop listening to the shared topic for this payload; its frames will come to you alone."""
+
+    digest: bytes
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """Server -> device: the update is settled and may leave the outbox."""
+
+    run: str
+    round: int
+    device: str
+    verdict: Verdict
+    reason: str = ""
+
+
+AnyMessage: TypeAlias = Status | Report | Task | Update | Want | Leave | Ack

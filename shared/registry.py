@@ -1,0 +1,35 @@
+"""Turn a `Spec` that a plan or a message names into the thing it stands for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from shared.errors import ConfigError
+from shared.messages import Spec
+
+T = TypeVar("T")
+
+
+def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
+    """Return what the spec names, built with its options.
+
+    Args:
+        registry: Builders by name.
+        spec: The name and the options.
+        what: What the registry holds, for the error: algorithm, codec, model.
+
+    Raises:
+        ConfigError: The name or an option is unknown, or the builder refuses a value.
+    """
+    builder = registry.get(spec.name)
+    if builder is None:
+        raise ConfigError(f"unknown {what} {spec.name!r}; known: {', '.join(sorted(registry))}")
+    known = inspect.signature(builder).parameters
+    if unknown := sorted(set(spec.options) - set(known)):
+        raise ConfigError(f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    try:
+        return builder(**spec.options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} {spec.name!r}: {error}; correct its options") from error

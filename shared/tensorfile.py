@@ -1,0 +1,83 @@
+"""A `State` on disk: safetensors, written whole or not at all, with a digest that a torn or rotten file fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from shared.errors import CorruptFile
+from shared.payload import digest
+from shared.tree import State, Tree
+
+
+def raw(tensor: torch.Tensor) -> memoryview:
+    """Return the tensor's bytes in C order; a view where it lies so already."""
+    flat = tensor.detach().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().data
+
+
+def save(path: Path, state: State) -> None:
+    """Write the state so that `path` holds either its old or its new content after any crash.
+
+    Raises:
+        OSError: The disk is full or cannot be written; the old content is untouched.
+    """
+    tree = {key: leaf.detach().contiguous() for key, leaf in state.tree.items()}
+    metadata = {"facts": json.dumps(state.facts, sort_keys=True), "digest": _digest(tree).hex()}
+    partial = path.with_name(path.name + ".part")
+    try:
+        save_file(tree, partial, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(f"{partial}: {error}") from error
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
+
+
+def load(path: Path) -> State:
+    """Read a state.
+
+    Raises:
+        FileNotFoundError: There is none.
+        CorruptFile: The file is cut, changed, or not one that `save` wrote.
+    """
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tree = {key: file.get_tensor(key) for key in sorted(file.keys())}
+        facts = json.loads(metadata["facts"])
+        expected = metadata["digest"]
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CorruptFile(f"{path}: {error}") from error
+    if _digest(tree).hex() != expected:
+        raise CorruptFile(f"{path}: digest does not hold")
+    return State(tree, facts)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a corrupt file so that it can be looked at and is never read again; return its new path."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
+        number += 1
+    path.rename(aside)
+    return aside
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(tree: Tree) -> bytes:
+    return digest(raw(tree[key]) for key in sorted(tree))

@@ -1,0 +1,70 @@
+"""Topic names, built and parsed in one place.
+
+fieldfleet/v1/<site>/<device>/<channel>; the device stands before the channel so that one broker ACL line,
+`pattern readwrite fieldfleet/v1/+/%u/#`, confines a device to itself.
+
+status  device -> server  retained birth and will      report  device -> server  retained measurements
+task    server -> device  Task, Leave                  model   server -> device  frames of parameters
+want    device -> server  Want                         update  device -> server  Update and its frames
+ack     server -> device  Want, Ack                    cut     both ways         a split session's exchange
+log     device -> server  lines the operator asked for
+"""
+
+from __future__ import annotations
+
+import re
+
+from shared.errors import ConfigError
+
+ROOT = "fieldfleet/v1"
+EVERYONE = "_all"
+SERVER = "_server"
+ANY = "+"
+
+_LEVELS = 5
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def topic(site: str, device: str, channel: str) -> str:
+    """Return a topic name; device `ANY` makes it a filter for every device."""
+    return f"{ROOT}/{site}/{device}/{channel}"
+
+
+def device_of(name: str) -> str:
+    """Return the device level of a topic name, or the empty string where there is none."""
+    levels = name.split("/")
+    return levels[-2] if len(levels) == _LEVELS else ""
+
+
+def channel_of(name: str) -> str:
+    """Return the last level of a topic name."""
+    return name.rpartition("/")[2]
+
+
+def is_name(name: str) -> bool:
+    """Tell whether `name` may stand in a topic and in a file name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def checked_name(name: str, what: str) -> str:
+    """Return `name` if it may be a site or device id.
+
+    Raises:
+        ConfigError: It holds what MQTT or a file system would misread.
+    """
+    if not is_name(name):
+        raise ConfigError(
+            f"{what} {name!r}: use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    return name
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Tell whether an MQTT topic filter matches a topic name (MQTT 3.1.1, section 4.7)."""
+    filters, levels = pattern.split("/"), name.split("/")
+    for index, level in enumerate(filters):
+        if level == "#":
+            return True
+        if index >= len(levels) or level not in ("+", levels[index]):
+            return False
+    return len(filters) == len(levels)

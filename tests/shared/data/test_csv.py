@@ -1,0 +1,82 @@
+"""Tables: columns by name, classes by number or name, and errors that name line and column."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.data.load import load
+from shared.data.spec import Client, Data
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table.csv"
+
+
+def test_columns_by_name(path):
+    path.write_text("a, who ,label,b\n1,x,2,-0.5\n\n2e1,y,0, 7 \n3,x,0,0\n", encoding="utf-8-sig")
+    got = load(Data(source="csv", path=str(path), client_column="who"))
+    assert got.inputs.tolist() == [[1, -0.5], [20, 7], [3, 0]]
+    assert got.labels.tolist() == [2, 0, 0]
+    assert got.clients == ("x", "y", "x")
+    mine = load(Data(source="csv", path=str(path), client_column="who", partition=Client(client="x")))
+    assert mine.labels.tolist() == [2, 0]
+
+
+def test_names_are_ranked_and_quotes_understood(path):
+    path.write_text('kind,v\r\nrun,1\r\n"sit, still",2\r\nrun,3\r\nclimb,4\r\n')
+    got = load(Data(source="csv", path=str(path), label_column="kind"))
+    assert got.labels.tolist() == [1, 2, 1, 0]
+
+
+def test_integers_keep_their_numbers_and_a_mixture_is_names(path):
+    path.write_text("label,v\n9,1\n3,1\n10,1\n")
+    assert load(Data(source="csv", path=str(path))).labels.tolist() == [9, 3, 10]
+    path.write_text("label,v\n9,1\n-3,1\n10,1\n")
+    assert load(Data(source="csv", path=str(path))).labels.tolist() == [2, 0, 1]
+
+
+def test_a_folder_has_both_splits_and_one_numbering(tmp_path, refused):
+    (tmp_path / "train.csv").write_text("label,v\nb,1\nc,2\n")
+    assert "test.csv: cannot be read" in refused(source="csv", path=str(tmp_path), split="test")
+    assert load(Data(source="csv", path=str(tmp_path))).labels.tolist() == [0, 1]
+    (tmp_path / "test.csv").write_text("v,label\n4,a\n5,c\n")
+    assert load(Data(source="csv", path=str(tmp_path))).labels.tolist() == [1, 2]
+    test = load(Data(source="csv", path=str(tmp_path), split="test"))
+    assert (test.labels.tolist(), test.inputs.tolist()) == ([0, 2], [[4], [5]])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"label,a\n", "no line below"),
+        (b"label\n1\n", "no columns of features"),
+        (b"class,a\n1,2\n", "no column 'label', only class, a; correct label_column"),
+        (b"label,a,a\n1,2,3\n", "two columns 'a'"),
+        (b"label,a\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
+        (b"label,a\n1,2\n1,two\n", "line 3, column 'a': 'two' is no finite number"),
+        (b"label,a\n1,2\n\n1,\n", "line 4, column 'a': ''"),
+        (b"label,a\n1,nan\n", "column 'a': 'nan'"),
+        (b"label,a\n1,-inf\n", "column 'a': '-inf'"),
+        (b"label,a\n1,1e39\n", "column 'a': '1e39'"),
+        (b"label,a\n ,1\n", "line 2, column 'label': empty"),
+        (b'label,a\n1,"2\n', "line 2: unexpected end of data"),
+        (b"label,a\n1,\xff\n", "UTF-8"),
+        (b"label,a\n1," + b"2" * 200_000 + b"\n", "line 2: field larger"),
+    ],
+)
+def test_bad_tables(path, refused, content, problem):
+    path.write_bytes(content)
+    message = refused(source="csv", path=str(path))
+    assert problem in message
+    assert "table.csv" in message
+
+
+def test_bad_paths_and_columns(path, refused):
+    assert "cannot be read" in refused(source="csv", path=str(path))
+    path.write_text("label,a\n1,2\n")
+    assert "no test split" in refused(source="csv", path=str(path), split="test")
+    assert "correct client_column" in refused(source="csv", path=str(path), client_column="who")
+    assert "both 'label'" in refused(source="csv", path=str(path), client_column="label")

@@ -1,0 +1,95 @@
+"""Subsets, hold-outs and batches lose nothing, invent nothing and repeat by seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.data.examples import Examples, as_inputs, batches, split_holdout
+
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def numbered(count):
+    """Example i has input (i, 2i), label i and client ci."""
+    labels = torch.arange(count)
+    inputs = torch.stack([labels, 2 * labels], dim=1).to(torch.float32)
+    return Examples(inputs, labels, tuple(f"c{i}" for i in range(count)))
+
+
+def test_subset_keeps_input_label_and_client_together():
+    part = numbered(5).subset(torch.tensor([4, 1]))
+    assert len(part) == 2
+    assert part.inputs.tolist() == [[4, 8], [1, 2]]
+    assert part.labels.tolist() == [4, 1]
+    assert part.clients == ("c4", "c1")
+
+
+def test_what_does_not_belong_together_is_refused():
+    with pytest.raises(ValueError, match="differ"):
+        Examples(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="differ"):
+        Examples(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), ("a",))
+    with pytest.raises(ValueError, match="float32"):
+        Examples(torch.zeros(2, 1, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+
+
+def test_bytes_become_brightness_and_other_numbers_stay():
+    assert as_inputs(np.array([[0, 51, 255]], dtype=np.uint8)).tolist() == [[0, pytest.approx(0.2), 1]]
+    assert as_inputs(np.array([[-3, 300]], dtype=">i2")).tolist() == [[-3, 300]]
+    assert as_inputs(np.array([[1e300]])).isinf().all()
+
+
+@given(st.integers(0, 40), st.floats(0, 1, exclude_max=True), SEEDS)
+def test_holdout_parts_the_examples(count, share, seed):
+    train, held = split_holdout(numbered(count), share, seed)
+    assert sorted(train.labels.tolist() + held.labels.tolist()) == list(range(count))
+    assert train.labels.tolist() == sorted(train.labels.tolist())
+    again, _ = split_holdout(numbered(count), share, seed)
+    assert again.clients == train.clients
+    if share == 0:
+        assert len(held) == 0
+    elif count > 1:
+        assert len(train) >= 1
+        assert len(held) == pytest.approx(count * share, abs=1)
+        assert len(held) >= 1
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_holdout_share_out_of_range(share):
+    with pytest.raises(ValueError, match="share"):
+        split_holdout(numbered(3), share, 0)
+
+
+@given(st.integers(0, 20), st.integers(1, 7), st.integers(0, 3), SEEDS)
+def test_each_epoch_has_every_example_once(count, batch_size, epochs, seed):
+    got = list(batches(numbered(count), batch_size=batch_size, epochs=epochs, seed=seed))
+    labels = torch.cat([label for _, label in got]).tolist() if got else []
+    for epoch in range(epochs):
+        assert sorted(labels[epoch * count : (epoch + 1) * count]) == list(range(count))
+    assert all(torch.equal(inputs[:, 0].long(), label) and len(label) <= batch_size for inputs, label in got)
+    again = list(batches(numbered(count), batch_size=batch_size, epochs=epochs, seed=seed))
+    assert [label.tolist() for _, label in again] == [label.tolist() for _, label in got]
+
+
+def test_epochs_and_seeds_differ_in_order():
+    def order(seed):
+        return [label.tolist() for _, label in batches(numbered(50), batch_size=50, epochs=2, seed=seed)]
+
+    first, second = order(1)
+    assert first != second
+    assert first != order(2)[0]
+
+
+def test_batches_leave_the_global_generator_alone():
+    before = torch.get_rng_state()
+    list(batches(numbered(9), batch_size=2, epochs=2, seed=0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_batch_of_nothing():
+    with pytest.raises(ValueError, match="batch_size"):
+        next(batches(numbered(3), batch_size=0, epochs=1, seed=0))

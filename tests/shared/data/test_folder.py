@@ -1,0 +1,92 @@
+"""Folders of pictures: classes by name, one size, and damage that names its file."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from shared.data.load import load
+from shared.data.spec import Data
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is absent")
+
+
+def draw(path, value, *, mode="L", size=(4, 2)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+def test_classes_are_numbered_by_name_and_empty_ones_count(tmp_path, refused):
+    draw(tmp_path / "cat" / "b.png", 51)
+    draw(tmp_path / "cat" / "a.BMP", 0)
+    draw(tmp_path / "eel" / "c.png", 255)
+    (tmp_path / "dog").mkdir()
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "eel" / "Thumbs.db").write_bytes(b"x")
+    (tmp_path / "eel" / ".c.png").write_bytes(b"x")
+    got = load(Data(source="folder", path=str(tmp_path)))
+    assert got.inputs.shape == (3, 1, 2, 4)
+    assert got.inputs.mean(dim=(1, 2, 3)).tolist() == pytest.approx([0, 0.2, 1])
+    assert got.labels.tolist() == [0, 0, 2]
+    assert "no test split" in refused(source="folder", path=str(tmp_path), split="test")
+
+
+def test_both_splits_number_classes_alike(tmp_path):
+    draw(tmp_path / "train" / "cat" / "a.png", 1)
+    draw(tmp_path / "train" / "dog" / "a.png", 1)
+    draw(tmp_path / "test" / "dog" / "b.png", 1)
+    draw(tmp_path / "test" / "ant" / "b.png", 1)
+    assert load(Data(source="folder", path=str(tmp_path))).labels.tolist() == [1, 2]
+    assert load(Data(source="folder", path=str(tmp_path), split="test")).labels.tolist() == [0, 2]
+
+
+def test_one_colour_picture_makes_three_channels(tmp_path):
+    draw(tmp_path / "a" / "1.png", (255, 0, 51), mode="RGB")
+    draw(tmp_path / "a" / "2.png", 102)
+    draw(tmp_path / "a" / "3.png", (0, 255, 0, 9), mode="RGBA")
+    got = load(Data(source="folder", path=str(tmp_path)))
+    assert got.inputs[:, :, 0, 0].numpy() == pytest.approx(np.array([[1, 0, 0.2], [0.4, 0.4, 0.4], [0, 1, 0]]))
+
+
+def test_pictures_that_do_not_fit(tmp_path, refused):
+    draw(tmp_path / "a" / "1.png", 1)
+    draw(tmp_path / "b" / "2.png", 1, size=(5, 2))
+    message = refused(source="folder", path=str(tmp_path))
+    assert "2.png: is 5x2, not 4x2 as 1.png" in message
+    draw(tmp_path / "b" / "2.png", 1, mode="I;16")
+    assert "2.png: has pixels of mode I;16" in refused(source="folder", path=str(tmp_path))
+
+
+def test_damaged_pictures(tmp_path, refused):
+    path = tmp_path / "a" / "1.png"
+    draw(path, 1, size=(64, 64))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    assert "1.png: damaged picture" in refused(source="folder", path=str(tmp_path))
+    path.write_bytes(b"GIF, no")
+    assert "1.png: no picture that Pillow knows" in refused(source="folder", path=str(tmp_path))
+
+
+def test_a_picture_that_claims_to_be_huge(tmp_path, refused):
+    """The header of a PNG, 100,000 pixels wide and high."""
+    path = tmp_path / "a" / "1.png"
+    draw(path, 1)
+    content = bytearray(path.read_bytes())
+    content[16:24] = (100_000).to_bytes(4, "big") * 2
+    path.write_bytes(content)
+    assert "1.png: no picture" in refused(source="folder", path=str(tmp_path))
+
+
+def test_absent_folders(tmp_path, refused):
+    assert "no such folder" in refused(source="folder", path=str(tmp_path / "nowhere"))
+    assert "holds no picture" in refused(source="folder", path=str(tmp_path))
+    draw(tmp_path / "train" / "a" / "1.png", 1)
+    assert "test: no such folder; make it, beside train" in refused(source="folder", path=str(tmp_path), split="test")
+
+
+def test_without_pillow(tmp_path, monkeypatch, refused):
+    draw(tmp_path / "a" / "1.png", 1)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert "pip install pillow" in refused(source="folder", path=str(tmp_path))
