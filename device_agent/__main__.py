@@ -11,20 +11,13 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from device_agent.agent import Agent
+from device_agent.compose import compose
 from device_agent.config import AgentConfig, load
-from device_agent.delivery import Delivery
-from device_agent.download import Download
-from device_agent.outbox import Outbox
 from device_agent.trainer import TrainerProcess
 from shared import log
-from shared.clock import monotonic
 from shared.errors import ConfigError
-from shared.messages import Report
 from shared.presence import Session
-from shared.transport.base import Transport
 from shared.transport.mqtt import MqttTransport
-from shared.worker import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -79,32 +72,6 @@ def _writable(folder: Path) -> Path:
             return folder
     except OSError as error:
         raise ConfigError(f"state_dir {folder}: {error}; name a folder this user may write") from error
-
-
-def compose(config: AgentConfig, folder: Path, transport: Transport, trainer: TrainerProcess) -> Agent:
-    """Put an agent together from its file."""
-    outbox = Outbox(folder / "outbox", folder / "state")
-    return Agent(
-        device=config.device,
-        site=config.site,
-        transport=transport,
-        clock=monotonic,
-        trainer=trainer,
-        outbox=outbox,
-        download=Download(
-            transport,
-            *(config.site, config.device, folder, in_thread),
-            window=config.link.window,
-            patience_s=config.link.patience_s,
-            limit=config.link.max_payload_mb << 20,
-        ),
-        delivery=Delivery(transport, config.site, config.device, outbox),
-        data=config.data,
-        states=folder / "state",
-        frame_bytes=config.link.frame_bytes,
-        report_s=config.report_s,
-        sense=lambda: Report(device=config.device, at=monotonic()),
-    )
 
 
 if __name__ == "__main__":

@@ -27,6 +27,13 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_mb: int = 0
     threads: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what no process can be given."""
+        if not self.idle_s >= 0:
+            raise ValueError(f"idle_s must be 0 or more seconds, not {self.idle_s}")
+        if self.memory_mb < 0 or self.threads < 0:
+            raise ValueError("memory_mb and threads must be 0, for no limit, or more")
+
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How payloads travel.
@@ -47,6 +54,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Refuse what the protocol cannot carry."""
         if not MIN_FRAME_BYTES <= self.frame_bytes <= MAX_FRAME_BYTES or not 1 <= self.window <= MAX_WINDOW:
             raise ValueError(f"frame_bytes must be {MIN_FRAME_BYTES} to {MAX_FRAME_BYTES}, window 1 to {MAX_WINDOW}")
+        if not self.patience_s > 0 or self.max_payload_mb < 1:
+            raise ValueError("patience_s must be above zero, max_payload_mb 1 or more")
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +79,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     link: LinkConfig = LinkConfig()
     report_s: float = 30.0
     log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        """Refuse a pause that is none."""
+        if not self.report_s > 0:
+            raise ValueError(f"report_s must be above zero, not {self.report_s}")
 
 
 def load(path: Path) -> AgentConfig:

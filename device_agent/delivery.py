@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 from device_agent.outbox import Entry, Outbox
-from shared import chunks, wire
+from shared import chunks, spool, wire
 from shared.errors import Unreachable, WireError
 from shared.messages import Ack, Status, Transfer, Update, Want
 from shared.topics import SERVER, topic
@@ -55,21 +54,22 @@ class Delivery:
     async def _until_wake(self, inbox: Inbox, entries: dict[tuple[str, int], Entry]) -> None:
         """Answer the server until there is reason to offer again: something new, or too long a silence."""
         waking = asyncio.create_task(self.wake.wait(), name="outbox-wake")
+        arriving = asyncio.ensure_future(anext(inbox))
         try:
             while True:
-                arriving = asyncio.ensure_future(anext(inbox))
                 patience = self._patience_s * self._random.uniform(0.75, 1.25) if entries else None
                 await asyncio.wait({arriving, waking}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not arriving.done():
-                    arriving.cancel()
                     if not waking.done():
                         self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
                     return
                 if await self._answer(arriving.result(), entries):
                     return
                 self._patience_s = FIRST_PATIENCE_S
+                arriving = asyncio.ensure_future(anext(inbox))
         finally:
             waking.cancel()
+            arriving.cancel()
 
     async def _answer(self, arrival: Arrival, entries: dict[tuple[str, int], Entry]) -> bool:
         """Do what the server asks; tell whether everything should be offered anew."""
@@ -83,6 +83,7 @@ class Delivery:
                 for entry in entries.values():
                     if entry.update.params and entry.update.params.digest == message.digest:
                         await self._send(entry, entry.update.params, message)
+                        break  # another entry of the same content has the same frames
             case Ack():
                 self._settle(entries.pop((message.run, message.round), None), message)
             case Status():
@@ -115,11 +116,8 @@ class Delivery:
 
 
 def _frames(entry: Entry, transfer: Transfer, wanted: list[int]) -> Iterator[bytes]:
-    """Read the frames from disk, one at a time."""
-    descriptor = os.open(entry.payload, os.O_RDONLY)
-    try:
-        for index in wanted:
-            data = os.pread(descriptor, transfer.frame_bytes, index * transfer.frame_bytes)
-            yield chunks.encode(transfer, index, [memoryview(data)])
-    finally:
-        os.close(descriptor)
+    """Cut the frames from the file, one at a time."""
+    payload = spool.view(entry.payload)
+    for index in wanted:
+        begin = index * transfer.frame_bytes
+        yield chunks.encode(transfer, index, [payload[begin : begin + transfer.frame_bytes]])

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared import chunks, wire
+from shared.clock import Clock
 from shared.errors import Unreachable, WireError
 from shared.messages import Leave, Task, Want
+from shared.pace import Pace
 from shared.spool import Spool
 from shared.topics import EVERYONE, topic
-from shared.transport.base import Delivery, Transport
+from shared.transport.base import Inbox, Transport
 from shared.worker import Worker
 
 log = logging.getLogger(__name__)
 
-LAST_PATIENCE_S = 30.0
+ATTEMPTS = 3
 
 
 @dataclass
@@ -29,9 +31,10 @@ class Download:
         site: The site.
         device: This device.
         folder: Where payloads are spooled.
+        clock: Time.
         worker: Runs the check of the whole off the loop.
         window: Frames under way at once.
-        patience_s: Seconds without a frame after which frames are asked for again, doubled each time.
+        patience_s: Seconds without a frame of ours after which frames are asked for again, doubled each time.
         limit: Largest payload taken, in bytes.
     """
 
@@ -40,6 +43,7 @@ class Download:
     device: str
     folder: Path
     worker: Worker
+    clock: Clock
     window: int
     patience_s: float
     limit: int
@@ -48,42 +52,52 @@ class Download:
         """Return the file that holds the task's parameters, and the bytes that came for it.
 
         Raises:
-            WireError: The task describes a payload that we refuse.
+            WireError: The task describes a payload that we refuse, or what comes is damaged every time.
         """
         chunks.check(task.params, limit=self.limit)
-        path = self.folder / "params"
-        spool, shared = Spool(path, task.params), task.shared
-        try:
-            while not spool.assembly.complete:
-                shared = await self._receive(spool, shared=shared)
-            await self.worker(spool.finish, durable=False)
-        except WireError as error:
-            log.warning("parameters of round %d were damaged, fetching them again: %s", task.round, error)
-            again, received = await self.fetch(task)
-            return again, received + spool.bytes_received
-        finally:
-            spool.close()
-        return path, spool.bytes_received
+        received = 0
+        for _ in range(ATTEMPTS):
+            spool, shared = Spool(self.folder / "params", task.params), task.shared
+            try:
+                while not spool.assembly.complete:
+                    shared = await self._receive(spool, shared=shared)
+                await self._check(spool)
+            except WireError as error:
+                log.warning("parameters of round %d were damaged: %s", task.round, error)
+            else:
+                return spool.path, received + spool.bytes_received
+            finally:
+                spool.close()
+            received += spool.bytes_received
+        raise WireError(f"parameters were damaged {ATTEMPTS} times in a row", reason="digest")
 
     async def _receive(self, spool: Spool, *, shared: bool) -> bool:
         """Take frames until all are here or the server wants us off the shared topic; return whether we may stay."""
-        patience = self.patience_s
+        pace = Pace(self.patience_s, self.clock())
         patterns = [topic(self.site, self.device, "model")] + [topic(self.site, EVERYONE, "model")] * shared
         async with self.transport.subscribe(*patterns) as inbox:
             spool.assembly.forget()
             while not spool.assembly.complete:
                 await self._ask(spool)
                 try:
-                    async with asyncio.timeout(patience):
-                        delivery = await anext(inbox)
+                    async with asyncio.timeout(pace.left_s(self.clock())):
+                        if await self._told_to_leave(spool, inbox):
+                            return False
                 except TimeoutError:
                     spool.assembly.forget()
-                    patience = min(2 * patience, LAST_PATIENCE_S)
-                    continue
-                if self._told_to_leave(spool, delivery):
-                    return False
-                patience = self.patience_s
+                    pace.gave_up(self.clock())
+                else:
+                    pace.heard(self.clock())
         return shared
+
+    async def _check(self, spool: Spool) -> None:
+        """Check the whole off the loop; when cancelled, wait: the check still reads the file the next task writes."""
+        checking = asyncio.ensure_future(self.worker(spool.finish, durable=False))
+        try:
+            await asyncio.shield(checking)
+        except asyncio.CancelledError:
+            await asyncio.gather(checking, return_exceptions=True)
+            raise
 
     async def _ask(self, spool: Spool) -> None:
         ranges = spool.assembly.ask(self.window)
@@ -91,21 +105,24 @@ class Download:
             return
         want = Want(digest=spool.assembly.transfer.digest, ranges=ranges)
         try:
-            await self.transport.publish(topic(self.site, self.device, "want"), wire.encode(want))
+            await self.transport.publish(topic(self.site, self.device, "want"), wire.encode(want), assured=False)
         except Unreachable:
             spool.assembly.forget()
             await asyncio.sleep(self.patience_s)
 
-    def _told_to_leave(self, spool: Spool, delivery: Delivery) -> bool:
-        """Take one delivery; tell whether it was the word to leave the shared topic."""
-        _, data = delivery
+    async def _told_to_leave(self, spool: Spool, inbox: Inbox) -> bool:
+        """Take deliveries until one is a frame of ours; tell whether the word to leave the shared topic came first."""
         digest = spool.assembly.transfer.digest
-        try:
-            if wire.is_message(data):
-                return wire.decode_as(Leave, data).digest == digest
-            frame = chunks.decode(data)
-            if frame.digest == digest:
-                spool.write(frame, len(data))
-        except WireError as error:
-            log.warning("dropped a frame: %s", error)
-        return False
+        while True:
+            _, data = await anext(inbox)
+            try:
+                if wire.is_message(data):
+                    if wire.decode_as(Leave, data).digest == digest:
+                        return True
+                    continue
+                frame = chunks.decode(data)
+                if frame.digest == digest:
+                    spool.write(frame, len(data))
+                    return False
+            except WireError as error:
+                log.warning("dropped a frame: %s", error)

@@ -7,6 +7,7 @@ and its consequences happen together or not at all.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pathlib import Path
 from shared import wire
 from shared.errors import WireError
 from shared.messages import Update
+
+log = logging.getLogger(__name__)
 
 UPDATE, PAYLOAD, STATE = "update", "payload", "state"
 
@@ -39,15 +42,18 @@ class Outbox:
         self._folder, self._states = folder, states
         folder.mkdir(parents=True, exist_ok=True)
         states.mkdir(parents=True, exist_ok=True)
-        for partial in folder.glob(".*"):
-            shutil.rmtree(partial)  # a task that was cut short; it will be asked for again
-        for entry in folder.iterdir():
-            self._promote(entry)
+        self._promote_all()
 
     def draft(self, run: str, number: int) -> Path:
-        """Return a new folder to write an entry into."""
+        """Return a new folder to write an entry into; no trainer may be at work any more.
+
+        A trainer may outlive its agent, so that only now, and not at the start, a draft that lies here is known to be
+        cut short, and every state that was committed is at hand.
+        """
+        for partial in self._folder.glob(".*@*[0-9]"):
+            shutil.rmtree(partial, ignore_errors=True)
+        self._promote_all()
         path = self._folder / f".{run}@{number:06d}"
-        shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         return path
 
@@ -74,8 +80,11 @@ class Outbox:
         for path in sorted(self._folder.glob("[!.]*")):
             try:
                 update = wire.decode_as(Update, (path / UPDATE).read_bytes())
-            except (WireError, OSError):
-                path.rename(path.with_name(f".corrupt-{path.name}"))
+            except (WireError, OSError) as error:
+                aside = path.with_name(f".{path.name}.corrupt")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                log.warning("update %s cannot be read, set aside as %s: %s", path.name, aside.name, error)
                 continue
             entries.append(Entry(path, update))
         return entries
@@ -87,6 +96,10 @@ class Outbox:
         if entry.path.exists():
             entry.path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
+
+    def _promote_all(self) -> None:
+        for entry in sorted(self._folder.glob("[!.]*")):
+            self._promote(entry)
 
     def _promote(self, entry: Path) -> None:
         """Make the state that came with an entry the device's own."""

@@ -72,10 +72,13 @@ class TrainerProcess:
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def ready(self) -> None:
-        """Wait for a trainer that an earlier agent left behind, then start our own."""
+        """Wait for a trainer that an earlier agent left behind, then start our own; idle seconds count from here."""
         self._stay()
-        if self._process and self._process.returncode is None:
-            return
+        if not self._process or self._process.returncode is not None:
+            await self._start()
+        self._leave()
+
+    async def _start(self) -> None:
         waited = False
         while _is_locked(self.lock):
             if not waited:
@@ -98,32 +101,37 @@ class TrainerProcess:
             TaskFailed: The child says so, or died.
         """
         await self.ready()
+        self._stay()
         process = self._process
         assert process is not None
         assert process.stdin is not None
+        process.stdin.write(frame(Start(job)))
+        answering = asyncio.ensure_future(self._answer(process))
         try:
-            process.stdin.write(frame(Start(job)))
-            answer = await self._answer(process)
+            answer = await asyncio.shield(answering)
         except asyncio.CancelledError:
             process.stdin.write(frame(Cancel()))
-            await asyncio.shield(self._answer(process))
+            await asyncio.wait({answering})  # until then the child uses the job's files, and its pipe is not free
             raise
-        except (ConnectionError, asyncio.IncompleteReadError):
-            raise TaskFailed(await self._cause_of_death(process)) from None
         finally:
             self._leave()
         if isinstance(answer, Failed):
             raise TaskFailed(answer.cause)
 
     async def _answer(self, process: Process) -> FromTrainer:
+        """Return what the child says of its job; that it died is an answer too."""
         assert process.stdout
-        size = int.from_bytes(await process.stdout.readexactly(4), "little")
-        answer: FromTrainer = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromTrainer)
+        try:
+            size = int.from_bytes(await process.stdout.readexactly(4), "little")
+            answer: FromTrainer = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromTrainer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return Failed(await self._cause_of_death(process))
         return answer
 
     async def _cause_of_death(self, process: Process) -> str:
         code = await process.wait()
-        self._process = None
+        if self._process is process:
+            self._process = None
         if code == -signal.SIGKILL:
             return "the trainer was killed (signal 9): out of memory, or by hand"
         if code < 0:
@@ -132,17 +140,8 @@ class TrainerProcess:
 
     async def close(self) -> None:
         """End the child now, if there is one."""
-        self._stay()
-        process, self._process = self._process, None
-        if process is None or process.returncode is not None:
-            return
-        process.terminate()
-        try:
-            async with asyncio.timeout(EXIT_PATIENCE_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        self._end()
+        await asyncio.gather(*self._ending)
 
     def _stay(self) -> None:
         if self._idle:
@@ -154,12 +153,31 @@ class TrainerProcess:
 
         def end() -> None:
             log.info("trainer idle for %.0f s, ending it", self.idle_s)
-            task = asyncio.ensure_future(self.close())
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._end()
 
         self._stay()
-        self._idle = asyncio.get_running_loop().call_later(self.idle_s, end)
+        if self._process:
+            self._idle = asyncio.get_running_loop().call_later(self.idle_s, end)
+
+    def _end(self) -> None:
+        """Part with the child at once, so that no job is given to it any more; its end takes its time."""
+        self._stay()
+        process, self._process = self._process, None
+        if process and process.returncode is None:
+            process.terminate()
+            ending = asyncio.ensure_future(_gone(process))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+
+async def _gone(process: Process) -> None:
+    """Wait for a process that was told to end; make it, if it does not."""
+    try:
+        async with asyncio.timeout(EXIT_PATIENCE_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 def frame(message: ToTrainer | FromTrainer) -> bytes:

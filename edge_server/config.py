@@ -33,6 +33,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Refuse what the protocol cannot carry."""
         if not MIN_FRAME_BYTES <= self.frame_bytes <= MAX_FRAME_BYTES or not 1 <= self.window <= MAX_WINDOW:
             raise ValueError(f"frame_bytes must be {MIN_FRAME_BYTES} to {MAX_FRAME_BYTES}, window 1 to {MAX_WINDOW}")
+        if self.budget < 1 or not self.patience_s > 0:
+            raise ValueError("budget must be >= 1, patience_s > 0")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

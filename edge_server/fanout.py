@@ -57,6 +57,7 @@ class Fanout:
         """Forget a device that went away or has everything."""
         self._group.pop(device, None)
         self._alone.pop(device, None)
+        self._forget_unwanted()
 
     def due(self, now: float) -> list[tuple[int, str]]:
         """Return (frame, audience) pairs to send now, in order; audience `ALL` or one device."""
@@ -100,4 +101,10 @@ class Fanout:
         for device in slow:
             del self._group[device]
             self._alone[device] = _Member()
+        self._forget_unwanted()
         return slow
+
+    def _forget_unwanted(self) -> None:
+        """Let nobody wait for, and nothing go out for, a frame that only leavers had asked for."""
+        wanted = set().union(*(member.waiting for member in self._group.values()))
+        self._asked_at = {index: since for index, since in self._asked_at.items() if index in wanted}

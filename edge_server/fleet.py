@@ -22,10 +22,13 @@ class Fleet:
 
 
 def observe(fleet: Fleet, message: Status | Report) -> Fleet:
-    """Return the fleet after a message; the death of an older session does not end a newer one."""
+    """Return the fleet after a message; the death of an older session does not end a newer one.
+
+    A birth always counts: a board whose storage was replaced counts its sessions from the start again.
+    """
     if isinstance(message, Report):
         return replace(fleet, reports={**fleet.reports, message.device: message})
     known = fleet.statuses.get(message.device)
-    if known and message.session < known.session:
+    if known and not message.online and message.session < known.session:
         return fleet
     return replace(fleet, statuses={**fleet.statuses, message.device: message})

@@ -18,6 +18,7 @@ from shared.clock import Clock
 from shared.codecs.base import Codec
 from shared.errors import Unreachable, WireError
 from shared.messages import Ack, Assignment, Message, Transfer, Update, Verdict, Want
+from shared.pace import Pace
 from shared.spool import Spool
 from shared.topics import topic
 from shared.transport.base import Transport
@@ -31,11 +32,11 @@ TICK_S = 0.25
 
 @dataclass
 class _Arrival:
-    """One update on its way: what was offered, where its bytes go, when the last of them came."""
+    """One update on its way: what was offered, where its bytes go, how fast they come."""
 
     update: Update
     spool: Spool
-    heard_at: float
+    pace: Pace
 
 
 @dataclass
@@ -72,21 +73,18 @@ class Gather:
     _arrivals: dict[str, _Arrival] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> Path:
-        """Where the updates of this round lie."""
-        return self.store.folder / "updates" / f"{self.number:06d}"
-
     def path(self, device: str) -> Path:
-        """Return where a device's update of this round lies."""
-        return self.folder / device
+        """Return where a device's update lies; the next round's will overwrite it."""
+        return self.store.folder / "updates" / device
 
     async def offer(self, device: str, update: Update) -> None:
-        """Answer an offer: ask for its frames, or settle it at once."""
+        """Answer an offer: ask for its frames, or settle it at once.
+
+        Raises:
+            WireError: It is in the name of another device.
+        """
         if update.device != device:
-            self.refused["identity"] += 1
-            log.warning("refused: device %s offers an update in the name of %s", device, update.device)
-            return
+            raise WireError(f"update in the name of {update.device!r}", reason="identity")
         if device in self.accepted or device in self.failed:
             await self._settle(update, "duplicate")
         elif update.failure is not None:
@@ -113,7 +111,9 @@ class Gather:
         self._abandon(update.device)
         path = self.path(update.device)
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrival = self._arrivals[update.device] = _Arrival(update, Spool(path, transfer), self.clock())
+        arrival = self._arrivals[update.device] = _Arrival(
+            update, Spool(path, transfer), Pace(self.link.patience_s, self.clock())
+        )
         return arrival
 
     async def frame(self, device: str, data: bytes) -> None:
@@ -126,7 +126,7 @@ class Gather:
         arrival = self._arrivals.get(device)
         if arrival is None or frame.digest != arrival.spool.assembly.transfer.digest:
             return  # of a round that is over, or offered to a server that has restarted since
-        arrival.heard_at = self.clock()
+        arrival.pace.heard(self.clock())
         arrival.spool.write(frame, len(data))
         if arrival.spool.assembly.complete:
             del self._arrivals[device]
@@ -139,7 +139,7 @@ class Gather:
         window = max(2, min(self.link.window, self.link.budget // max(1, len(self._arrivals))))
         if ranges := arrival.spool.assembly.ask(window):
             digest = arrival.spool.assembly.transfer.digest
-            await self._tell(arrival.update.device, Want(digest=digest, ranges=ranges))
+            await self._tell(arrival.update.device, Want(digest=digest, ranges=ranges), assured=False)
 
     async def watch(self) -> None:
         """Ask again for what does not come, until cancelled."""
@@ -147,8 +147,8 @@ class Gather:
             await asyncio.sleep(TICK_S)
             now = self.clock()
             for arrival in list(self._arrivals.values()):
-                if now - arrival.heard_at > self.link.patience_s:
-                    arrival.heard_at = now
+                if not arrival.pace.left_s(now):
+                    arrival.pace.gave_up(now)
                     arrival.spool.assembly.forget()
                     await self._ask(arrival)
 
@@ -192,9 +192,9 @@ class Gather:
         await self._tell(update.device, ack(update, verdict))
         self.changed.set()
 
-    async def _tell(self, device: str, message: Message) -> None:
+    async def _tell(self, device: str, message: Message, *, assured: bool = True) -> None:
         try:
-            await self.transport.publish(topic(self.site, device, "ack"), wire.encode(message))
+            await self.transport.publish(topic(self.site, device, "ack"), wire.encode(message), assured=assured)
         except Unreachable as error:
             log.debug("not told, the device will offer again: %s", error)
 

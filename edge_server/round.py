@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +74,6 @@ class Rounds:
         closed = _closed(gather, self.server.take_refused(), scored, enough=enough)
         closed = msgspec.structs.replace(closed, seconds=self.server.clock() - started)
         await self.server.worker(self.store.append, closed)
-        shutil.rmtree(gather.folder, ignore_errors=True)
         return state, closed
 
     async def exchange(

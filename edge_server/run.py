@@ -27,7 +27,7 @@ from edge_server.trial.plan import Plan, test_data
 from shared import tensorfile
 from shared.algorithms import ALGORITHMS
 from shared.data.load import load
-from shared.errors import CorruptFile
+from shared.errors import ConfigError, CorruptFile
 from shared.evaluate import skeleton
 from shared.models.init import initial
 from shared.registry import build
@@ -58,8 +58,10 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
         started: Calendar time for people.
 
     Raises:
-        ConfigError: The plan names something unknown, or its data cannot be read.
+        ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
     """
+    records = store.records()
+    _require_same_plan(records, plan)
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
     rounds = Rounds(
         run=run,
@@ -71,10 +73,13 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
         network=skeleton(plan.model),
         test=await server.worker(load, test_data(plan)) if plan.evaluation.every else None,
     )
-    if not any(isinstance(record, RunOpened) for record in store.records()):
+    if not records:
         store.append(RunOpened(run=run, plan=plan, started=started))
     at = await server.worker(resume, store, lambda: algorithm.init(initial(plan.model, plan.seed), plan.seed))
     state = at.state
+    if any(isinstance(record, RunClosed) for record in records):
+        log.info("run %s has ended before", run)
+        return state
     for number in range(at.number, plan.rounds + 1):
         opened, accepted = (at.opened, at.accepted) if number == at.number else (None, {})
         state, closed = await rounds.next(number, state, opened, accepted)
@@ -86,6 +91,12 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
         store.append(await _evaluate_on_devices(rounds, state))
     store.append(RunClosed(outcome="finished"))
     return state
+
+
+def _require_same_plan(records: list[AnyRecord], plan: Plan) -> None:
+    for record in records:
+        if isinstance(record, RunOpened) and record.plan != plan:
+            raise ConfigError(f"run: {record.run!r} was begun with another plan; name another run, or restore its plan")
 
 
 async def _evaluate_on_devices(rounds: Rounds, state: State) -> Evaluated:
@@ -134,7 +145,7 @@ def _open_round(
 
 
 def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
-    path = folder / "updates" / f"{record.round:06d}" / record.device
+    path = folder / "updates" / record.device
     return record.update.params is None or (path.exists() and path.stat().st_size == record.update.params.size)
 
 

@@ -16,7 +16,7 @@ from shared import chunks, wire
 from shared.background import background
 from shared.clock import Clock
 from shared.errors import Unreachable, WireError
-from shared.messages import Message, Report, Status, Task, Update, Want
+from shared.messages import Ack, Message, Report, Status, Task, Update, Want
 from shared.topics import ANY, channel_of, device_of, is_name, topic
 from shared.transport.base import Inbox, Transport
 from shared.worker import Worker
@@ -47,7 +47,7 @@ class Server:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _gather: Gather | None = None
     _tasks: dict[str, Task] = field(default_factory=dict)
-    _outgoing: dict[bytes, Outgoing] = field(default_factory=dict)
+    _outgoing: dict[str, Outgoing] = field(default_factory=dict)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -60,7 +60,7 @@ class Server:
     async def round(self, gather: Gather, tasks: dict[str, Task], outgoing: list[Outgoing]) -> AsyncIterator[None]:
         """Keep a round open: send its payloads, give its tasks, take its updates."""
         self._gather, self._tasks = gather, tasks
-        self._outgoing = {one.transfer.digest: one for one in outgoing}
+        self._outgoing = {device: one for one in outgoing for device in one.devices}
         try:
             async with background(*(one.run() for one in outgoing), gather.watch()):
                 for device in tasks:
@@ -95,9 +95,7 @@ class Server:
                 elif data:
                     await self._take(device, wire.decode(data))
             except WireError as error:
-                if not self.refused[error.reason]:
-                    log.warning("refused a message of %s (%s): %s", device, error.reason, error)
-                self.refused[error.reason] += 1
+                self._refuse(device, error)
 
     async def _take(self, device: str, message: Message) -> None:
         match message:
@@ -106,8 +104,9 @@ class Server:
                     raise WireError(f"{type(message).__name__} in the name of {message.device!r}", reason="identity")
                 await self._observe(device, message)
             case Want():
-                if message.digest in self._outgoing:
-                    self._outgoing[message.digest].want(device, message)
+                outgoing = self._outgoing.get(device)
+                if outgoing and outgoing.transfer.digest == message.digest:
+                    outgoing.want(device, message)
             case Update():
                 await self._offered(device, message)
             case other:
@@ -124,25 +123,36 @@ class Server:
                 await self._give(device)
             elif before and before.online:
                 log.info("device %s is gone", device)
-                for outgoing in self._outgoing.values():
-                    outgoing.dismiss(device)
+                self._dismiss(device)
 
     async def _offered(self, device: str, update: Update) -> None:
         """Hand an offer to the open round, or settle it where no round will take it any more."""
         gather = self._gather
-        if gather and (update.run, update.round) == (gather.run, gather.number) and device in gather.expected:
-            if update.params and device in self._tasks:
-                self._outgoing[self._tasks[device].params.digest].dismiss(device)
+        is_open = gather is not None and (update.run, update.round) == (gather.run, gather.number)
+        if gather and is_open and device in gather.expected:
+            self._dismiss(device)  # who offers an update has fetched everything
             await gather.offer(device, update)
-            return
-        late = self.was_run(update.run)
-        if not late:
-            self.refused["unknown-run"] += 1
-        elif gather and (update.run, update.round) == (gather.run, gather.number):
-            late = False
-            self.refused["unknown-device"] += 1
-        verdict = ack(update, "late" if late else "refused", "" if late else "of no run, round and device of this site")
+        elif not is_open and is_name(update.run) and self.was_run(update.run):
+            await self._settle(device, ack(update, "late"))
+        else:
+            reason = "unknown-device" if is_open else "unknown-run"
+            error = WireError("update of no run, round and device of this site", reason=reason)
+            self._refuse(device, error)
+            await self._settle(device, ack(update, "refused", str(error)))
+
+    async def _settle(self, device: str, verdict: Ack) -> None:
         try:
             await self.transport.publish(topic(self.site, device, "ack"), wire.encode(verdict))
         except Unreachable as error:
             log.debug("not told, the device will offer again: %s", error)
+
+    def _dismiss(self, device: str) -> None:
+        """Wait no longer for a device that has its payload, or is gone."""
+        if device in self._outgoing:
+            self._outgoing[device].dismiss(device)
+
+    def _refuse(self, device: str, error: WireError) -> None:
+        """Count what is not taken; say so once a reason and round, however much of it comes."""
+        if not self.refused[error.reason]:
+            log.warning("refused a message of %s (%s): %s", device, error.reason, error)
+        self.refused[error.reason] += 1

@@ -22,5 +22,6 @@ async def background(*routines: Coroutine[Any, Any, None]) -> AsyncIterator[None
                 task.cancel()
     except BaseExceptionGroup as errors:
         if len(errors.exceptions) == 1:
-            raise errors.exceptions[0] from None
+            error = errors.exceptions[0]
+            raise error from error.__cause__  # "from None" would take away its own cause
         raise

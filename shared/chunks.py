@@ -21,6 +21,7 @@ FRAME_BYTES = 256 * 1024
 MIN_FRAME_BYTES = 1024
 MAX_FRAME_BYTES = 4 << 20
 MAX_RANGES = 4096
+FIRST_WINDOW = 4
 MAX_WINDOW = 64
 DIGEST_BYTES = 16
 
@@ -98,6 +99,7 @@ class Assembly:
         self._have = bytearray(transfer.count)
         self._asked: set[int] = set()
         self._next = 0
+        self._window = FIRST_WINDOW
         self.lacking = transfer.count
 
     @property
@@ -124,10 +126,18 @@ class Assembly:
         return True
 
     def ask(self, window: int) -> list[tuple[int, int]]:
-        """Return ranges to ask for now: none while more than half a window is under way."""
+        """Return ranges to ask for now: none while more than half a window is under way.
+
+        The first windows are small, so that little is sent twice where a link turns out to be slow or broken.
+
+        Args:
+            window: Most frames under way.
+        """
+        window = min(window, self._window)
         room = window - len(self._asked)
         if self.complete or 2 * room < window:
             return []
+        self._window *= 2
         wanted: list[int] = []
         while room > len(wanted) and (index := self._have.find(0, self._next)) >= 0:
             wanted.append(index)
@@ -138,7 +148,7 @@ class Assembly:
     def forget(self) -> None:
         """Take everything asked for as lost; the next `ask` starts at the first frame that lacks."""
         self._asked.clear()
-        self._next = 0
+        self._next, self._window = 0, FIRST_WINDOW
 
 
 def to_ranges(indices: Iterable[int]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -53,10 +54,10 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Refuse what no training can use."""
-        if self.local_epochs < 0 or self.batch_size < 1 or self.learning_rate <= 0:
-            raise ValueError("local_epochs must be >= 0, batch_size >= 1, learning_rate > 0")
-        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
-            raise ValueError("momentum must be in [0, 1), weight_decay >= 0")
+        if self.local_epochs < 0 or self.batch_size < 1 or not 0 < self.learning_rate < math.inf:
+            raise ValueError("local_epochs must be >= 0, batch_size >= 1, learning_rate > 0 and finite")
+        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError("momentum must be in [0, 1), weight_decay >= 0 and finite")
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ from shared.messages import Status
 from shared.topics import topic
 from shared.transport.base import Presence
 
+MAX_SESSIONS = 1 << 62
+
 
 @dataclass
 class Session:
@@ -35,6 +37,8 @@ class Session:
             number = int(self.counter.read_text()) + 1
         except (FileNotFoundError, ValueError):
             number = 1
+        if not 0 < number < MAX_SESSIONS:
+            number = 1  # the file rotted; such a number could not even be sent
         partial = self.counter.with_suffix(".part")
         partial.write_text(f"{number}\n")
         partial.replace(self.counter)

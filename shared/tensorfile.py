@@ -6,19 +6,12 @@ import json
 import os
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from shared.errors import CorruptFile
 from shared.payload import digest
-from shared.tree import State, Tree
-
-
-def raw(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's bytes in C order; a view where it lies so already."""
-    flat = tensor.detach().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().data
+from shared.tree import State, Tree, raw
 
 
 def save(path: Path, state: State) -> None:
@@ -28,7 +21,8 @@ def save(path: Path, state: State) -> None:
         OSError: The disk is full or cannot be written; the old content is untouched.
     """
     tree = {key: leaf.detach().contiguous() for key, leaf in state.tree.items()}
-    metadata = {"facts": json.dumps(state.facts, sort_keys=True), "digest": _digest(tree).hex()}
+    facts = json.dumps(state.facts, sort_keys=True)
+    metadata = {"facts": facts, "digest": _digest(tree, facts).hex()}
     partial = path.with_name(path.name + ".part")
     try:
         save_file(tree, partial, metadata=metadata)
@@ -52,13 +46,12 @@ def load(path: Path) -> State:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tree = {key: file.get_tensor(key) for key in sorted(file.keys())}
-        facts = json.loads(metadata["facts"])
-        expected = metadata["digest"]
+        facts, expected = metadata["facts"], metadata["digest"]
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CorruptFile(f"{path}: {error}") from error
-    if _digest(tree).hex() != expected:
+    if _digest(tree, facts).hex() != expected:
         raise CorruptFile(f"{path}: digest does not hold")
-    return State(tree, facts)
+    return State(tree, json.loads(facts))
 
 
 def set_aside(path: Path) -> Path:
@@ -79,5 +72,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(tree: Tree) -> bytes:
-    return digest(raw(tree[key]) for key in sorted(tree))
+def _digest(tree: Tree, facts: str) -> bytes:
+    """Cover the header's content too: a bit that rots there would rename a tensor or change a fact."""
+    described = [(key, str(leaf.dtype), list(leaf.shape)) for key, leaf in sorted(tree.items())]
+    header = memoryview(json.dumps([facts, described]).encode())
+    return digest([header, *(raw(tree[key]) for key in sorted(tree))])

@@ -28,7 +28,7 @@ class Mean:
     """A weighted mean on its way: memory is O(model), however many trees are added.
 
     Attributes:
-        total: Sum of weight times value, leaf by leaf; floating.
+        total: Sum of weight times value, leaf by leaf; floating, of 32 bits at least.
         weight: Weight that went into each leaf: a number, or a tensor of the leaf's shape where trees cover parts.
         count: Trees added.
     """
@@ -70,7 +70,7 @@ def accumulate(mean: Mean, tree: Tree, weight: float, coverage: Mapping[str, Ten
     for key, leaf in tree.items():
         mask = coverage.get(key)
         share = weight if mask is None else mask.to(torch.float32) * weight
-        value = leaf if leaf.is_floating_point() else leaf.to(torch.float64)
+        value = leaf.to(_summing_dtype(leaf))
         if key not in mean.total:
             mean.total[key] = value * share
             mean.weight[key] = share
@@ -78,6 +78,11 @@ def accumulate(mean: Mean, tree: Tree, weight: float, coverage: Mapping[str, Ten
             _add_scaled(mean.total[key], value, share)
             mean.weight[key] = mean.weight[key] + share
     return Mean(mean.total, mean.weight, mean.count + 1)
+
+
+def _summing_dtype(leaf: Tensor) -> torch.dtype:
+    """16 bits end at 65 504, which is no room for a sum over examples; integers hold no mean."""
+    return torch.promote_types(leaf.dtype, torch.float32) if leaf.is_floating_point() else torch.float64
 
 
 def _add_scaled(total: Tensor, value: Tensor, share: float | Tensor) -> None:
@@ -97,6 +102,11 @@ def finish(mean: Mean) -> Tree:
         else:
             result[key] = torch.where(weight > 0, total / weight.clamp_min(torch.finfo(weight.dtype).tiny), 0.0)
     return result
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """Return the tensor's bytes in C order; a view where it lies so already."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def check_like(tree: Tree, like: Tree) -> None:

@@ -63,7 +63,7 @@ async def play(plan: Plan, fleet: list[DevicePlan], run: str, store: Store, fold
     """
     clock = asyncio.get_running_loop().time
     broker, link = MemoryTransport(), LinkConfig()
-    server = Server(SITE, broker, clock, inline)
+    server = Server(SITE, broker, clock, inline, was_run=lambda name: name == run)
     agents = [_live(plan, fleet, index, folder / device.name, broker, clock) for index, device in enumerate(fleet)]
     async with server.listening(), background(*agents):
         return await run_plan(plan, run, server, store, link, started="")
@@ -90,9 +90,9 @@ def _agent(plan: Plan, fleet: list[DevicePlan], index: int, folder: Path, transp
         trainer=InlineTrainer(device.compute_s),
         outbox=outbox,
         download=Download(
-            *(transport, SITE, device.name, folder, inline),
+            *(transport, SITE, device.name, folder, inline, clock),
             window=link.window,
-            patience_s=30.0,
+            patience_s=link.patience_s,
             limit=MAX_PAYLOAD_BYTES,
         ),
         delivery=Delivery(transport, SITE, device.name, outbox),

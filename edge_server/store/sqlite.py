@@ -23,13 +23,22 @@ class SqliteStore:
     """One run's folder. May be used from several threads, one call at a time."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        """Open or create a run's folder.
+
+        Raises:
+            CorruptFile: The journal there is torn.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(folder / JOURNAL, check_same_thread=False, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+        try:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
 
     def append(self, record: AnyRecord) -> None:
         body = _encoder.encode(record).decode()
@@ -54,8 +63,9 @@ class SqliteStore:
         return path
 
     def close(self) -> None:
-        """Close the database."""
-        self._connection.close()
+        """Close the database, after whatever a thread is still writing."""
+        with self._lock:
+            self._connection.close()
 
 
 def read(folder: Path, after: int = 0) -> list[AnyRecord]:
@@ -67,6 +77,8 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
     try:
         connection = sqlite3.connect(f"file:{folder / JOURNAL}?mode=ro", uri=True)
         try:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone():
+                return []  # the writer has made the file and not yet the table
             rows = connection.execute("SELECT body FROM records WHERE seq > ? ORDER BY seq", (after,)).fetchall()
         finally:
             connection.close()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from shared.algorithms import ALGORITHMS
+from shared.codecs import CODECS
 from shared.config import read
 from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
+from shared.evaluate import skeleton
 from shared.messages import Hyper, Spec
+from shared.registry import build
 from shared.topics import checked_name
 
 
@@ -32,6 +37,11 @@ class CohortPlan(Section, frozen=True, kw_only=True):
     min_devices: int = 1
     wait_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        """Refuse a cohort that nobody could be in."""
+        if self.size < 0 or self.min_devices < 1 or not self.wait_s > 0:
+            raise ValueError("size must be >= 0, min_devices >= 1, wait_s > 0")
+
 
 class RoundPlan(Section, frozen=True, kw_only=True):
     """How a round ends.
@@ -50,7 +60,7 @@ class RoundPlan(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a round that could not end."""
-        if self.deadline_s <= 0 or not 0 < self.quorum <= 1 or self.min_updates < 1:
+        if not self.deadline_s > 0 or not 0 < self.quorum <= 1 or self.min_updates < 1:
             raise ValueError("deadline_s must be > 0, quorum in (0, 1], min_updates >= 1")
 
 
@@ -59,6 +69,11 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
 
     every: int = 1
     on_device: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a step backwards."""
+        if self.every < 0:
+            raise ValueError("every must be >= 0")
 
 
 class PartitionPlan(Section, frozen=True, kw_only=True):
@@ -87,6 +102,13 @@ class DevicePlan(Section, frozen=True, kw_only=True):
     up_mbit_s: float | None = None
     down_mbit_s: float | None = None
     delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a board or a link that does not exist."""
+        if not 0 <= self.compute_s < math.inf or not 0 <= self.delay_s < math.inf:
+            raise ValueError("compute_s and delay_s must be >= 0")
+        if not all(rate is None or rate > 0 for rate in (self.up_mbit_s, self.down_mbit_s)):
+            raise ValueError("up_mbit_s and down_mbit_s must be > 0; leave them out for no limit")
 
 
 class Plan(Section, frozen=True, kw_only=True):
@@ -130,9 +152,20 @@ def load(path: Path, data_root: Path) -> Plan:
         raise ConfigError(f"{path}: device: two devices have the same name; give each its own")
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
+    _require_known(plan, path)
     if not plan.data.path:
         return plan
     return msgspec.structs.replace(plan, data=msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)))
+
+
+def _require_known(plan: Plan, path: Path) -> None:
+    """Try the names and options of a plan, so that a mistake is found before anything is started."""
+    try:
+        build(ALGORITHMS, plan.algorithm, "algorithm")
+        build(CODECS, plan.codec, "codec")
+        skeleton(plan.model)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.plan import Plan
 from shared.clock import utc_stamp
 from shared.errors import ConfigError, CorruptFile
+
+log = logging.getLogger(__name__)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +75,13 @@ def find(data_dir: Path, run: str) -> Run:
 
 
 def all_runs(data_dir: Path) -> list[Run]:
-    """Return every readable run, oldest first."""
-    runs = [find(data_dir, path.parent.name) for path in data_dir.glob(f"*/{JOURNAL}")]
+    """Return every readable run, oldest first; what cannot be read is reported and left alone."""
+    runs = []
+    for path in data_dir.glob(f"*/{JOURNAL}"):
+        try:
+            runs.append(find(data_dir, path.parent.name))
+        except ConfigError as error:
+            log.warning("%s", error)
     return sorted(runs, key=lambda run: run.opened.started if run.opened else "")
 
 

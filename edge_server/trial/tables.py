@@ -57,7 +57,7 @@ def runs_table(summaries: Sequence[Summary]) -> Table:
     """Return one row a run."""
     table = Table(title="Runs")
     for heading in ("run", "algorithm", "rounds", "accuracy", "outcome", "started"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")  # a name that is cut cannot be given to `show`
     for one in summaries:
         table.add_row(
             *(one.run, one.algorithm, f"{one.rounds}/{one.of}", figure(one.accuracy), one.outcome, one.started)

@@ -8,6 +8,7 @@ https://arxiv.org/abs/1812.06127
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -26,10 +27,10 @@ def fedprox(mu: float = 0.01) -> Algorithm:
         mu: Weight of the proximal term, >= 0; 0 gives FedAvg.
 
     Raises:
-        ValueError: `mu` is negative.
+        ValueError: `mu` is negative, NaN or infinite.
     """
-    if mu < 0:
-        raise ValueError(f"mu is {mu}, it must be >= 0")
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"mu is {mu}, it must be >= 0 and finite")
 
     @torch.no_grad()
     def pull(layers: nn.Module, start: Tree) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from shared.errors import WireError
 from shared.messages import Blob, Payload
-from shared.tensorfile import raw
-from shared.tree import Tree
+from shared.tree import Tree, raw
 
 Memory: TypeAlias = Tree | None
 """What an encoder did not send last time (error feedback); None before the first call."""
@@ -66,9 +65,9 @@ def from_blob(blob: Blob) -> Tensor:
     """
     if blob.dtype not in DTYPES:
         raise WireError(f"unknown dtype {blob.dtype!r}", reason="dtype")
-    if not blob.data.nbytes:
-        return torch.empty(blob.shape, dtype=DTYPES[blob.dtype])
     try:
-        return torch.frombuffer(blob.data, dtype=DTYPES[blob.dtype]).view(blob.shape)
-    except (RuntimeError, ValueError) as error:
+        dtype = DTYPES[blob.dtype]
+        flat = torch.frombuffer(blob.data, dtype=dtype) if blob.data.nbytes else torch.empty(0, dtype=dtype)
+        return flat.view(blob.shape)
+    except (RuntimeError, TypeError, ValueError) as error:  # TypeError: an extent beyond 64 bits
         raise WireError(f"{blob.data.nbytes} bytes are no {blob.dtype}{blob.shape}", reason="shape") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.codecs.base import Codec, Coded, Memory, from_blob, to_blob
+from shared.errors import WireError
 from shared.messages import Payload
 from shared.tree import Tree
 
@@ -12,6 +13,8 @@ def _encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
 
 
 def _decode(payload: Payload) -> Coded:
+    if payload.codec != "dense":
+        raise WireError(f"payload of codec {payload.codec!r}, expected dense", reason="codec")
     return Coded({key: from_blob(blob) for key, blob in payload.blobs.items()}, {})
 
 

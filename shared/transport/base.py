@@ -22,6 +22,13 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keepalive_s: int = 60
     session_expiry_s: int = 86_400
 
+    def __post_init__(self) -> None:
+        """Refuse what MQTT has no room for."""
+        if not self.host or not 1 <= self.port <= 0xFFFF:
+            raise ValueError("host must not be empty, port must be 1 to 65535")
+        if not 1 <= self.keepalive_s <= 0xFFFF or not 0 <= self.session_expiry_s <= 0xFFFF_FFFF:
+            raise ValueError("keepalive_s must be 1 to 65535, session_expiry_s 0 to 4294967295")
+
 
 @dataclass(frozen=True)
 class Presence:

@@ -1,0 +1,42 @@
+# `make` lists the targets. Every target that needs the environment makes it first; see deploy/setup.sh.
+
+BIN := .venv/bin
+READY := .venv/.ready
+# An environment that was copied or moved along with its checkout points to the old place: set-up makes it anew.
+MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fix bench clean moved
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv with everything in it, and a broker
+	@:
+
+$(READY): pyproject.toml constraints.txt deploy/setup.sh $(MOVED)
+	@sh deploy/setup.sh
+
+demo: setup ## Train a small network with four agents and a broker on this machine
+	@$(BIN)/edge-server trial run deploy/plans/demo.toml --local 4
+
+test: setup ## Run the tests
+	@$(BIN)/python -m pytest -q
+
+check: setup ## Run all that must pass before a change lands: format, lint, types, import rules, tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q
+
+fix: setup ## Format, and mend what ruff can mend by itself
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup ## Measure; NAME=... for one benchmark
+	@$(BIN)/python tests/benchmarks/run.py $(NAME)
+
+clean: ## Remove .venv, caches and build outputs; runs/ stays
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

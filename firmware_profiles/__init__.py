@@ -1,0 +1,1 @@
+"""One TOML a board: where its readings and its settings are. Data only, read through `importlib.resources`."""

@@ -1,0 +1,62 @@
+"""Many real agents in one process whose trainer sends back what came: a load for the server, without torch.
+
+Run as `python echo_agents.py PORT COUNT FOLDER`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+from device_agent import outbox
+from device_agent.agent import Job
+from device_agent.compose import compose
+from device_agent.config import AgentConfig
+from shared.data.spec import Data
+from shared.messages import Update
+from shared.presence import Session
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+
+
+class Echo:
+    """A trainer whose update is the payload it was given."""
+
+    async def ready(self) -> None:
+        """It always is."""
+
+    async def __call__(self, job: Job) -> None:
+        task, draft = job.task, Path(job.draft)
+        await asyncio.to_thread(shutil.copyfile, job.params, draft / outbox.PAYLOAD)
+        update = Update(
+            run=task.run,
+            round=task.round,
+            device=task.device,
+            params=task.params,
+            weight=1.0,
+            num_examples=1,
+            cost=job.cost,
+        )
+        await asyncio.to_thread(outbox.write, draft, update)
+
+
+async def live(port: int, index: int, folder: Path) -> None:
+    """Run one agent for ever."""
+    config = AgentConfig(device=f"echo-{index}", state_dir=str(folder), data=Data(source="digits"))
+    session = Session(folder / "session", config.device, config.site, str(index))
+    folder.mkdir(parents=True)
+    transport = MqttTransport(Broker(port=port), config.device, session.presence)
+    async with transport.running():
+        await transport.connected.wait()
+        await compose(config, folder, transport, Echo()).run()
+
+
+async def main(port: int, count: int, folder: Path) -> None:
+    """Run all agents."""
+    await asyncio.gather(*(live(port, index, folder / str(index)) for index in range(count)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,44 @@
+"""Whole rounds against the bare broker, in turn within one run, so that a noisy machine slows both alike."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+
+import fleet
+import floor
+from measure import Figure
+
+SIZES = ((4_000, "4kB", 60, 60), (25_000_000, "25MB", 14, 14), (100_000_000, "100MB", 8, 8))
+TURNS = 3
+TARGET_S = {"4kB": "<= 0.020", "25MB": "<= 0.3", "100MB": "<= 1.3"}
+TARGET_RATIO = {"25MB": "<= 2.5", "100MB": "<= 3.5"}
+PEER_S = {"25MB": 0.485, "100MB": 2.66}  # the fastest peer, on the reference machine, without storing anything
+REFERENCE_FLOOR_S = {"25MB": 0.123, "100MB": 0.365}
+
+
+def run() -> list[Figure]:
+    """Measure rounds of three sizes with two agents."""
+    figures: list[Figure] = []
+    for size, name, rounds, floor_rounds in SIZES:
+        ours: list[float] = []
+        bare: list[float] = []
+        cpu: list[float] = []
+        for _ in range(TURNS):
+            bare += asyncio.run(floor.measure(model_bytes=size, devices=2, rounds=floor_rounds))
+            one = asyncio.run(fleet.measure(model_bytes=size, devices=2, rounds=rounds))
+            ours += one.round_s
+            cpu.append(one.cpu_s)
+        round_s, floor_s = statistics.median(ours), statistics.median(bare)
+        figures += [
+            Figure(f"round {name}", round_s, "s", TARGET_S[name]),
+            Figure(f"round {name}, CPU of all processes", statistics.median(cpu), "s"),
+            Figure(f"bare MQTT {name}", floor_s, "s"),
+            Figure(f"round {name} over bare MQTT", round_s / floor_s, "x", TARGET_RATIO.get(name, "")),
+        ]
+        if name in PEER_S:
+            peer_s = PEER_S[name] * floor_s / REFERENCE_FLOOR_S[name]
+            figures.append(
+                Figure(f"fastest peer, scaled by the floor, over round {name}", peer_s / round_s, "x", ">= 1.6")
+            )
+    return figures

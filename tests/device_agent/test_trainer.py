@@ -1,0 +1,262 @@
+"""The trainer with its real child process: warm, cancelled, killed, starved of memory, idle.
+
+Most tests share one child, since a child imports torch; each works on its own as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from device_agent.outbox import Outbox
+from device_agent.trainer import TrainerProcess, _is_locked
+from shared.errors import TaskFailed
+from shared.messages import Assignment, Hyper, Spec, Task
+
+ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
+START_S = 60.0
+"""To import torch on a busy machine."""
+
+
+@dataclass
+class Host:
+    """An event loop that lasts for all tests, and the trainer on it."""
+
+    runner: asyncio.Runner
+    trainer: TrainerProcess
+    outbox: Outbox
+    make_job: Callable
+
+    def do(self, routine, limit_s: float = START_S):
+        return self.runner.run(asyncio.wait_for(routine, limit_s))
+
+    async def train(self, task: Task) -> float:
+        """Do a task as the agent does; return the seconds it took."""
+        began = time.monotonic()
+        draft = self.outbox.draft(task.run, task.round)
+        await self.trainer(self.make_job(task, draft))
+        self.outbox.commit(draft)
+        return time.monotonic() - began
+
+    async def begin(self, task: Task) -> asyncio.Task[float]:
+        """Begin a task that never ends by itself, in a child that is warm; return while it trains."""
+        await self.train(Task(**{name: getattr(task, name) for name in task.__struct_fields__} | {"round": 0}))
+        training = asyncio.create_task(self.train(task))
+        await asyncio.sleep(0.3)
+        assert not training.done()
+        return training
+
+    @property
+    def pid(self) -> int:
+        return self.trainer._process.pid
+
+
+@pytest.fixture(scope="module")
+def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, TrainerProcess]]:
+    with asyncio.Runner() as runner:
+        trainer = TrainerProcess(tmp_path_factory.mktemp("board") / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        yield runner, trainer
+        runner.run(trainer.close())
+
+
+@pytest.fixture
+def host(shared_trainer, tmp_path: Path, make_job) -> Host:
+    return Host(*shared_trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_a_job_gives_an_entry_and_the_next_one_finds_the_child_warm(host, make_task) -> None:
+    """The update is in the outbox; the second job is done by the same process, without importing torch again."""
+    host.do(host.train(make_task(round=1)))
+    pid = host.pid
+    seconds = host.do(host.train(make_task(round=2)))
+    assert host.pid == pid
+    assert seconds < 1.0
+    assert [(entry.update.round, entry.update.failure) for entry in host.outbox.entries()] == [(1, None), (2, None)]
+    entry = host.outbox.entries()[1]
+    assert entry.payload.stat().st_size == entry.update.params.size
+    assert entry.update.cost.compute_s > 0
+    assert entry.update.cost.cpu_s > 0
+
+
+def test_a_failed_job_tells_its_cause_and_the_child_stays(host, make_task) -> None:
+    """A cause of our own, and one of torch's: neither costs the child."""
+    host.do(host.train(make_task(round=1)))
+    pid = host.pid
+    with pytest.raises(TaskFailed, match="ConfigError: unknown algorithm 'fedmagic'"):
+        host.do(host.train(make_task(round=2, algorithm=Spec(name="fedmagic"))))
+    with pytest.raises(TaskFailed, match="shape"):
+        host.do(host.train(make_task(round=3, model=Spec(name="mlp", options={"features": 5, "hidden": 8}))))
+    host.do(host.train(make_task(round=4)))
+    assert host.pid == pid
+    assert [entry.update.round for entry in host.outbox.entries()] == [1, 4]
+
+
+def test_a_cancelled_job_is_given_up_at_once_and_the_child_stays_usable(host, make_task) -> None:
+    """No update is left; the same process does the next job."""
+
+    async def story() -> None:
+        training = await host.begin(make_task(assignment=ENDLESS))
+        pid = host.pid
+        began = time.monotonic()
+        training.cancel()
+        await asyncio.wait({training})
+        assert training.cancelled()
+        assert time.monotonic() - began < 1.0
+        assert not host.outbox.has("trial", 1)
+        assert await host.train(make_task(round=2)) < 1.0
+        assert host.pid == pid
+
+    host.do(story())
+
+
+def test_a_child_that_dies_while_its_job_is_given_up_is_no_error_of_the_agent_s(host, make_task) -> None:
+    """Stopped so that it cannot answer the word to give up, then killed: the call ends as cancelled, not by a fault."""
+
+    async def story() -> None:
+        training = await host.begin(make_task(assignment=ENDLESS))
+        pid = host.pid
+        os.kill(pid, signal.SIGSTOP)
+        training.cancel()
+        await asyncio.sleep(0.1)
+        assert not training.done()
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait({training})
+        assert training.cancelled()
+
+    host.do(story())
+
+
+def test_a_killed_child_is_one_failed_task(host, make_task) -> None:
+    """`kill -9` in the middle of training: the cause names the signal; the next job works in a new child."""
+
+    async def story() -> None:
+        training = await host.begin(make_task(assignment=ENDLESS))
+        pid = host.pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(TaskFailed, match="signal 9"):
+            await training
+        assert not host.outbox.has("trial", 1)
+        await host.train(make_task(round=2))
+        assert host.pid != pid
+        assert host.outbox.has("trial", 2)
+
+    host.do(story(), 2 * START_S)
+
+
+def test_a_child_killed_between_jobs_costs_nothing(host, make_task) -> None:
+    """The next job starts another one; no task fails for it."""
+
+    async def story() -> None:
+        await host.train(make_task(round=1))
+        process = host.trainer._process
+        process.kill()
+        await process.wait()
+        await host.train(make_task(round=2))
+        assert host.pid != process.pid
+
+    host.do(story(), 2 * START_S)
+
+
+def test_an_idle_child_is_ended_and_its_lock_is_free(host, make_task) -> None:
+    """Idle seconds are counted after a job, never during one."""
+
+    async def story() -> None:
+        await host.train(make_task(round=1))
+        pid = host.pid
+        host.trainer.idle_s = 0.5
+        training = asyncio.create_task(host.train(make_task(round=2, assignment=ENDLESS)))
+        await asyncio.sleep(1.0)
+        assert is_alive(pid)
+        training.cancel()
+        await asyncio.wait({training})
+        assert is_alive(pid)
+        await until(lambda: not is_alive(pid), 5.0)
+        assert not _is_locked(host.trainer.lock)
+
+    try:
+        host.do(story())
+    finally:
+        host.trainer.idle_s = 600.0
+
+
+def test_a_child_made_ready_for_a_task_that_never_came_is_ended_too(tmp_path) -> None:
+    """The parameters could not be fetched: the child that was started meanwhile does not hold memory for ever."""
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=0.4, memory_mb=0, threads=1)
+        await trainer.ready()
+        pid = trainer._process.pid
+        assert is_alive(pid)
+        await until(lambda: not is_alive(pid))
+        await trainer.close()
+
+    asyncio.run(story())
+
+
+def test_closing_ends_the_child_also_when_it_is_busy(tmp_path) -> None:
+    """At any moment, here while it imports torch; twice is harmless."""
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1)
+        await trainer.ready()
+        pid = trainer._process.pid
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await trainer.close()
+        assert time.monotonic() - began < 2.0
+        assert not is_alive(pid)
+        await trainer.close()
+
+    asyncio.run(story())
+
+
+def test_a_model_too_large_for_the_limit_is_out_of_memory_and_no_more(tmp_path, make_job, make_task) -> None:
+    """2 GB of parameters under a limit of 1 GB: the task fails with the cause and the remedy; a small one works."""
+    large = Spec(name="mlp", options={"features": 4, "hidden": 80_000_000, "classes": 2})
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=1024, threads=1)
+        host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
+        with pytest.raises(TaskFailed, match=r"out of memory.*raise trainer\.memory_mb"):
+            await host.train(make_task(round=1, model=large))
+        await host.train(make_task(round=2))
+        assert [entry.update.round for entry in host.outbox.entries()] == [2]
+        await trainer.close()
+
+    asyncio.run(asyncio.wait_for(story(), 2 * START_S))
+
+
+def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, make_task) -> None:
+    """The child dies while it imports; the agent hears of it, and can try again."""
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=64, threads=1)
+        host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
+        for number in (1, 2):
+            with pytest.raises(TaskFailed, match="the trainer (ended|died|was killed)"):
+                await host.train(make_task(round=number))
+        assert host.outbox.entries() == []
+        await trainer.close()
+
+    asyncio.run(asyncio.wait_for(story(), 2 * START_S))

@@ -1,0 +1,173 @@
+"""Real agents and the real server in one process, on memory and virtual time or on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from device_agent.agent import Agent, Job
+from edge_server.config import LinkConfig
+from edge_server.replay.play import InlineTrainer, _agent
+from edge_server.run import run_plan
+from edge_server.server import Server
+from edge_server.store.base import AnyRecord
+from edge_server.store.sqlite import SqliteStore
+from edge_server.trial.plan import DevicePlan, Plan
+from shared.clock import VirtualLoop
+from shared.errors import TaskFailed
+from shared.presence import Session
+from shared.topics import SERVER
+from shared.transport.base import Broker, Presence, Transport
+from shared.transport.memory import MemoryTransport
+from shared.transport.mqtt import MqttTransport
+from shared.tree import State
+from shared.worker import inline
+
+T = TypeVar("T")
+
+RUN = "run"
+FRAME_BYTES = 1024
+"""Small, so that a small model travels in several frames."""
+
+
+@dataclass
+class Network:
+    """What devices and server meet on: a broker, or memory on virtual time."""
+
+    broker: Broker | None = None
+    runner: asyncio.Runner | None = None
+    memory: MemoryTransport = field(default_factory=MemoryTransport)
+
+    def run(self, routine: Coroutine[Any, Any, T]) -> T:
+        """Run a test on the network's own loop."""
+        if self.runner:
+            return self.runner.run(routine)
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(routine)
+
+    @asynccontextmanager
+    async def connected(self, client_id: str, presence: Callable[[], Presence]) -> AsyncIterator[Transport]:
+        """Connect a process of its own name; its birth is heard, and its death."""
+        if self.broker:
+            async with MqttTransport(self.broker, client_id, presence).running() as transport:
+                await transport.connected.wait()
+                yield transport
+            return
+        born = presence()
+        await self.memory.publish(born.topic, born.birth, retain=True)
+        try:
+            yield self.memory
+        finally:
+            await self.memory.publish(born.topic, born.will, retain=True)
+
+
+@dataclass
+class Trainer(InlineTrainer):
+    """Trains in this process, keeps count, and fails where a test says so."""
+
+    trained: list[tuple[str, int]] = field(default_factory=list)
+    broken: str = ""
+
+    async def __call__(self, job: Job) -> None:
+        """Do a job, or not."""
+        self.trained.append((job.task.device, job.task.round))
+        if self.broken:
+            raise TaskFailed(self.broken)
+        await super().__call__(job)
+
+
+@dataclass
+class Site:
+    """A plan, its devices and its server; both may be stopped and started again in the same folders."""
+
+    network: Network
+    plan: Plan
+    folder: Path
+    name: str = "lab"
+    trained: list[tuple[str, int]] = field(default_factory=list)
+    _living: dict[str, AsyncExitStack] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def devices(self, *names: str, **trainer: Any) -> AsyncIterator[None]:
+        """Run agents while the block lasts."""
+        for name in names:
+            await self.start(name, **trainer)
+        try:
+            yield
+        finally:
+            for name in list(self._living):
+                await self.stop(name)
+
+    async def start(self, name: str, *, broken: str = "", compute_s: float = 0.0) -> None:
+        """Run one agent until it is stopped; what it left in its folder, it finds again."""
+        fleet: list[DevicePlan] = self.plan.device
+        index = [device.name for device in fleet].index(name)
+        place = self.folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        session = Session(place / "session", name, self.name, uuid.uuid4().hex)
+        stack = AsyncExitStack()
+        transport = await stack.enter_async_context(
+            self.network.connected(f"{self.name}.{name}", session.presence)
+        )
+        agent: Agent = _agent(self.plan, fleet, index, place, transport, asyncio.get_running_loop().time)
+        for part in (agent, agent.download, agent.delivery):
+            part.site = self.name
+        agent.frame_bytes = FRAME_BYTES
+        agent.trainer = Trainer(compute_s, trained=self.trained, broken=broken)
+        running = asyncio.create_task(agent.run(), name=name)
+
+        async def end() -> None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            if not running.cancelled():
+                running.result()
+
+        stack.push_async_callback(end)
+        self._living[name] = stack
+
+    async def stop(self, name: str) -> None:
+        """End an agent; it says goodbye."""
+        await self._living.pop(name).aclose()
+
+    async def serve(self, store: SqliteStore | None = None) -> tuple[State, list[AnyRecord]]:
+        """Run the plan from where the folder says it stands; return the final state and the journal."""
+        store = store or SqliteStore(self.folder / RUN, durable=False)
+        session = Session(self.folder / "session", SERVER, self.name, uuid.uuid4().hex)
+        clock, link = asyncio.get_running_loop().time, LinkConfig(frame_bytes=FRAME_BYTES)
+        try:
+            async with self.network.connected(f"{self.name}.{SERVER}", session.presence) as transport:
+                server = Server(self.name, transport, clock, inline, was_run=lambda run: run == RUN)
+                async with server.listening():
+                    state = await run_plan(self.plan, RUN, server, store, link, started="")
+            return state, store.records()
+        finally:
+            store.close()
+
+
+class Stopping(SqliteStore):
+    """A store that ends whoever writes it, as soon as something particular is written."""
+
+    def __init__(self, folder: Path, at: Callable[[object], bool]) -> None:
+        super().__init__(folder, durable=False)
+        self.at = at
+        self.victim = asyncio.current_task()
+
+    def append(self, record: AnyRecord) -> None:
+        """Add a record; perhaps it was the last."""
+        super().append(record)
+        self._stop_at(record)
+
+    def save(self, number: int, state: State) -> None:
+        """Keep a state; perhaps it was the last."""
+        super().save(number, state)
+        self._stop_at(number)
+
+    def _stop_at(self, written: object) -> None:
+        if self.victim and self.at(written):
+            self.victim.cancel()
+            self.victim = None

@@ -1,0 +1,177 @@
+"""A site for tests: a plan in a file, the real server on the memory transport, devices that a test scripts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from edge_server.config import LinkConfig
+from edge_server.run import run_plan
+from edge_server.server import Server
+from edge_server.store.base import RoundClosed, closed_rounds
+from edge_server.store.sqlite import SqliteStore
+from edge_server.trial import plan as plans
+from shared import chunks, payload, wire
+from shared.clock import VirtualLoop
+from shared.codecs.dense import dense
+from shared.messages import Ack, Message, Status, Task, Transfer, Update, Want
+from shared.models.init import initial
+from shared.topics import topic
+from shared.transport.base import Inbox, Transport
+from shared.transport.memory import MemoryTransport
+from shared.tree import State, Tree
+from shared.worker import inline
+
+T = TypeVar("T")
+
+SITE, RUN = "lab", "run"
+PATIENCE_S = 200.0
+SECTIONS = {
+    "algorithm": 'name = "fedavg"',
+    "model": 'name = "mlp"\noptions = { hidden = 4 }',
+    "hyper": "batch_size = 16",
+    "cohort": "min_devices = 2",
+    "round": "deadline_s = 30.0",
+    "evaluation": "every = 0",
+    "data": 'source = "digits"',
+}
+
+
+def write_plan(folder: Path, *, rounds: int = 2, more: str = "", **sections: str) -> Path:
+    """Write a plan; a section given by name replaces the usual one, `more` is added at the end."""
+    lines = ['name = "tiny"', f"rounds = {rounds}"]
+    lines += [f"[{name}]\n{text}" for name, text in (SECTIONS | sections).items()]
+    path = folder / "plan.toml"
+    path.write_text("\n".join([*lines, more]))
+    return path
+
+
+def virtual(routine: Coroutine[Any, Any, T]) -> T:
+    """Run on virtual time; a wait for nothing at all is an error, not a hang."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(routine)
+
+
+def beginning(plan: plans.Plan) -> Tree:
+    """Return the model's first parameters."""
+    return initial(plan.model, plan.seed).tree()
+
+
+def moved(plan: plans.Plan, by: float) -> Tree:
+    """Return a change of every parameter by the same amount."""
+    return {key: torch.full_like(leaf, by) for key, leaf in beginning(plan).items()}
+
+
+def packed(tree: Tree) -> bytes:
+    """Return a tree's bytes as they travel."""
+    return b"".join(payload.pack(dense().encode(tree, None)[0]))
+
+
+def update_for(task: Task, data: bytes, **changes: Any) -> Update:
+    """Return an honest update that carries `data`, but for the changes."""
+    transfer = Transfer(digest=payload.digest([memoryview(data)]), size=len(data), frame_bytes=1024)
+    honest = Update(run=task.run, round=task.round, device=task.device, params=transfer, weight=1.0, num_examples=1)
+    return msgspec.structs.replace(honest, **changes)
+
+
+@dataclass
+class Puppet:
+    """A device that does what a test says."""
+
+    name: str
+    transport: Transport
+    tasks: Inbox
+    acks: Inbox
+
+    async def task(self) -> Task:
+        """Wait for the next task."""
+        async with asyncio.timeout(PATIENCE_S):
+            return wire.decode_as(Task, (await anext(self.tasks))[1])
+
+    async def say(self, message: Message | bytes, channel: str = "update") -> None:
+        """Publish anything."""
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        await self.transport.publish(topic(SITE, self.name, channel), data)
+
+    async def heard(self) -> Want | Ack:
+        """Wait for the server's next word."""
+        async with asyncio.timeout(PATIENCE_S):
+            message = wire.decode((await anext(self.acks))[1])
+        assert isinstance(message, Want | Ack)
+        return message
+
+    async def offer(self, update: Update, data: bytes = b"") -> Ack:
+        """Offer an update and send the frames the server asks for, until it settles the matter."""
+        await self.say(update)
+        while isinstance(message := await self.heard(), Want):
+            assert update.params is not None
+            for index in chunks.from_ranges(message.ranges, update.params.count, limit=chunks.MAX_RANGES):
+                await self.say(frame(update.params, index, data))
+        return message
+
+    async def answer(self, task: Task, tree: Tree, **changes: Any) -> Ack:
+        """Do a task as an honest device does."""
+        data = packed(tree)
+        return await self.offer(update_for(task, data, **changes), data)
+
+    async def status(self, *, online: bool, session: int = 1) -> None:
+        """Say that it is here, or let its will say that it is not."""
+        presence = Status(device=self.name, session=session, instance=self.name, online=online)
+        await self.transport.publish(topic(SITE, self.name, "status"), wire.encode(presence), retain=True)
+
+
+def frame(transfer: Transfer, index: int, data: bytes) -> bytes:
+    """Return one frame of `data`."""
+    start = index * transfer.frame_bytes
+    return chunks.encode(transfer, index, [memoryview(data)[start : start + transfer.frame_bytes]])
+
+
+@dataclass
+class Site:
+    """A server at work on a plan."""
+
+    plan: plans.Plan
+    broker: MemoryTransport
+    server: Server
+    store: SqliteStore
+    run: asyncio.Task[State]
+    _stack: AsyncExitStack
+
+    async def device(self, name: str, *, online: bool = True) -> Puppet:
+        """Connect a device."""
+        tasks = await self._stack.enter_async_context(self.broker.subscribe(topic(SITE, name, "task")))
+        acks = await self._stack.enter_async_context(self.broker.subscribe(topic(SITE, name, "ack")))
+        puppet = Puppet(name, self.broker, tasks, acks)
+        if online:
+            await puppet.status(online=True)
+        return puppet
+
+    async def ended(self) -> tuple[State, list[RoundClosed]]:
+        """Wait for the run's end; return the final state and its rounds."""
+        return await self.run, closed_rounds(self.store.records())
+
+
+@asynccontextmanager
+async def site(folder: Path, broker: MemoryTransport | None = None, **plan: Any) -> AsyncIterator[Site]:
+    """Run the real server on a plan beside the block, on virtual time; what it stored before, it goes on with."""
+    loaded = plans.load(write_plan(folder, **plan), folder)
+    broker = broker or MemoryTransport()
+    store = SqliteStore(folder / RUN, durable=False)
+    server = Server(SITE, broker, asyncio.get_running_loop().time, inline, was_run=lambda run: run == RUN)
+    async with AsyncExitStack() as stack:
+        stack.callback(store.close)
+        await stack.enter_async_context(server.listening())
+        work = run_plan(loaded, RUN, server, store, LinkConfig(frame_bytes=1024), started="")
+        run = asyncio.create_task(work, name="run")
+        try:
+            yield Site(loaded, broker, server, store, run, stack)
+        finally:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)

@@ -1,0 +1,86 @@
+"""A mistake in a server's file is one line: the file, the key, what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.config import LinkConfig, ServerConfig, load
+from shared.errors import ConfigError
+from shared.transport.base import Broker
+
+
+def write(folder, text, name="server.toml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
+    """The file may be named from any folder."""
+    text = """
+        plan = "plans/one.toml"
+        run = "first"
+        data_dir = "d"
+        data_root = "r"
+        site = "hall-2"
+        threads = 3
+        log_level = "debug"
+        [broker]
+        host = "gateway"
+        port = 8883
+        version = 3
+        keepalive_s = 5
+        session_expiry_s = 7
+        [link]
+        frame_bytes = 4096
+        window = 4
+        budget = 9
+        patience_s = 2.5
+    """
+    assert load(write(tmp_path, text)) == ServerConfig(
+        plan=str(tmp_path / "plans/one.toml"),
+        run="first",
+        data_dir="d",
+        data_root="r",
+        site="hall-2",
+        threads=3,
+        log_level="debug",
+        broker=Broker(host="gateway", port=8883, version=3, keepalive_s=5, session_expiry_s=7),
+        link=LinkConfig(frame_bytes=4096, window=4, budget=9, patience_s=2.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "remedy"),
+    [
+        ("", "plan", "add it"),
+        ('plan = "p"\nhots = 1', "hots", "known: plan, run"),
+        ('plan = "p"\n[broker]\nhots = 1', "broker", "hots"),
+        ("plan = 5", "plan", "correct the value"),
+        ('plan = "p"\n[broker]\nport = "x"', "broker.port", "correct the value"),
+        ('plan = "p"\n[broker]\nversion = 4', "broker.version", "correct the value"),
+        ('plan = "p"\nsite = "a/b"', "site", "use 1 to 64 letters"),
+        ('plan = "p"\nrun = "../x"', "run", "use 1 to 64 letters"),
+        ('plan = "p"\nlog_level = "loud"', "log_level", "use debug, info, warning or error"),
+        ('plan = "p"\n[link]\nframe_bytes = 10', "link", "frame_bytes must be 1024 to"),
+        ('plan = "p"\n[link]\nwindow = 0', "link", "window 1 to 64"),
+        ('plan = "p"\n[link]\nbudget = 0', "link", "budget must be >= 1"),
+        ('plan = "p"\n[link]\npatience_s = 0.0', "link", "patience_s > 0"),
+        ('plan = "p"\n[link]\npatience_s = nan', "link", "patience_s > 0"),
+        ('plan = p', "line 1", "correct that line"),
+    ],
+)
+def test_a_mistake_names_file_key_and_remedy(tmp_path, text, key, remedy):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert key in message
+    assert remedy in message
+    assert "\n" not in message
+
+
+def test_an_absent_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: no such file; give the path"):
+        load(tmp_path / "nowhere.toml")

@@ -1,0 +1,192 @@
+"""A run that was cut anywhere goes on to the same end: same rounds, same model, nobody trains twice what counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge_server.store.base import (
+    AnyRecord,
+    Evaluated,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    UpdateAccepted,
+    closed_rounds,
+)
+from edge_server.store.checkpoints import path_of
+from edge_server.store.sqlite import SqliteStore
+from edge_server.trial.plan import Plan, load
+from shared.errors import ConfigError
+from shared.tree import State
+from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.harness import write_plan
+
+NAMES = ("a", "b", "c")
+DEVICES = "\n".join(f'[[device]]\nname = "{name}"' for name in NAMES)
+
+
+def make_plan(folder: Path, rounds: int = 3) -> Plan:
+    """Return a plan with real training on a few digits."""
+    path = write_plan(
+        folder,
+        rounds=rounds,
+        model='name = "mlp"\noptions = { hidden = 30 }',
+        hyper="batch_size = 8\nlearning_rate = 0.2\nmomentum = 0.5",
+        cohort="min_devices = 3",
+        data='source = "digits"\nlimit = 60\nholdout = 0.1',
+        evaluation="every = 1\non_device = true",
+        more=f'[partition]\nkind = "even"\n{DEVICES}',
+    )
+    return load(path, folder)
+
+
+End = tuple[State, list[AnyRecord]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> End:
+    """Return the end of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    here = Site(Network(), make_plan(folder), folder)
+
+    async def play() -> End:
+        async with here.devices(*NAMES):
+            return await here.serve()
+
+    return here.network.run(play())
+
+
+def require_same(end: End, expected: End) -> None:
+    """Compare what matters of two runs: every bit of the model, every figure of every round but its seconds."""
+    assert end[0].tree.keys() == expected[0].tree.keys()
+    for key, leaf in expected[0].tree.items():
+        assert torch.equal(end[0].tree[key], leaf), key
+    assert [figures(one) for one in closed_rounds(end[1])] == [figures(one) for one in closed_rounds(expected[1])]
+    evaluated = [[one for one in records if isinstance(one, Evaluated)][-1] for records in (end[1], expected[1])]
+    assert evaluated[0] == evaluated[1]
+
+
+def figures(closed: RoundClosed) -> tuple[object, ...]:
+    """Return what a round came to."""
+    return closed.round, closed.outcome, closed.arrived, closed.failed, closed.refused, closed.loss, closed.accuracy
+
+
+def accepted(records: list[AnyRecord], number: int) -> list[str]:
+    """Return whose updates of a round are stored."""
+    return [one.device for one in records if isinstance(one, UpdateAccepted) and one.round == number]
+
+
+MOMENTS: dict[str, Callable[[object], bool]] = {
+    "the run has begun": lambda written: isinstance(written, RunOpened),
+    "the first round has begun": lambda written: isinstance(written, RoundOpened) and written.round == 1,
+    "the second round has begun": lambda written: isinstance(written, RoundOpened) and written.round == 2,
+    "an update is stored": lambda written: isinstance(written, UpdateAccepted) and written.round == 2,
+    "the first checkpoint is written, its round not closed": lambda written: written == 1,
+    "a checkpoint is written, its round not closed": lambda written: written == 2,
+    "a round is closed": lambda written: isinstance(written, RoundClosed) and written.round == 2,
+    "the last round is closed": lambda written: isinstance(written, RoundClosed) and written.round == 3,
+    "the devices have evaluated": lambda written: isinstance(written, Evaluated),
+}
+
+
+@pytest.mark.parametrize("devices_stay", [True, False], ids=["devices stay", "devices restart"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_cut_run_ends_as_if_nothing_had_happened(tmp_path, undisturbed, moment, devices_stay):
+    """Nor is an update asked for again that was stored before the cut."""
+    here = Site(Network(), make_plan(tmp_path), tmp_path)
+    stored: set[tuple[str, int]] = set()
+
+    async def play() -> tuple[End, list[tuple[str, int]]]:
+        async with here.devices(*NAMES):
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(serve_until_cut())
+            if not devices_stay:
+                for name in NAMES:
+                    await here.stop(name)
+                    await here.start(name)
+            done = len(here.trained)
+            end = await here.serve()
+            return end, here.trained[done:]
+
+    async def serve_until_cut() -> None:
+        store = Stopping(tmp_path / RUN, MOMENTS[moment])
+        try:
+            await here.serve(store)
+        finally:
+            records = SqliteStore(tmp_path / RUN)
+            stored.update((one.device, one.round) for one in records.records() if isinstance(one, UpdateAccepted))
+            records.close()
+
+    end, trained_after = here.network.run(play())
+    require_same(end, undisturbed)
+    assert not stored & {(device, number) for device, number in trained_after if number <= 3}
+    counted = Counter((one.device, one.round) for one in end[1] if isinstance(one, UpdateAccepted) and one.round <= 3)
+    assert set(counted.values()) == {1}
+    assert len([one for one in end[1] if isinstance(one, RunOpened)]) == 1
+    assert isinstance(end[1][-1], RunClosed)
+
+
+def test_a_run_that_has_ended_is_not_gone_on_with(tmp_path, undisturbed):
+    """The same command once more changes nothing, needs no device and gives the same model."""
+    here = Site(Network(), make_plan(tmp_path), tmp_path)
+
+    async def play() -> tuple[End, End]:
+        async with here.devices(*NAMES):
+            first = await here.serve()
+        return first, await here.serve()
+
+    first, again = here.network.run(play())
+    require_same(again, undisturbed)
+    assert again[1] == first[1]
+
+
+def test_a_run_is_not_gone_on_with_by_another_plan(tmp_path):
+    """A model of another shape, or other rounds, would spoil its record."""
+
+    async def play() -> None:
+        store = SqliteStore(tmp_path / RUN)
+        store.append(RunOpened(run=RUN, plan=make_plan(tmp_path)))
+        store.close()
+        await Site(Network(), make_plan(tmp_path, rounds=4), tmp_path).serve()
+
+    with pytest.raises(ConfigError, match="another plan; name another run, or restore its plan"):
+        Network().run(play())
+
+
+@pytest.mark.parametrize("damage", ["damaged", "absent"])
+@pytest.mark.parametrize("lost", [1, 2], ids=["the last", "both"])
+def test_a_lost_checkpoint_sends_the_run_back_to_the_one_before(tmp_path, undisturbed, caplog, damage, lost):
+    """It is set aside under another name, reported, recorded; the rounds since are done again and come out alike."""
+    here = Site(Network(), make_plan(tmp_path), tmp_path)
+    checkpoints = tmp_path / RUN / "checkpoints"
+
+    async def play() -> End:
+        async with here.devices(*NAMES):
+            store = Stopping(tmp_path / RUN, lambda written: isinstance(written, RoundClosed) and written.round == 2)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(here.serve(store))
+        assert sorted(path.name for path in checkpoints.iterdir()) == [path_of(checkpoints, n).name for n in (1, 2)]
+        for number in (2, 1)[:lost]:
+            path = path_of(checkpoints, number)
+            path.unlink() if damage == "absent" else path.write_bytes(path.read_bytes()[:-5])
+        async with here.devices(*NAMES):
+            return await here.serve()
+
+    end = here.network.run(play())
+    require_same(end, undisturbed)
+    rewinds = [one for one in end[1] if isinstance(one, Rewound)]
+    assert [one.round for one in rewinds] == [2, 1][:lost]
+    aside = sorted(path.name for path in checkpoints.iterdir() if "corrupt" in path.name)
+    expected = [f"{path_of(checkpoints, number).name}.corrupt-1" for number in (1, 2)][2 - lost :]
+    assert aside == (expected if damage == "damaged" else [])
+    warnings = [record.getMessage() for record in caplog.records if "going back to before round" in record.getMessage()]
+    assert len(warnings) == lost
+    assert damage == "absent" or all("set aside as" in warning for warning in warnings)

@@ -1,0 +1,102 @@
+"""A plan is refused before anything starts, in one line: the file, the key, what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_server.trial.plan import DevicePlan, devices, load, share, test_data
+from shared.data.spec import Client, Dirichlet, Even, Shards
+from shared.errors import ConfigError
+from tests.edge_server.harness import write_plan
+
+test_data.__test__ = False  # type: ignore[attr-defined] - a function of ours, not a test
+
+
+def test_the_demo_plan_can_be_used():
+    """What a newcomer runs first."""
+    plan = load(Path(__file__).parents[3] / "deploy" / "plans" / "demo.toml", Path())
+    assert len(devices(plan)) == 4
+    assert plan.rounds == 10
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "remedy"),
+    [
+        ({"more": "[plan]"}, "plan", "known: name, rounds"),
+        ({"round": "deadline = 3.0"}, "round", "unknown field `deadline`; remove it or correct its spelling"),
+        ({"round": "deadline_s = 0.0"}, "round", "deadline_s must be > 0"),
+        ({"round": "deadline_s = nan"}, "round", "deadline_s must be > 0"),
+        ({"round": "quorum = 1.5"}, "round", "quorum in (0, 1]"),
+        ({"round": "quorum = 0.0"}, "round", "quorum in (0, 1]"),
+        ({"round": "min_updates = 0"}, "round", "min_updates >= 1"),
+        ({"round": 'on_missed = "panic"'}, "round.on_missed", "correct the value"),
+        ({"rounds": 0}, "rounds", "give at least 1"),
+        ({"cohort": "size = -1"}, "cohort", "size must be >= 0"),
+        ({"cohort": "min_devices = 0"}, "cohort", "min_devices >= 1"),
+        ({"cohort": "wait_s = 0.0"}, "cohort", "wait_s > 0"),
+        ({"evaluation": "every = -1"}, "evaluation", "every must be >= 0"),
+        ({"hyper": "batch_size = 0"}, "hyper", "batch_size >= 1"),
+        ({"hyper": 'learning_rate = "fast"'}, "hyper.learning_rate", "correct the value"),
+        ({"algorithm": 'name = "magic"'}, "algorithm", "known: fedavg"),
+        ({"algorithm": 'name = "fedprox"\noptions = { nu = 1 }'}, "algorithm", "no option 'nu'; known: mu"),
+        ({"algorithm": 'name = "fedprox"\noptions = { mu = -1 }'}, "algorithm", "correct its options"),
+        ({"model": 'name = "brain"'}, "model", "known: "),
+        ({"more": '[codec]\nname = "zip"'}, "codec", "known: dense"),
+        ({"data": 'source = "idx"'}, "data", "path must name"),
+        ({"more": '[partition]\nkind = "random"'}, "partition.kind", "correct the value"),
+        ({"more": '[[device]]\nname = "a"\n[[device]]\nname = "a"'}, "device", "give each its own"),
+        ({"more": '[[device]]\nname = "a b"'}, "device.name", "use 1 to 64 letters"),
+        ({"more": '[[device]]\nname = "a"\ncompute_s = -1.0'}, "device", "compute_s and delay_s must be >= 0"),
+        ({"more": '[[device]]\nname = "a"\nup_mbit_s = 0.0'}, "device", "leave them out for no limit"),
+    ],
+)
+def test_a_mistake_names_file_key_and_remedy(tmp_path, sections, key, remedy):
+    path = write_plan(tmp_path, **sections)
+    with pytest.raises(ConfigError) as caught:
+        load(path, tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert key in message
+    assert remedy in message
+    assert "\n" not in message
+
+
+def test_a_relative_data_path_starts_at_the_data_root(tmp_path):
+    path = write_plan(tmp_path, data='source = "csv"\npath = "wine.csv"')
+    assert load(path, Path("root")).data.path == "root/wine.csv"
+    path = write_plan(tmp_path, data='source = "csv"\npath = "/srv/wine.csv"')
+    assert load(path, Path("root")).data.path == "/srv/wine.csv"
+
+
+def test_devices_are_the_plans_own_then_made_up_ones(tmp_path):
+    plan = load(write_plan(tmp_path, more='[[device]]\nname = "pi"\n[[device]]\nname = "nano"'), tmp_path)
+    assert [device.name for device in devices(plan)] == ["pi", "nano"]
+    assert [device.name for device in devices(plan, 1)] == ["pi"]
+    assert [device.name for device in devices(plan, 4)] == ["pi", "nano", "device-2", "device-3"]
+    with pytest.raises(ConfigError, match="add .* sections or give --local N"):
+        devices(load(write_plan(tmp_path), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        (
+            'kind = "dirichlet"\nalpha = 0.1\nseed = 3\nmin_examples = 2',
+            Dirichlet(alpha=0.1, parts=2, index=1, seed=3, min_examples=2),
+        ),
+        ('kind = "shards"\nshards_per_device = 3', Shards(shards_per_device=3, parts=2, index=1)),
+        ('kind = "even"\nseed = 9', Even(parts=2, index=1, seed=9)),
+        ('kind = "client"', Client(client="f7")),
+    ],
+)
+def test_a_device_gets_its_share_and_the_server_the_whole_test_split(tmp_path, text, expected):
+    plan = load(write_plan(tmp_path, data='source = "digits"\nholdout = 0.2', more=f"[partition]\n{text}"), tmp_path)
+    fleet = [DevicePlan(name="f3"), DevicePlan(name="f7")]
+    own = share(plan, fleet, 1)
+    assert own.partition == expected
+    assert (own.source, own.split, own.holdout) == ("digits", "train", 0.2)
+    whole = test_data(plan)
+    assert (whole.split, whole.partition, whole.holdout) == ("test", None, 0.0)

@@ -1,0 +1,87 @@
+"""Devices with a few examples each, and a round of an algorithm without any network between its halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from shared.algorithms.base import Algorithm, Cohort
+from shared.data.examples import Examples, batches
+from shared.messages import Hyper, Spec
+from shared.models.init import initial
+from shared.tree import Mean, State
+
+MODEL = Spec(name="mlp", options={"features": 6, "hidden": 5, "classes": 3})
+HYPER = Hyper(local_epochs=2, batch_size=4, learning_rate=0.1)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A device's examples in the order that its seed gives, as the trainer makes them."""
+
+    data: Examples
+    hyper: Hyper
+    seed: int
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return batches(self.data, batch_size=self.hyper.batch_size, epochs=self.hyper.local_epochs, seed=self.seed)
+
+
+@pytest.fixture(scope="session")
+def fleet() -> dict[str, Examples]:
+    """Return three devices with 5, 9 and 16 examples of three classes that a line can part."""
+    generator = torch.Generator().manual_seed(3)
+    centres = 2 * torch.randn(3, 6, generator=generator)
+    made = {}
+    for device, count in (("a", 5), ("b", 9), ("c", 16)):
+        labels = torch.arange(count) % 3
+        made[device] = Examples(centres[labels] + torch.randn(count, 6, generator=generator), labels)
+    return made
+
+
+@pytest.fixture(scope="session")
+def model() -> Callable[[], object]:
+    """Return a maker of the same model."""
+    return lambda: initial(MODEL, 5)
+
+
+@pytest.fixture(scope="session")
+def hyper() -> Hyper:
+    return HYPER
+
+
+@pytest.fixture(scope="session")
+def own() -> type[Own]:
+    return Own
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[..., State]:
+    """Return a function that plays rounds: assign, broadcast, local, absorb in device order, aggregate."""
+
+    def rounds(
+        algorithm: Algorithm, fleet: Mapping[str, Examples], number: int = 1, hyper: Hyper = HYPER, order: str = ""
+    ) -> State:
+        state = algorithm.init(initial(MODEL, 5), 5)
+        cohort = Cohort(tuple(fleet), hyper, seed=11)
+        for round_number in range(1, number + 1):
+            mean = Mean()
+            assignments = algorithm.assign(state, cohort, {}, round_number)
+            for device in order or sorted(fleet):
+                told = assignments[device]
+                start = algorithm.broadcast(state, told)
+                batches_of = Own(fleet[device], told.hyper, told.seed)
+                outcome = algorithm.local(initial(MODEL, 6), State(), start, batches_of, told)
+                assert isinstance(outcome, tuple)
+                mean = algorithm.absorb(mean, told, outcome[1])
+            state = algorithm.between(algorithm.aggregate(state, mean))
+        return state
+
+    return rounds

@@ -1,0 +1,66 @@
+"""What every registered algorithm must do, whoever wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Cohort
+from shared.messages import Spec
+from shared.registry import build
+from shared.tree import Mean
+
+
+@pytest.fixture(params=sorted(ALGORITHMS))
+def algorithm(request):
+    return build(ALGORITHMS, Spec(name=request.param), "algorithm")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_has_its_own_tests(name):
+    """A file beside this one, named as the algorithm's own file is."""
+    assert (Path(__file__).parent / f"test_{name}.py").exists()
+
+
+def test_rounds_lower_the_loss(algorithm, play, fleet, model):
+    """On examples that a line can part, ten rounds more than halve the loss of all the fleet's examples."""
+    inputs = torch.cat([data.inputs for data in fleet.values()])
+    labels = torch.cat([data.labels for data in fleet.values()])
+
+    def loss(tree):
+        return functional.cross_entropy(functional_call(model().layers, tree, (inputs,)), labels).item()
+
+    assert loss(play(algorithm, fleet, 10).tree) < loss(algorithm.init(model(), 5).tree) / 2
+
+
+def test_is_a_function_of_its_seeds(algorithm, play, fleet):
+    """Two runs agree in every bit, whatever torch's global generator does meanwhile."""
+    first = play(algorithm, fleet, 2).tree
+    torch.rand(3)
+    again = play(algorithm, fleet, 2).tree
+    assert all(torch.equal(first[key], again[key]) for key in first)
+
+
+def test_assigns_every_device_of_the_cohort(algorithm, model, hyper):
+    """And nobody else; asking twice gives the same answer, another round other seeds."""
+    state = algorithm.init(model(), 5)
+    cohort = Cohort(("a", "b"), hyper, seed=1)
+    told = algorithm.assign(state, cohort, {}, 1)
+    assert sorted(told) == ["a", "b"]
+    assert algorithm.assign(state, cohort, {}, 1) == told
+    assert {one.seed for one in told.values()}.isdisjoint(
+        one.seed for one in algorithm.assign(state, cohort, {}, 2).values()
+    )
+
+
+def test_a_round_without_updates_changes_nothing(algorithm, model):
+    """No device before the deadline: aggregating nothing is the state as it was."""
+    state = algorithm.init(model(), 5)
+    after = algorithm.aggregate(state, Mean())
+    assert after.facts == state.facts
+    assert all(torch.equal(after.tree[key], leaf) for key, leaf in state.tree.items())

@@ -1,0 +1,110 @@
+"""A mistake in a file is one line that names the file, the key and what to do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared import config
+from shared.data.spec import Data
+from shared.errors import ConfigError
+from shared.transport.base import Broker
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something to read."""
+
+    name: str
+    rounds: int
+    rate: float = 1.0
+    broker: Broker = Broker()
+    data: Data | None = None
+
+
+GOOD = 'name = "demo"\nrounds = 3\n'
+
+
+@pytest.fixture
+def mistake(tmp_path):
+    """Return the remark on a file with this text, and check its form."""
+
+    def remark(text: str | bytes, suffix: str = ".toml") -> str:
+        path = tmp_path / f"plan{suffix}"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        with pytest.raises(ConfigError) as caught:
+            config.read(path, Plan)
+        prefix, line = f"{path}: ", str(caught.value)
+        assert line.startswith(prefix)
+        assert "\n" not in line
+        return line.removeprefix(prefix)
+
+    return remark
+
+
+def test_toml_and_json_read_alike(tmp_path):
+    """Nested tables, defaults, an integer where a float is wanted; the suffix tells which it is."""
+    toml, json = tmp_path / "plan.toml", tmp_path / "plan.json"
+    toml.write_text(GOOD + 'rate = 2\n[broker]\nport = 1884\n[data]\nsource = "digits"\n')
+    json.write_text('{"name": "demo", "rounds": 3, "rate": 2, "broker": {"port": 1884}, "data": {"source": "digits"}}')
+    expected = Plan(name="demo", rounds=3, rate=2.0, broker=Broker(port=1884), data=Data(source="digits"))
+    assert config.read(toml, Plan) == expected
+    assert config.read(json, Plan) == expected
+    assert isinstance(config.read(toml, Plan).rate, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "problem", "remedy"),
+    [
+        (GOOD + "round = 1", "top level", "unknown field `round`", "remove it or correct its spelling (known: name,"),
+        (GOOD + "[broker]\nhots = 1", "broker", "unknown field `hots`", "remove it or correct its spelling"),
+        (GOOD + 'rate = "fast"', "rate", "Expected `float`, got `str`", "correct the value"),
+        (GOOD + "rate = true", "rate", "Expected `float`, got `bool`", "correct the value"),
+        ('name = "x"\nrounds = 1.5', "rounds", "Expected `int`, got `float`", "correct the value"),
+        ("name = 1979-05-27\nrounds = 1", "name", "Expected `str`, got `date`", "correct the value"),
+        (GOOD + "[broker]\nport = '1883'", "broker.port", "Expected `int`, got `str`", "correct the value"),
+        (GOOD + "[broker]\nversion = 4", "broker.version", "Invalid enum value 4", "correct the value"),
+        (GOOD + "broker = 5", "broker", "Expected `object`, got `int`", "correct the value"),
+        ("rounds = 3", "top level", "missing required field `name`", "add it"),
+        (GOOD + "[data]\npath = 'x'", "data", "missing required field `source`", "add it"),
+        (GOOD + "[data]\nsource = 'digits'\nholdout = 1.5", "data", "holdout must be in [0, 1), not 1.5", "correct"),
+        (GOOD + "[broker]\nport = 99999", "broker", "port must be 1 to 65535", "correct the value"),
+        (GOOD + "[broker]\nport = 0", "broker", "port must be 1 to 65535", "correct the value"),
+        (GOOD + "[broker]\nhost = ''", "broker", "host must not be empty", "correct the value"),
+        (GOOD + "[broker]\nkeepalive_s = 70000", "broker", "keepalive_s must be 1 to 65535", "correct the value"),
+        (GOOD + "[broker]\nsession_expiry_s = -1", "broker", "session_expiry_s 0 to 4294967295", "correct the value"),
+        ("", "top level", "missing required field `name`", "add it"),
+    ],
+)
+def test_a_wrong_key_or_value(mistake, text, key, problem, remedy):
+    """First the key, then what is wrong with it, then what to do."""
+    said = mistake(text)
+    assert said.startswith(f"{key}: ")
+    assert problem in said
+    assert f"; {remedy}" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rounds = ", "[broker", 'name = "a"\nname = "b"', "name = 'a", "\0", "just words"],
+)
+def test_not_toml(mistake, text):
+    """The parser's own words name the line."""
+    said = mistake(text)
+    assert "line" in said or "end of document" in said
+    assert said.endswith("; correct that line")
+
+
+def test_not_json(mistake):
+    assert mistake("{", ".json").endswith("; correct that line")
+    assert mistake('{"name": 1}', ".json").startswith("name: Expected `str`, got `int`")
+
+
+def test_not_text(mistake):
+    assert mistake(b"name = '\xff\xfe'").startswith("cannot be read as UTF-8 text")
+
+
+def test_no_such_file_and_a_folder(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.toml: no such file; give the path of an existing TOML file$"):
+        config.read(tmp_path / "absent.toml", Plan)
+    with pytest.raises(ConfigError, match=r"cannot be read as UTF-8 text .*; fix the file or its permissions$"):
+        config.read(tmp_path, Plan)

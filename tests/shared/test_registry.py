@@ -1,0 +1,64 @@
+"""Names in a plan or a message become things, or one line that says which names there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.algorithms import ALGORITHMS
+from shared.codecs import CODECS
+from shared.errors import ConfigError
+from shared.messages import Spec
+from shared.models import MODELS
+from shared.registry import build
+
+
+def line(size: int = 1, name: str = "x") -> tuple[int, str]:
+    """Build a thing for these tests."""
+    if size < 0:
+        raise ValueError("size is negative")
+    return size + 0, name.upper()
+
+
+def nothing() -> str:
+    """Build a thing without options."""
+    return "nothing"
+
+
+LINES = {"line": line, "nothing": nothing}
+
+
+def mistake(spec: Spec) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(LINES, spec, "line")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_builds_with_options():
+    assert build(LINES, Spec(name="line"), "line") == (1, "X")
+    assert build(LINES, Spec(name="line", options={"size": 3, "name": "y"}), "line") == (3, "Y")
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    assert mistake(Spec(name="lin")) == "unknown line 'lin'; known: line, nothing"
+
+
+def test_an_unknown_option_lists_the_known_ones():
+    assert mistake(Spec(name="line", options={"sise": 3})) == "line 'line' has no option 'sise'; known: size, name"
+    assert mistake(Spec(name="nothing", options={"a": 1})) == "line 'nothing' has no option 'a'; known: none"
+
+
+@pytest.mark.parametrize("options", [{"size": -1}, {"size": "many"}], ids=repr)
+def test_a_value_that_the_builder_refuses(options):
+    said = mistake(Spec(name="line", options=options))
+    assert said.startswith("line 'line': ")
+    assert said.endswith("; correct its options")
+
+
+@pytest.mark.parametrize("registry", [ALGORITHMS, CODECS, MODELS], ids=["algorithms", "codecs", "models"])
+def test_what_is_registered_builds_from_its_name_alone(registry):
+    """And its name may stand in a plan and in a file name."""
+    for name in registry:
+        assert build(registry, Spec(name=name), "thing")
+        assert name.replace("_", "").isalnum()
+        assert name == name.lower()

@@ -1,0 +1,168 @@
+"""Messages over the wire: what is written is what is read, byte for byte what PROTOCOL.md promises, across versions."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared import chunks, messages, payload, wire
+from shared.errors import WireError
+from shared.messages import AnyMessage, Assignment, Blob, Cost, Hyper, Payload, Reading, Spec, Transfer
+
+KINDS = get_args(AnyMessage)
+GOLDEN = Path(__file__).with_name("golden_wire.txt")
+TRANSFER = Transfer(digest=bytes(range(16)), size=100_000, frame_bytes=65_536)
+ASSIGNMENT = Assignment(seed=7, hyper=Hyper(), values={"rho": 0.25, "active": [1, 2, 5], "cut": 3})
+EXAMPLES = {
+    "Status": messages.Status(device="pi-4", session=3, instance="f00d", online=True, state="ready", version="0.1.0"),
+    "Report": messages.Report(
+        device="pi-4",
+        at=12.5,
+        readings={"cpu": Reading(value=1.8e9, unit="Hz", source="cpufreq", quality="measured", at=12.0)},
+        absent={"power": "no such rail"},
+    ),
+    "Task": messages.Task(
+        run="run-1",
+        round=2,
+        device="pi-4",
+        algorithm=Spec(name="fedprox", options={"mu": 0.01}),
+        model=Spec(name="mlp"),
+        codec=Spec(name="dense"),
+        assignment=ASSIGNMENT,
+        params=TRANSFER,
+        shared=True,
+        deadline_s=30.0,
+    ),
+    "Update": messages.Update(
+        run="run-1",
+        round=2,
+        device="pi-4",
+        params=TRANSFER,
+        weight=64.0,
+        num_examples=64,
+        loss=0.5,
+        metrics={"accuracy": 0.75},
+        cost=Cost(compute_s=1.5, bytes_down=100_000),
+    ),
+    "Want": messages.Want(digest=TRANSFER.digest, ranges=[(0, 2)]),
+    "Leave": messages.Leave(digest=TRANSFER.digest),
+    "Ack": messages.Ack(run="run-1", round=2, device="pi-4", verdict="refused", reason="shape"),
+}
+
+
+def golden() -> dict[str, bytes]:
+    """Read the file: a name, then indented bytes literals that belong together."""
+    found: dict[str, bytes] = {}
+    name = ""
+    for line in GOLDEN.read_text().splitlines():
+        if line.startswith("    "):
+            found[name] += ast.literal_eval(line.strip())
+        elif line and not line.startswith("#"):
+            name = line.removesuffix(":")
+            found[name] = b""
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_message_comes_back_as_it_was(kind, any_of, same):
+    """Round trip of any value of any message, and decode_as of its own kind is decode."""
+
+    @settings(max_examples=40, derandomize=True, deadline=None)
+    @given(any_of(kind))
+    def check(message):
+        data = wire.encode(message)
+        assert wire.is_message(data)
+        assert not chunks.is_frame(data)
+        assert same(wire.decode(data), message)
+        assert same(wire.decode_as(kind, data), message)
+
+    check()
+
+
+def test_the_golden_file_names_every_message():
+    """A message without golden bytes is a change of the protocol that nobody would notice."""
+    assert {kind.__name__ for kind in KINDS} == set(EXAMPLES)
+    assert set(EXAMPLES) | {"payload", "frame"} == set(golden())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden_bytes(name):
+    """Both directions: we write exactly these bytes, and read from them exactly this message."""
+    assert wire.encode(EXAMPLES[name]) == golden()[name]
+    assert wire.decode(golden()[name]) == EXAMPLES[name]
+
+
+def test_golden_payload_and_frame():
+    """A payload of two tensors, the second at a multiple of 64, and the frame that carries its start."""
+    blobs = {
+        "w": Blob("f32", (1, 2), memoryview(b"\0\0\x80?\0\0\0@")),
+        "n": Blob("i64", (), memoryview(b"\x05" + bytes(7))),
+    }
+    parts = payload.pack(Payload(codec="dense", blobs=blobs))
+    assert b"".join(parts) == golden()["payload"]
+    transfer = Transfer(digest=payload.digest(parts), size=sum(part.nbytes for part in parts), frame_bytes=8)
+    assert chunks.encode(transfer, 1, payload.Scattered(parts).read(8, 8)) == golden()["frame"]
+    assert chunks.decode(golden()["frame"]).digest == transfer.digest
+
+
+def _with_news(value: object) -> object:
+    """Add a field that this version does not know to every struct in a message, except where the keys are names."""
+    if isinstance(value, list):
+        return [_with_news(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    free = {"options", "values", "metrics", "absent", "readings"}
+    known = {key: item if key in free - {"readings"} else _with_news(item) for key, item in value.items()}
+    if isinstance(readings := value.get("readings"), dict):
+        known["readings"] = {key: _with_news(item) for key, item in readings.items()}
+    return known if "local_epochs" in value else {**known, "news": {"of": ["a", {"later": "version"}]}}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_fields_of_a_later_version_are_ignored(name):
+    """In the message and in every struct inside it; the hyperparameters are the exception below."""
+    data = wire.encode(EXAMPLES[name])
+    newer = data[:3] + msgspec.msgpack.encode(_with_news(msgspec.msgpack.decode(data[3:])))
+    assert newer.count(b"news") >= 1
+    assert wire.decode(newer) == EXAMPLES[name]
+
+
+def test_an_unknown_hyperparameter_is_refused():
+    """Training that leaves out what the server asked for is another training; better none."""
+    data = wire.encode(EXAMPLES["Task"])
+    fields = msgspec.msgpack.decode(data[3:])
+    fields["assignment"]["hyper"]["warmup"] = 3
+    with pytest.raises(WireError, match="warmup") as caught:
+        wire.decode(data[:3] + msgspec.msgpack.encode(fields))
+    assert caught.value.reason == "malformed"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_message_of_an_earlier_version_lacks_optional_fields(name):
+    """What has a default may be absent: leaving out every default reads the same."""
+    fields = msgspec.msgpack.decode(wire.encode(EXAMPLES[name])[3:])
+    kind = type(EXAMPLES[name])
+    for field in msgspec.structs.fields(kind):
+        if not field.required and getattr(EXAMPLES[name], field.name) == field.default:
+            del fields[field.encode_name]
+    assert wire.decode(wire.encode(EXAMPLES[name])[:3] + msgspec.msgpack.encode(fields)) == EXAMPLES[name]
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.integers(0, 1 << 40), st.integers(1, 1 << 23))
+def test_count_of_frames(size, frame_bytes):
+    """The fewest frames that hold the payload; an empty payload still takes one."""
+    count = Transfer(digest=b"", size=size, frame_bytes=frame_bytes).count
+    assert count * frame_bytes >= size
+    assert count == 1 or (count - 1) * frame_bytes < size
+
+
+def test_num_bytes_counts_tensors_only():
+    blobs = {"a": Blob("f32", (2,), memoryview(bytes(8))), "b": Blob("u8", (0,), memoryview(b""))}
+    assert Payload(codec="dense", blobs=blobs).num_bytes == 8
