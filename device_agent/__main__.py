@@ -58,8 +58,9 @@ async def serve(config: AgentConfig) -> None:
         finally:
             living.cancel()
             stop.cancel()
+            await trainer.close()  # the agent waits for its trainer, which may be deep in a library
             ended = await asyncio.gather(living, return_exceptions=True)
-            await trainer.close()
+            await trainer.close()  # one that was on its way meanwhile
     if isinstance(ended[0], Exception):
         raise ended[0]
     logger.info("stopped")

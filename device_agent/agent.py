@@ -133,8 +133,10 @@ class Agent:
 
     async def _news_or(self, serving: asyncio.Task[None]) -> None:
         news = asyncio.create_task(self._news.wait(), name="news")
-        await asyncio.wait({news, serving}, return_when=asyncio.FIRST_COMPLETED)
-        news.cancel()
+        try:
+            await asyncio.wait({news, serving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
 
     def _newest_differs(self, task: Task) -> bool:
         newest = self._newest

@@ -103,12 +103,14 @@ class Download:
         ranges = spool.assembly.ask(self.window)
         if not ranges:
             return
-        want = Want(digest=spool.assembly.transfer.digest, ranges=ranges)
-        try:
-            await self.transport.publish(topic(self.site, self.device, "want"), wire.encode(want), assured=False)
-        except Unreachable:
-            spool.assembly.forget()
-            await asyncio.sleep(self.patience_s)
+        want = wire.encode(Want(digest=spool.assembly.transfer.digest, ranges=ranges))
+        while True:
+            try:
+                await self.transport.publish(topic(self.site, self.device, "want"), want, assured=False)
+            except Unreachable:
+                await asyncio.sleep(self.patience_s)
+            else:
+                return
 
     async def _told_to_leave(self, spool: Spool, inbox: Inbox) -> bool:
         """Take deliveries until one is a frame of ours; tell whether the word to leave the shared topic came first."""

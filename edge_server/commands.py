@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
 async def _serve(config: ServerConfig) -> int:
     import torch  # noqa: PLC0415
 
+    from edge_server.heap import give_back_large_blocks  # noqa: PLC0415
     from edge_server.run import run_plan  # noqa: PLC0415
     from edge_server.server import Server  # noqa: PLC0415
     from edge_server.store.sqlite import SqliteStore  # noqa: PLC0415
@@ -46,6 +47,7 @@ async def _serve(config: ServerConfig) -> int:
     from shared.transport.mqtt import MqttTransport  # noqa: PLC0415
     from shared.worker import in_thread  # noqa: PLC0415
 
+    give_back_large_blocks()
     if config.threads:
         torch.set_num_threads(config.threads)
     plan = plans.load(Path(config.plan), Path(config.data_root))

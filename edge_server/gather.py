@@ -72,6 +72,7 @@ class Gather:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _arrivals: dict[str, _Arrival] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def path(self, device: str) -> Path:
         """Return where a device's update lies; the next round's will overwrite it."""
@@ -95,7 +96,10 @@ class Gather:
             try:
                 _check_figures(update, trains=self.trains)
                 if update.params is None:
-                    await self._store(update, 0)
+                    record = self._record(update, 0)
+                    await self.worker(self.store.append, record)
+                    self.accepted[device] = record
+                    await self._settle(update, "accepted")
                 else:
                     await self._ask(self._begin(update, update.params))
             except WireError as error:
@@ -153,11 +157,12 @@ class Gather:
                     await self._ask(arrival)
 
     async def _finish(self, arrival: _Arrival) -> None:
-        """Check a whole update and store it."""
+        """Check a whole update and store it; one at a time, since a check maps the whole update into memory."""
         update = arrival.update
+        record = self._record(update, arrival.spool.bytes_received)
         try:
-            await self.worker(arrival.spool.finish, durable=True)
-            await self.worker(self._check, update)
+            async with self._checking:
+                await self.worker(self._keep, arrival, record)
         except WireError as error:
             arrival.spool.close()
             arrival.spool.path.unlink(missing_ok=True)
@@ -167,19 +172,19 @@ class Gather:
             else:
                 await self._refuse(update, error)
         else:
-            await self._store(update, arrival.spool.bytes_received)
+            self.accepted[update.device] = record
+            await self._settle(update, "accepted")
         finally:
             self._storing.pop(update.device, None)
 
-    def _check(self, update: Update) -> None:
-        if update.params:
-            check_like(read(self.path(update.device), update, self.codec).tree, self.like(update.device))
+    def _keep(self, arrival: _Arrival, record: UpdateAccepted) -> None:
+        update = arrival.update
+        arrival.spool.finish(durable=True)
+        check_like(read(self.path(update.device), update, self.codec).tree, self.like(update.device))
+        self.store.append(record)
 
-    async def _store(self, update: Update, bytes_up: int) -> None:
-        record = UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=bytes_up)
-        await self.worker(self.store.append, record)
-        self.accepted[update.device] = record
-        await self._settle(update, "accepted")
+    def _record(self, update: Update, bytes_up: int) -> UpdateAccepted:
+        return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=bytes_up)
 
     async def _refuse(self, update: Update, error: WireError) -> None:
         self.refused[error.reason] += 1

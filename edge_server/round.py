@@ -145,7 +145,8 @@ class Rounds:
         return self.algorithm.assign(state, Cohort(devices, plan.hyper, plan.seed), {}, number)
 
     def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
-        transfer, source = describe(dense().encode(tree, None)[0], self.link.frame_bytes)
+        ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
+        transfer, source = describe(dense().encode(ordered, None)[0], self.link.frame_bytes)
         server = self.server
         return Outgoing(
             server.site, server.transport, server.clock, devices, transfer, source, patience_s=self.link.patience_s
@@ -174,6 +175,7 @@ class Rounds:
         for device in sorted(gather.accepted):
             update = read(gather.path(device), gather.accepted[device].update, gather.codec)
             mean = self.algorithm.absorb(mean, assignments[device], update)
+            del update  # its pages are the file's; the next one needs the room
         return self.algorithm.between(self.algorithm.aggregate(state, mean))
 
     def _score(self, state: State, number: int) -> Score | None:

@@ -76,13 +76,14 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
     if not records:
         store.append(RunOpened(run=run, plan=plan, started=started))
     at = await server.worker(resume, store, lambda: algorithm.init(initial(plan.model, plan.seed), plan.seed))
-    state = at.state
+    state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
+    del at  # it would keep the first state for as long as the run lasts
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", run)
         return state
-    for number in range(at.number, plan.rounds + 1):
-        opened, accepted = (at.opened, at.accepted) if number == at.number else (None, {})
+    for number in range(first, plan.rounds + 1):
         state, closed = await rounds.next(number, state, opened, accepted)
+        opened, accepted = None, {}
         log.info("%s", _line(run, closed, plan.rounds))
         if closed.outcome == "missed" and plan.round.on_missed == "stop":
             store.append(RunClosed(outcome="stopped", cause=f"round {number} had too few updates"))

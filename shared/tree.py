@@ -46,6 +46,7 @@ def sub(a: Tree, b: Tree) -> Tree:
 def add(a: Tree, b: Tree) -> Tree:
     """Return a + b, leaf by leaf, in the dtype of a; leaves that b lacks are a's own, not copied.
 
+    The sum takes b's place in memory, so that a model is not held three times: b must not be used afterwards.
     A floating b is rounded where a holds integers, as BatchNorm's step counter does.
     """
     return {key: _add_leaf(leaf, b[key]) if key in b else leaf for key, leaf in a.items()}
@@ -53,7 +54,7 @@ def add(a: Tree, b: Tree) -> Tree:
 
 def _add_leaf(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == b.dtype:
-        return a + b
+        return b.add_(a)
     return a + (b if a.is_floating_point() else b.round()).to(a.dtype)
 
 

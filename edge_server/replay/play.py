@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from device_agent.agent import Agent, Job
 from device_agent.delivery import Delivery
@@ -95,7 +96,7 @@ def _agent(plan: Plan, fleet: list[DevicePlan], index: int, folder: Path, transp
             patience_s=link.patience_s,
             limit=MAX_PAYLOAD_BYTES,
         ),
-        delivery=Delivery(transport, SITE, device.name, outbox),
+        delivery=Delivery(transport, SITE, device.name, outbox, jitter=Random(index)),  # noqa: S311 - no secret
         data=share(plan, fleet, index),
         states=folder / "state",
         frame_bytes=link.frame_bytes,

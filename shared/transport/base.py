@@ -5,29 +5,26 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 Delivery: TypeAlias = tuple[str, bytes]
 """Topic and payload."""
+
+UInt16: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 16)]
+"""What MQTT and TCP write in 16 bits, and is not zero."""
 
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the broker is. `version` is 5 or 3 (MQTT 3.1.1); 5 falls back to 3 where the broker knows no better."""
 
-    host: str = "127.0.0.1"
-    port: int = 1883
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: UInt16 = 1883
     version: Literal[3, 5] = 5
-    keepalive_s: int = 60
-    session_expiry_s: int = 86_400
-
-    def __post_init__(self) -> None:
-        """Refuse what MQTT has no room for."""
-        if not self.host or not 1 <= self.port <= 0xFFFF:
-            raise ValueError("host must not be empty, port must be 1 to 65535")
-        if not 1 <= self.keepalive_s <= 0xFFFF or not 0 <= self.session_expiry_s <= 0xFFFF_FFFF:
-            raise ValueError("keepalive_s must be 1 to 65535, session_expiry_s 0 to 4294967295")
+    keepalive_s: UInt16 = 60
+    session_expiry_s: Annotated[int, Meta(ge=0, lt=1 << 32)] = 86_400
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,7 @@ class Transport(Protocol):
     def subscribe(self, *patterns: str) -> AbstractAsyncContextManager[Inbox]:
         """Open a subscription; iterate deliveries in order until the block is left.
 
-        It outlives the connection: after a reconnect it is renewed.
+        It outlives the connection: after a reconnect it is renewed. Where the patterns of one client overlap, a
+        delivery may come once for each.
         """
         ...

@@ -21,9 +21,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from shared.errors import Unreachable
 from shared.transport.base import Broker, Presence
 
-CONNECT_S = 10.0
 MISC_S = 1.0
 MQTT_5 = 5
+NO_ANSWER = "no answer"
 Message: TypeAlias = mqtt.MQTTMessage
 
 
@@ -56,7 +56,7 @@ class Connection:
         client.on_socket_register_write = self._on_register_write
         client.on_socket_unregister_write = self._on_unregister_write
 
-    async def open(self) -> None:
+    async def open(self, patience_s: float) -> None:
         """Connect; return when the broker has accepted us.
 
         Raises:
@@ -70,14 +70,15 @@ class Connection:
             extra = {"clean_start": False, "properties": properties}
         try:
             await asyncio.to_thread(self.client.connect, broker.host, broker.port, broker.keepalive_s, **extra)
-            self._write()
-            async with asyncio.timeout(CONNECT_S):
+        except (OSError, ValueError) as error:
+            raise Unreachable(str(error)) from error
+        self._write()
+        try:
+            async with asyncio.timeout(patience_s):
                 waiting: set[asyncio.Future[Any]] = {self._accepted, self.lost}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            raise Unreachable(f"no answer within {CONNECT_S:.0f} s") from None
-        except (OSError, ValueError) as error:
-            raise Unreachable(str(error)) from error
+            raise Unreachable(f"{NO_ANSWER} within {patience_s:.0f} s") from None
         if not self._accepted.done():
             raise Unreachable(self.lost.result())
         self._accepted.result()

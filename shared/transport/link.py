@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from typing import TypeAlias
 
+from shared.background import background
 from shared.chunks import is_frame
 from shared.clock import Clock
-from shared.transport.base import Inbox, Transport
+from shared.errors import Unreachable
+from shared.transport.base import Delivery, Inbox, Transport
+
+Publish: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class Rate:
         up_bits_per_second: From the device; None for no limit.
         down_bits_per_second: To the device; None for no limit.
         delay_s: One way, each way.
-        loss: Share of frames (never of assured messages) that vanish, each way.
+        loss: Share of frames that vanish, each way; on the way up also of other messages that are not assured.
     """
 
     up_bits_per_second: float | None = None
@@ -30,49 +36,83 @@ class Rate:
     loss: float = 0.0
 
 
+class _Way:
+    """One direction: bytes pass one after the other, and the last of them arrives a delay after it has left."""
+
+    def __init__(self, clock: Clock, bits_per_second: float | None, delay_s: float) -> None:
+        self._clock, self._bits_per_second, self._delay_s = clock, bits_per_second, delay_s
+        self._free_at = 0.0
+
+    def enter(self, size: int) -> tuple[float, float]:
+        """Return when `size` bytes that come now will have left, and when they will have arrived."""
+        busy_s = 8 * size / self._bits_per_second if self._bits_per_second else 0.0
+        self._free_at = max(self._free_at, self._clock()) + busy_s
+        return self._free_at, self._free_at + self._delay_s
+
+
 @dataclass
 class Link:
-    """One device's way to the broker. Bytes pass one after the other, each direction on its own."""
+    """One device's way to the broker. What is assured is accepted when it arrives, anything else when it has left."""
 
     inner: Transport
     rate: Rate
     clock: Clock
     seed: int = 0
-    _up_free_at: float = 0.0
-    _down_free_at: float = 0.0
+    _up: _Way = field(init=False)
+    _down: _Way = field(init=False)
     _random: Random = field(init=False)
+    _flight: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        """Seed the losses."""
+        """Free both ways and seed the losses."""
+        self._up = _Way(self.clock, self.rate.up_bits_per_second, self.rate.delay_s)
+        self._down = _Way(self.clock, self.rate.down_bits_per_second, self.rate.delay_s)
         self._random = Random(self.seed)  # noqa: S311 - a model of a radio, not a secret
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
-        self._up_free_at = self._after(self._up_free_at, len(payload), self.rate.up_bits_per_second)
-        await self._until(self._up_free_at + self.rate.delay_s)
-        if not assured and self._random.random() < self.rate.loss:
-            return
-        await self.inner.publish(topic, payload, retain=retain, assured=assured)
+        left, arrives = self._up.enter(len(payload))
+        flight = self._flight
+        if assured or self._random.random() >= self.rate.loss:
+            publish = partial(self.inner.publish, topic, payload, retain=retain, assured=assured)
+            flight = self._flight = asyncio.create_task(
+                self._land(arrives, publish, flight, assured=assured), name="link-up"
+            )
+        await self._until(left)
+        if assured and flight:
+            await flight
+
+    async def _land(self, moment: float, publish: Publish, before: asyncio.Task[None] | None, *, assured: bool) -> None:
+        """Publish when the time has come, and not before what was sent earlier."""
+        await self._until(moment)
+        if before:
+            await asyncio.wait({before})
+        try:
+            await publish()
+        except Unreachable:
+            if assured:
+                raise  # of anything else nobody waits to hear
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
-        async with self.inner.subscribe(*patterns) as deliveries:
-            slowed = Inbox()
-            carrier = asyncio.create_task(self._carry(deliveries, slowed), name="link-down")
-            try:
-                yield slowed
-            finally:
-                carrier.cancel()
-                await asyncio.gather(carrier, return_exceptions=True)
+        air: asyncio.Queue[tuple[float, Delivery]] = asyncio.Queue()
+        slowed = Inbox()
+        async with (
+            self.inner.subscribe(*patterns) as deliveries,
+            background(self._leave(deliveries, air), self._arrive(air, slowed)),
+        ):
+            yield slowed
 
-    async def _carry(self, deliveries: Inbox, slowed: Inbox) -> None:
-        async for topic, payload in deliveries:
-            self._down_free_at = self._after(self._down_free_at, len(payload), self.rate.down_bits_per_second)
-            await self._until(self._down_free_at + self.rate.delay_s)
-            if not is_frame(payload) or self._random.random() >= self.rate.loss:
-                slowed.put((topic, payload))
+    async def _leave(self, deliveries: Inbox, air: asyncio.Queue[tuple[float, Delivery]]) -> None:
+        async for delivery in deliveries:
+            _, arrives = self._down.enter(len(delivery[1]))
+            air.put_nowait((arrives, delivery))
 
-    def _after(self, free_at: float, size: int, bits_per_second: float | None) -> float:
-        return max(free_at, self.clock()) + (8 * size / bits_per_second if bits_per_second else 0.0)
+    async def _arrive(self, air: asyncio.Queue[tuple[float, Delivery]], slowed: Inbox) -> None:
+        while True:
+            moment, delivery = await air.get()
+            await self._until(moment)
+            if not is_frame(delivery[1]) or self._random.random() >= self.rate.loss:
+                slowed.put(delivery)
 
     async def _until(self, moment: float) -> None:
         if (wait := moment - self.clock()) > 0:

@@ -15,14 +15,16 @@ from random import Random
 
 import msgspec
 
+from shared.background import background
 from shared.errors import Unreachable
 from shared.topics import matches
 from shared.transport.base import Broker, Inbox, Presence
-from shared.transport.connection import MQTT_5, Connection
+from shared.transport.connection import MQTT_5, NO_ANSWER, Connection
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 30.0
+CONNECT_S = 10.0
 GOODBYE_S = 2.0
 
 
@@ -34,32 +36,37 @@ class MqttTransport:
         broker: Where to connect.
         client_id: The MQTT client id; its session outlives the connection.
         presence: Called for every session; gives its birth and its will.
+        connect_s: How long the broker may take to accept us.
         connected: Set while there is a connection.
     """
 
     broker: Broker
     client_id: str
     presence: Callable[[], Presence] | None = None
+    connect_s: float = CONNECT_S
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
     _born: Presence | None = None
+    _speaks_3: bool = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[MqttTransport]:
         """Keep connected while the block lasts; then say goodbye with the will's own words."""
-        keeper = asyncio.create_task(self._keep_connected(), name="mqtt-connection")
+        async with background(self._keep_connected()):
+            try:
+                yield self
+            finally:
+                await self._say_goodbye()
+
+    async def _say_goodbye(self) -> None:
+        if not self._born or not self._connection:
+            return
         try:
-            yield self
-        finally:
-            if self._born and self._connection:
-                try:
-                    async with asyncio.timeout(GOODBYE_S):
-                        await self.publish(self._born.topic, self._born.will, retain=True)
-                except (Unreachable, TimeoutError):
-                    log.debug("no broker to say goodbye to")
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+            async with asyncio.timeout(GOODBYE_S):
+                await self.publish(self._born.topic, self._born.will, retain=True)
+        except (Unreachable, TimeoutError):
+            log.debug("no broker to say goodbye to")
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         connection = self._connection
@@ -114,9 +121,9 @@ class MqttTransport:
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
         self._born = born = self.presence() if self.presence else None
-        connection = Connection(self.broker, self.client_id, born, self._take)
+        connection = Connection(self._spoken(), self.client_id, born, self._take)
         try:
-            await connection.open()
+            await connection.open(self.connect_s)
             if patterns := sorted({pattern for patterns, _ in self._inboxes for pattern in patterns}):
                 await connection.settled(connection.subscribe(patterns))
             self._connection = connection
@@ -135,7 +142,17 @@ class MqttTransport:
                 inbox.put((topic, payload))
 
     def _fall_back(self, reason: str) -> None:
-        """Speak 3.1.1 from now on where the broker knows nothing newer."""
-        if self.broker.version == MQTT_5 and "nsupported protocol version" in reason:
+        """Speak 3.1.1 where the broker knows nothing newer.
+
+        One that cannot even parse MQTT 5 is silent, as is one that hangs: after a silence the versions take turns.
+        """
+        if self.broker.version != MQTT_5:
+            return
+        if "nsupported protocol version" in reason and not self._speaks_3:
             log.warning("this broker has no MQTT 5, going on with 3.1.1")
-            self.broker = msgspec.structs.replace(self.broker, version=3)
+            self._speaks_3 = True
+        elif NO_ANSWER in reason:
+            self._speaks_3 = not self._speaks_3
+
+    def _spoken(self) -> Broker:
+        return msgspec.structs.replace(self.broker, version=3) if self._speaks_3 else self.broker

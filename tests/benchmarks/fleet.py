@@ -14,11 +14,12 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
-
 from counter import Counted, counting
+
 from edge_server.broker import end, running
 
 ROUND_LINE = re.compile(r"^(\S+)Z INFO edge_server.run round=", re.MULTILINE)
@@ -51,7 +52,7 @@ class Run:
         round_s: Seconds from one round's end to the next one's, warm rounds only.
         cpu_s: CPU seconds of all processes together, a round.
         model_bytes: Size of the parameters.
-        idle_bytes: The server's memory (PSS) before the first round.
+        idle_bytes: The server's resident memory before the first round.
         peak_bytes: The most it took later.
         sent_bytes: What the server sent in the whole run, at its socket.
         rounds: How many there were.
@@ -77,17 +78,17 @@ class Run:
 
 
 class Peak(threading.Thread):
-    """Samples a process's memory until stopped."""
+    """Samples a process's memory until stopped: resident bytes, which other processes do not change as they do PSS."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self._process, self._stopped = psutil.Process(pid), threading.Event()
-        self.idle = self.most = pss(pid)
+        self.idle = self.most = self._process.memory_info().rss
 
     def run(self) -> None:
         """Sample every 10 ms."""
         while not self._stopped.wait(0.01):
-            self.most = max(self.most, pss(self._process.pid))
+            self.most = max(self.most, self._process.memory_info().rss)
 
     def stop(self) -> None:
         """Stop sampling."""
@@ -167,6 +168,8 @@ async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = F
             if memory:
                 peak.stop()
             await until(lambda: f"round={rounds}/" in place.log("server"))
+            if " missed " in place.log("server"):
+                raise RuntimeError("a round was missed: the figures would be of something else")
             size = 4 * (hidden * HIDDEN_PER_PARAMETER + 10)
             return Run(_rounds(place.log("server")), cpu, size, peak.idle, peak.most, relay.sent, rounds)
 
@@ -189,7 +192,7 @@ async def _agents(place: Place, port: int, devices: int, *, echo: bool) -> None:
 
 def _rounds(log: str) -> list[float]:
     times = [datetime.fromisoformat(stamp).timestamp() for stamp in ROUND_LINE.findall(log)]
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)][WARM_UP - 1 :]
+    return [later - earlier for earlier, later in pairwise(times)][WARM_UP - 1 :]
 
 
 async def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:

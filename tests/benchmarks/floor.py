@@ -21,6 +21,8 @@ from pathlib import Path
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
+from edge_server.broker import end, running
+
 FRAME, WINDOW = 256 * 1024, 16
 HEAD = struct.Struct("<I")
 
@@ -117,8 +119,6 @@ def serve(port: int, devices: int, size: int, rounds: int) -> list[float]:
 
 async def measure(*, model_bytes: int, devices: int, rounds: int) -> list[float]:
     """Return the seconds of warm rounds over a private mosquitto."""
-    from edge_server.broker import end, running
-
     with tempfile.TemporaryDirectory(prefix="fieldfleet-floor-") as name:
         async with AsyncExitStack() as stack:
             broker = await stack.enter_async_context(running(Path(name)))

@@ -10,11 +10,11 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import psutil
-
 import fleet
-from edge_server.broker import running
+import psutil
 from measure import Figure
+
+from edge_server.broker import running
 
 TURNS = 5
 

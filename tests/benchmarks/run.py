@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[2])]
-os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
 
 import idle
 import memory

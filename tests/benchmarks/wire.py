@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-
 from measure import Figure
+
 from shared import payload
 from shared.codecs.dense import dense
 from shared.payload import Scattered

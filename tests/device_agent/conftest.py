@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -13,13 +13,21 @@ import msgspec
 import pytest
 
 from device_agent.agent import Job
+from device_agent.delivery import Delivery
+from device_agent.outbox import Outbox
 from shared import chunks, payload
+from shared.background import background
 from shared.clock import VirtualLoop
 from shared.data.spec import Data
 from shared.messages import Assignment, Blob, Cost, Hyper, Payload, Spec, Task, Transfer
+from shared.transport.memory import MemoryTransport
+from tests.device_agent.desk import Desk
+from tests.device_agent.sender import DATA, Sender, download
+from tests.device_agent.site import Site
 
 T = TypeVar("T")
 Virtually = Callable[[Coroutine[Any, Any, T]], T]
+Story = Callable[[], Awaitable[None]]
 FRAME_BYTES = 1024
 
 
@@ -113,3 +121,74 @@ def make_job(tmp_path: Path, parameters: bytes, examples: Data) -> Callable[[Tas
         )
 
     return job
+
+
+@pytest.fixture
+def site(tmp_path: Path, parameters: bytes, cut) -> Site:
+    """Return an agent that does not live yet, with a stub trainer."""
+    return Site(tmp_path, parameters, cut)
+
+
+@pytest.fixture
+def live(site: Site, virtually) -> Callable[[Story], None]:
+    """Run a story in virtual time while the agent lives."""
+
+    def run(story: Story) -> None:
+        async def routine() -> None:
+            async with site.living():
+                await story()
+
+        virtually(routine())
+
+    return run
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """Return a delivery that does not run yet, and a server that speaks with it."""
+    transport, box = MemoryTransport(), Outbox(tmp_path / "outbox", tmp_path / "state")
+    return Desk(transport, box, Delivery(transport, "lab", "board", box))
+
+
+@pytest.fixture
+def at_desk(desk: Desk, virtually) -> Callable[[Story], None]:
+    """Run a story in virtual time while the delivery runs."""
+
+    def run(story: Story) -> None:
+        async def routine() -> None:
+            async with desk.running():
+                await story()
+
+        virtually(routine())
+
+    return run
+
+
+@pytest.fixture
+def sender(describe, cut) -> Sender:
+    """Return a server that sends 20 frames when asked."""
+    return Sender(MemoryTransport(), describe(DATA), cut)
+
+
+@pytest.fixture
+def fetch(sender: Sender, make_task, tmp_path: Path, virtually) -> Callable[..., tuple[bytes, int]]:
+    """Fetch from the sender in virtual time; return what lies in the file, and the bytes that came for it."""
+
+    def run(*others: Coroutine[Any, Any, None], **fields: object) -> tuple[bytes, int]:
+        async def routine() -> tuple[Path, int]:
+            async with background(sender.run(), *others):
+                await asyncio.sleep(0)  # let the sender subscribe
+                return await download(sender.transport, tmp_path).fetch(make_task(params=sender.transfer, **fields))
+
+        path, received = virtually(routine())
+        return path.read_bytes(), received
+
+    return run
+
+
+@pytest.fixture
+def device(tmp_path: Path, make_job):
+    """Return a device that trains in this process; torch is imported here, so that light tests stay light."""
+    from tests.device_agent.device import Device  # noqa: PLC0415
+
+    return Device(tmp_path, make_job, Outbox(tmp_path / "outbox", tmp_path / "state"))

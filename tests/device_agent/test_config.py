@@ -80,9 +80,7 @@ def test_a_missing_key_is_named(refused: Callable[[str], str], key: str) -> None
         ("site = 3\n", "site: Expected `str`, got `int`", "correct the value"),
     ],
 )
-def test_a_wrong_key_is_named_with_a_remedy(
-    refused: Callable[[str], str], text: str, key: str, remedy: str
-) -> None:
+def test_a_wrong_key_is_named_with_a_remedy(refused: Callable[[str], str], text: str, key: str, remedy: str) -> None:
     message = refused(PLAIN + text + DATA)
     assert key in message
     assert remedy in message

@@ -55,9 +55,7 @@ def test_a_draft_counts_once_it_is_committed(reopen: Callable[[], Outbox], fill:
     assert not draft.exists()
 
 
-def test_a_trainer_may_have_committed_already(
-    reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
-) -> None:
+def test_a_trainer_may_have_committed_already(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:
     """The child commits; the agent's own commit after it only takes over the state."""
     box = reopen()
     draft = fill(box.draft("trial", 1), state=b"momentum")
@@ -140,18 +138,26 @@ def test_the_state_of_a_committed_entry_is_promoted_at_start(
     assert box.has("trial", 1)
 
 
-def test_states_are_promoted_before_the_next_task_and_oldest_first(
+def test_a_state_committed_late_is_promoted_before_the_next_task(
     reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
 ) -> None:
-    """A trainer that outlived its agent commits late: the next task starts from its state, and never goes back to it."""
+    """A trainer that outlived its agent commits after the new one has opened the outbox: no round is forgotten."""
     box = reopen()
-    first = fill(box.draft("trial", 9), 9, state=b"after round 9")
-    outbox.commit(first)
-    second = fill(box.draft("trial", 10), 10, state=b"after round 10")
+    outbox.commit(fill(box.draft("trial", 9), 9, state=b"after round 9"))
+    box.draft("trial", 10)
     assert (tmp_path / "state" / "trial").read_bytes() == b"after round 9"
-    outbox.commit(second)
+
+
+def test_of_several_states_the_newest_round_s_is_the_one_that_stays(
+    reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
+) -> None:
     reopen()
-    assert (tmp_path / "state" / "trial").read_bytes() == b"after round 10"
+    for number in (100, 9, 10):
+        draft = tmp_path / "outbox" / f".trial@{number:06d}"
+        draft.mkdir()
+        outbox.commit(fill(draft, number, state=f"after round {number}".encode()))
+    reopen()
+    assert (tmp_path / "state" / "trial").read_bytes() == b"after round 100"
 
 
 def test_runs_keep_their_states_apart(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:

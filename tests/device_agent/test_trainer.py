@@ -1,6 +1,6 @@
-"""The trainer with its real child process: warm, cancelled, killed, starved of memory, idle.
+"""The trainer with its real child process: warm, cancelled, killed, idle.
 
-Most tests share one child, since a child imports torch; each works on its own as well.
+The tests share one child, since a child imports torch; each works on its own as well.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,44 +17,8 @@ import pytest
 from device_agent.outbox import Outbox
 from device_agent.trainer import TrainerProcess, _is_locked
 from shared.errors import TaskFailed
-from shared.messages import Assignment, Hyper, Spec, Task
-
-ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
-START_S = 60.0
-"""To import torch on a busy machine."""
-
-
-@dataclass
-class Host:
-    """An event loop that lasts for all tests, and the trainer on it."""
-
-    runner: asyncio.Runner
-    trainer: TrainerProcess
-    outbox: Outbox
-    make_job: Callable
-
-    def do(self, routine, limit_s: float = START_S):
-        return self.runner.run(asyncio.wait_for(routine, limit_s))
-
-    async def train(self, task: Task) -> float:
-        """Do a task as the agent does; return the seconds it took."""
-        began = time.monotonic()
-        draft = self.outbox.draft(task.run, task.round)
-        await self.trainer(self.make_job(task, draft))
-        self.outbox.commit(draft)
-        return time.monotonic() - began
-
-    async def begin(self, task: Task) -> asyncio.Task[float]:
-        """Begin a task that never ends by itself, in a child that is warm; return while it trains."""
-        await self.train(Task(**{name: getattr(task, name) for name in task.__struct_fields__} | {"round": 0}))
-        training = asyncio.create_task(self.train(task))
-        await asyncio.sleep(0.3)
-        assert not training.done()
-        return training
-
-    @property
-    def pid(self) -> int:
-        return self.trainer._process.pid
+from shared.messages import Spec
+from tests.device_agent.host import ENDLESS, START_S, Host, is_alive, until
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +32,6 @@ def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[a
 @pytest.fixture
 def host(shared_trainer, tmp_path: Path, make_job) -> Host:
     return Host(*shared_trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def test_a_job_gives_an_entry_and_the_next_one_finds_the_child_warm(host, make_task) -> None:
@@ -191,72 +140,9 @@ def test_an_idle_child_is_ended_and_its_lock_is_free(host, make_task) -> None:
         training.cancel()
         await asyncio.wait({training})
         assert is_alive(pid)
-        await until(lambda: not is_alive(pid), 5.0)
-        assert not _is_locked(host.trainer.lock)
+        await until(lambda: not is_alive(pid) and not _is_locked(host.trainer.lock))
 
     try:
         host.do(story())
     finally:
         host.trainer.idle_s = 600.0
-
-
-def test_a_child_made_ready_for_a_task_that_never_came_is_ended_too(tmp_path) -> None:
-    """The parameters could not be fetched: the child that was started meanwhile does not hold memory for ever."""
-
-    async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=0.4, memory_mb=0, threads=1)
-        await trainer.ready()
-        pid = trainer._process.pid
-        assert is_alive(pid)
-        await until(lambda: not is_alive(pid))
-        await trainer.close()
-
-    asyncio.run(story())
-
-
-def test_closing_ends_the_child_also_when_it_is_busy(tmp_path) -> None:
-    """At any moment, here while it imports torch; twice is harmless."""
-
-    async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1)
-        await trainer.ready()
-        pid = trainer._process.pid
-        await asyncio.sleep(0.5)
-        began = time.monotonic()
-        await trainer.close()
-        assert time.monotonic() - began < 2.0
-        assert not is_alive(pid)
-        await trainer.close()
-
-    asyncio.run(story())
-
-
-def test_a_model_too_large_for_the_limit_is_out_of_memory_and_no_more(tmp_path, make_job, make_task) -> None:
-    """2 GB of parameters under a limit of 1 GB: the task fails with the cause and the remedy; a small one works."""
-    large = Spec(name="mlp", options={"features": 4, "hidden": 80_000_000, "classes": 2})
-
-    async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=1024, threads=1)
-        host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
-        with pytest.raises(TaskFailed, match=r"out of memory.*raise trainer\.memory_mb"):
-            await host.train(make_task(round=1, model=large))
-        await host.train(make_task(round=2))
-        assert [entry.update.round for entry in host.outbox.entries()] == [2]
-        await trainer.close()
-
-    asyncio.run(asyncio.wait_for(story(), 2 * START_S))
-
-
-def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, make_task) -> None:
-    """The child dies while it imports; the agent hears of it, and can try again."""
-
-    async def story() -> None:
-        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=64, threads=1)
-        host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
-        for number in (1, 2):
-            with pytest.raises(TaskFailed, match="the trainer (ended|died|was killed)"):
-                await host.train(make_task(round=number))
-        assert host.outbox.entries() == []
-        await trainer.close()
-
-    asyncio.run(asyncio.wait_for(story(), 2 * START_S))

@@ -1,9 +1,7 @@
-"""One task in process: what it leaves in the draft, what it refuses, and what it remembers."""
+"""One task in process: what it leaves in the draft, and what it remembers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -11,51 +9,15 @@ import pytest
 import torch
 
 from device_agent import outbox
-from device_agent.metering import GivenMeter, ProcessMeter
+from device_agent.metering import GivenMeter
 from device_agent.outbox import Outbox
-from device_agent.training import Bench, perform
-from shared import payload, spool, tensorfile, wire
-from shared.algorithms.base import Assignment
-from shared.codecs.base import to_blob
+from device_agent.training import Bench
+from shared import payload, tensorfile
 from shared.codecs.dense import dense
-from shared.errors import ConfigError, FieldFleetError, Superseded, TaskFailed, WireError
-from shared.messages import Hyper, Payload, Spec, Update
-from shared.tree import State, Tree
-
-
-@dataclass
-class Device:
-    """A device's folders and its trainer's bench, without a process."""
-
-    folder: Path
-    make_job: Callable
-    outbox: Outbox
-    bench: Bench = field(default_factory=Bench)
-
-    def perform(self, task, meter=ProcessMeter().task, superseded=lambda: False, **fields) -> Path:
-        """Do a task on what `fields` of the job say; return its draft."""
-        draft = self.outbox.draft(task.run, task.round)
-        perform(msgspec.structs.replace(self.make_job(task, draft), **fields), self.bench, meter, superseded)
-        return draft
-
-    def params(self, tree: Tree) -> str:
-        """Write parameters as the download leaves them."""
-        path = self.folder / "other-params"
-        path.write_bytes(b"".join(payload.pack(dense().encode(tree, None)[0])))
-        return str(path)
-
-
-@pytest.fixture
-def device(tmp_path: Path, make_job) -> Device:
-    return Device(tmp_path, make_job, Outbox(tmp_path / "outbox", tmp_path / "state"))
-
-
-def update_of(draft: Path) -> Update:
-    return wire.decode_as(Update, (draft / outbox.UPDATE).read_bytes())
-
-
-def moved(draft: Path) -> Tree:
-    return dense().decode(payload.unpack(spool.view(draft / outbox.PAYLOAD))).tree
+from shared.errors import TaskFailed
+from shared.messages import Assignment, Hyper
+from shared.tree import State
+from tests.device_agent.device import moved, update_of
 
 
 def test_a_whole_update_is_written_and_nothing_is_committed(device, make_task) -> None:
@@ -78,7 +40,10 @@ def test_the_payload_is_how_far_training_moved(device, make_task, parameters) ->
     """Derivation: full-batch SGD of one epoch is one step, so the change is -learning_rate * gradient at the start."""
     hyper = Hyper(batch_size=100, learning_rate=0.5)
     draft = device.perform(make_task(assignment=Assignment(seed=1, hyper=hyper)))
-    start = {key: leaf.clone().requires_grad_() for key, leaf in dense().decode(payload.unpack(memoryview(bytearray(parameters)))).tree.items()}
+    start = {
+        key: leaf.clone().requires_grad_()
+        for key, leaf in dense().decode(payload.unpack(memoryview(bytearray(parameters)))).tree.items()
+    }
     own = next(iter(device.bench.examples.values()))[0]
     hidden = torch.relu(own.inputs @ start["1.weight"].T + start["1.bias"])
     loss = torch.nn.functional.cross_entropy(hidden @ start["3.weight"].T + start["3.bias"], own.labels)
@@ -102,9 +67,11 @@ def test_the_same_task_gives_the_same_bytes(device, make_task) -> None:
     assert (device.perform(other) / outbox.PAYLOAD).read_bytes() != first
 
 
-def test_torch_s_own_generator_is_left_as_it_was(device, make_task) -> None:
-    before = torch.random.get_rng_state()
-    device.perform(make_task())
+def test_torch_s_own_generator_is_the_task_s_while_it_lasts_and_then_as_it_was(device, make_task) -> None:
+    """What a layer or a codec draws is a function of the task's seed; asked at every batch."""
+    before, seeds = torch.random.get_rng_state(), []
+    device.perform(make_task(), superseded=lambda: seeds.append(torch.initial_seed()))
+    assert set(seeds) == {make_task().assignment.seed}
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -162,7 +129,11 @@ def test_a_method_without_state_leaves_no_state_file(device, make_task) -> None:
 
 def test_state_and_codec_memory_outlive_a_task_and_a_restart(device, make_task) -> None:
     """FedAvg and the dense codec hand both on untouched: two tasks, each promoted, the second after a restart."""
-    tree = {"algorithm/mask": torch.tensor([True, False]), "codec/1.bias": torch.arange(8.0), "codec/a/b": torch.ones(1)}
+    tree = {
+        "algorithm/mask": torch.tensor([True, False]),
+        "codec/1.bias": torch.arange(8.0),
+        "codec/a/b": torch.ones(1),
+    }
     kept = State(tree, {"last_loss": 0.25, "rounds": 3})
     tensorfile.save(device.folder / "state" / "trial", kept)
     for number in (1, 2):
@@ -200,86 +171,3 @@ def test_a_corrupt_state_is_set_aside_and_the_next_task_starts_afresh(device, ma
     assert not path.exists()
     assert path.with_name("trial.corrupt-1").read_bytes() == bad
     assert update_of(device.perform(make_task(round=2))).num_examples == 30
-
-
-def like(**changes: torch.Tensor) -> Tree:
-    tree = {"1.weight": torch.zeros(8, 4), "1.bias": torch.zeros(8), "3.weight": torch.zeros(2, 8), "3.bias": torch.zeros(2)}
-    return tree | changes
-
-
-@pytest.mark.parametrize(
-    ("tree", "reason"),
-    [
-        (like(**{"9.weight": torch.zeros(1)}), "unknown-tensor"),
-        (like(**{"1.weight": torch.zeros(4, 8)}), "shape"),
-        (like(**{"1.weight": torch.zeros(1 << 16)}), "shape"),
-        (like(**{"1.weight": torch.zeros(8, 4, dtype=torch.float64)}), "dtype"),
-        (like(**{"1.weight": torch.zeros(8, 4, dtype=torch.int32)}), "dtype"),
-        (like(**{"1.bias": torch.full((8,), float("nan"))}), "not-finite"),
-        (like(**{"1.bias": torch.tensor([0.0] * 7 + [float("-inf")])}), "not-finite"),
-    ],
-)
-def test_parameters_of_another_model_are_refused(device, make_task, tree: Tree, reason: str) -> None:
-    """With the reason under which the server would count the same; the draft holds no update; the next task works."""
-    with pytest.raises(WireError) as caught:
-        device.perform(make_task(), params=device.params(tree))
-    assert caught.value.reason == reason
-    assert not (device.outbox._folder / ".trial@000001" / outbox.UPDATE).exists()
-    assert update_of(device.perform(make_task())).num_examples == 30
-
-
-def test_parameters_that_lack_a_layer_are_refused(device, make_task) -> None:
-    """FedAvg trains the whole model; a part of it is an error of the server's, not a model half at random."""
-    tree = like()
-    del tree["3.bias"]
-    with pytest.raises((RuntimeError, FieldFleetError), match=r"3\.bias"):
-        device.perform(make_task(), params=device.params(tree))
-
-
-@pytest.mark.parametrize("data", [b"", b"FP", b"nonsense" * 40, b"FP\x01\x00\xff\xff\xff\xff"])
-def test_bytes_that_are_no_parameters_are_refused(device, make_task, data: bytes) -> None:
-    path = device.folder / "junk"
-    path.write_bytes(data)
-    with pytest.raises(WireError):
-        device.perform(make_task(), params=str(path))
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"algorithm": Spec(name="fedmagic")}, "unknown algorithm 'fedmagic'"),
-        ({"algorithm": Spec(name="fedprox", options={"nu": 1})}, "algorithm 'fedprox' has no option 'nu'"),
-        ({"algorithm": Spec(name="fedprox", options={"mu": -1.0})}, "mu is -1.0"),
-        ({"model": Spec(name="gpt")}, "unknown model 'gpt'"),
-        ({"codec": Spec(name="zip")}, "unknown codec 'zip'"),
-    ],
-)
-def test_what_this_agent_does_not_know_is_named(device, make_task, fields, named: str) -> None:
-    """An older agent meets a newer server: the failure says what is missing."""
-    with pytest.raises(ConfigError, match=named):
-        device.perform(make_task(**fields))
-
-
-def test_a_payload_of_a_codec_nobody_knows_is_named(device, make_task) -> None:
-    path = device.folder / "zipped"
-    blobs = {key: to_blob(leaf) for key, leaf in like().items()}
-    path.write_bytes(b"".join(payload.pack(Payload(codec="zip", blobs=blobs))))
-    with pytest.raises(ConfigError, match="unknown codec 'zip'"):
-        device.perform(make_task(), params=str(path))
-
-
-def test_a_superseded_task_ends_at_the_next_batch(device, make_task) -> None:
-    """Three batches are asked for before the newer task comes; no update is written, and the next task is not hurt."""
-    answers = iter([False, False, False, True])
-    reference = (device.perform(make_task(round=9)) / outbox.PAYLOAD).read_bytes()
-    with pytest.raises(Superseded):
-        device.perform(make_task(), superseded=lambda: next(answers))
-    assert next(answers, None) is None
-    assert not (device.outbox._folder / ".trial@000001" / outbox.UPDATE).exists()
-    assert (device.perform(make_task(round=9)) / outbox.PAYLOAD).read_bytes() == reference
-
-
-def test_examples_that_are_absent_fail_the_task_with_their_path(device, make_task, examples) -> None:
-    absent = msgspec.structs.replace(examples, path=str(device.folder / "absent.csv"))
-    with pytest.raises(ConfigError, match=r"absent\.csv"):
-        device.perform(make_task(), data=absent)

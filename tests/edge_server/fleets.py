@@ -111,9 +111,7 @@ class Site:
         place.mkdir(parents=True, exist_ok=True)
         session = Session(place / "session", name, self.name, uuid.uuid4().hex)
         stack = AsyncExitStack()
-        transport = await stack.enter_async_context(
-            self.network.connected(f"{self.name}.{name}", session.presence)
-        )
+        transport = await stack.enter_async_context(self.network.connected(f"{self.name}.{name}", session.presence))
         agent: Agent = _agent(self.plan, fleet, index, place, transport, asyncio.get_running_loop().time)
         for part in (agent, agent.download, agent.delivery):
             part.site = self.name

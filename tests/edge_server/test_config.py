@@ -67,7 +67,7 @@ def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
         ('plan = "p"\n[link]\nbudget = 0', "link", "budget must be >= 1"),
         ('plan = "p"\n[link]\npatience_s = 0.0', "link", "patience_s > 0"),
         ('plan = "p"\n[link]\npatience_s = nan', "link", "patience_s > 0"),
-        ('plan = p', "line 1", "correct that line"),
+        ("plan = p", "line 1", "correct that line"),
     ],
 )
 def test_a_mistake_names_file_key_and_remedy(tmp_path, text, key, remedy):

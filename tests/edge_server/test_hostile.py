@@ -14,8 +14,8 @@ import torch
 
 from edge_server.store.base import RoundClosed
 from shared import chunks, wire
-from shared.messages import Ack, Blob, Payload, Report, Status, Task, Transfer, Update, Want
-from shared.payload import digest, pack
+from shared.messages import Ack, Blob, Payload, Report, Status, Task, Transfer
+from shared.payload import pack
 from shared.tree import Tree
 from tests.edge_server.harness import (
     RUN,

@@ -54,7 +54,12 @@ def task_of(outgoing: Outgoing) -> Task:
     """Return a task that starts from what goes out."""
     some = Spec(name="x")
     return Task(
-        **{"run": "run", "round": 1, "device": "", "algorithm": some, "model": some, "codec": some},
+        run="run",
+        round=1,
+        device="",
+        algorithm=some,
+        model=some,
+        codec=some,
         assignment=Assignment(seed=0, hyper=Hyper()),
         params=outgoing.transfer,
         shared=outgoing.shared,

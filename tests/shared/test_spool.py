@@ -20,7 +20,7 @@ FRAME = 1024
 
 def sent(size: int, seed: int = 1) -> tuple[bytes, Transfer, list[bytes]]:
     """Return a payload, what describes it, and its frames as they come."""
-    data = Random(seed).randbytes(size)  # noqa: S311 - any bytes will do
+    data = Random(seed).randbytes(size)
     transfer = Transfer(digest=payload.digest([memoryview(data)]), size=size, frame_bytes=FRAME)
     source = Scattered([memoryview(data)])
     return data, transfer, [chunks.encode(transfer, i, source.read(i * FRAME, FRAME)) for i in range(transfer.count)]

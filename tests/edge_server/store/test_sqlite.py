@@ -29,6 +29,7 @@ from shared.messages import Assignment, Cost, Hyper, Transfer, Update
 from shared.tree import State
 from tests.edge_server.harness import write_plan
 
+
 def one_of_each(folder: Path) -> list[AnyRecord]:
     """Return every kind of record, with every field filled."""
     told = Assignment(seed=2**62, hyper=Hyper(momentum=0.9), values={"bits": 4, "ratio": 0.5, "keep": [1, 2]})

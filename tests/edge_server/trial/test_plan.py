@@ -75,7 +75,7 @@ def test_devices_are_the_plans_own_then_made_up_ones(tmp_path):
     assert [device.name for device in devices(plan)] == ["pi", "nano"]
     assert [device.name for device in devices(plan, 1)] == ["pi"]
     assert [device.name for device in devices(plan, 4)] == ["pi", "nano", "device-2", "device-3"]
-    with pytest.raises(ConfigError, match="add .* sections or give --local N"):
+    with pytest.raises(ConfigError, match=r"add .* sections or give --local N"):
         devices(load(write_plan(tmp_path), tmp_path))
 
 

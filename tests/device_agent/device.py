@@ -1,0 +1,50 @@
+"""A device's folders and its trainer's bench, without a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from device_agent import outbox
+from device_agent.metering import ProcessMeter
+from device_agent.outbox import Outbox
+from device_agent.training import Bench, perform
+from shared import payload, spool, wire
+from shared.codecs.dense import dense
+from shared.messages import Update
+from shared.tree import Tree
+
+METER = ProcessMeter()
+
+
+@dataclass
+class Device:
+    """Does tasks one after the other, each into a draft of its own."""
+
+    folder: Path
+    make_job: Callable
+    outbox: Outbox
+    bench: Bench = field(default_factory=Bench)
+
+    def perform(self, task, meter=METER.task, superseded=lambda: False, **fields) -> Path:
+        """Do a task on what `fields` of the job say; return its draft."""
+        draft = self.outbox.draft(task.run, task.round)
+        perform(msgspec.structs.replace(self.make_job(task, draft), **fields), self.bench, meter, superseded)
+        return draft
+
+    def params(self, tree: Tree) -> str:
+        """Write parameters as the download leaves them."""
+        path = self.folder / "other-params"
+        path.write_bytes(b"".join(payload.pack(dense().encode(tree, None)[0])))
+        return str(path)
+
+
+def update_of(draft: Path) -> Update:
+    return wire.decode_as(Update, (draft / outbox.UPDATE).read_bytes())
+
+
+def moved(draft: Path) -> Tree:
+    return dense().decode(payload.unpack(spool.view(draft / outbox.PAYLOAD))).tree

@@ -1,0 +1,209 @@
+"""The agent as a process: what an operator and a supervisor see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge_server.broker import free_port, running
+from shared import chunks, wire
+from shared.messages import Assignment, Hyper, Status, Task, Transfer, Update, Want
+from shared.topics import topic
+from shared.transport.base import Broker, Inbox
+from shared.transport.mqtt import MqttTransport
+from tests.device_agent.process import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, write_config
+
+ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
+QUICK_S = 2.0
+"""In which a process told to stop must have stopped."""
+
+
+@asynccontextmanager
+async def site(folder: Path, **config: str) -> AsyncIterator[tuple[Process, MqttTransport]]:
+    """Run a broker, an agent on it, and a transport for the test."""
+    async with (
+        asyncio.timeout(LIMIT_S),
+        running(folder) as broker,
+        living(write_config(folder, broker.port, **config)) as process,
+        MqttTransport(Broker(port=broker.port), "tester").running() as transport,
+    ):
+        await transport.connected.wait()
+        yield process, transport
+
+
+async def status(inbox: Inbox) -> Status:
+    return wire.decode_as(Status, (await anext(inbox))[1])
+
+
+async def serve(inbox: Inbox, transport: MqttTransport, parameters: bytes, cut, task: Task) -> None:
+    """Send a task's parameters as they are asked for, until all are gone."""
+    lacking = set(range(task.params.count))
+    async for _, data in inbox:
+        want = wire.decode_as(Want, data)
+        for index in chunks.from_ranges(want.ranges, task.params.count, limit=chunks.MAX_RANGES):
+            await transport.publish(topic(SITE, DEVICE, "model"), cut(parameters, task.params, index))
+            lacking.discard(index)
+        if not lacking:
+            return
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    """A fresh interpreter: neither torch nor what comes with it, so that an idle agent stays small."""
+    code = "import device_agent.__main__, sys; print(' '.join(sys.modules))"
+
+    async def story() -> set[str]:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=PIPE)
+        out, _ = await process.communicate()
+        return set(out.decode().split())
+
+    loaded = asyncio.run(story())
+    assert "device_agent.agent" in loaded
+    assert not {"torch", "numpy", "safetensors", "onnxruntime", "sklearn"} & loaded
+
+
+def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) -> None:
+    """Several attempts, one warning; SIGTERM ends it with 0 at once; the folder it was given is there."""
+
+    async def story() -> None:
+        async with living(write_config(tmp_path, free_port())) as process:
+            said = [await line_with(process, "no broker at")]
+            await asyncio.sleep(1.5)
+            seconds, more = await stop(process)
+            assert seconds < QUICK_S
+            assert len([line for line in [*said, *more] if "no broker at" in line]) == 1
+            assert re.search(r"WARNING .*no broker at 127\.0\.0\.1:\d+ \(.*refused.*\), trying again", said[0])
+            assert more[-1].endswith("stopped")
+            assert not [line for line in more if "Traceback" in line]
+
+    asyncio.run(story())
+    assert {path.name for path in (tmp_path / "state").iterdir()} >= {"outbox", "state", "session"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("devise = 'x'\n", r"unknown field `devise`; remove it or correct its spelling \(known: .*\)"),
+        ("device = 'board'\n[data]\nsource = 'digits'\n", r"`state_dir`; add it"),
+        ("device = 'a/b'\nstate_dir = 's'\n[data]\nsource = 'digits'\n", "device 'a/b': use 1 to 64 letters"),
+        (
+            "device = 'board'\nstate_dir = 'agent.toml/x'\n[data]\nsource = 'digits'\n",
+            "state_dir agent.toml/x: .*; name a folder",
+        ),
+        ("device = \n", "correct that line"),
+        (None, "no such file; give the path of an existing TOML file"),
+    ],
+    ids=["unknown", "missing", "name", "folder", "syntax", "absent"],
+)
+def test_a_bad_file_ends_it_with_2_and_one_line(tmp_path, monkeypatch, text, words) -> None:
+    """The line names the program, and what to edit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    if text is not None:
+        (tmp_path / "agent.toml").write_text(text)
+
+    async def story() -> None:
+        process = await start(Path("agent.toml"))
+        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        assert process.returncode == 2
+        assert out == b""
+        (line,) = err.decode().splitlines()
+        assert line.startswith("device-agent: ")
+        assert re.search(words, line)
+
+    asyncio.run(story())
+
+
+@pytest.mark.broker
+def test_it_comes_online_soon_lives_through_nonsense_and_says_goodbye(tmp_path, make_task) -> None:
+    """A birth is retained within seconds; malformed tasks are dropped; the next one is answered; the will is retained.
+
+    The one that is answered asks for too much, which is a failure that needs no training.
+    """
+    began = time.monotonic()
+
+    async def story() -> None:
+        async with site(tmp_path) as (process, transport):
+            async with transport.subscribe(topic(SITE, DEVICE, "status")) as inbox:
+                birth = await status(inbox)
+                assert time.monotonic() - began < 10
+                assert (birth.device, birth.online, birth.session, birth.state) == (DEVICE, True, 1, "ready")
+            agent = psutil.Process(process.pid)
+            mapped = {Path(part.path).name for part in agent.memory_maps()}
+            assert any("python" in name for name in mapped)
+            assert not [name for name in mapped if "torch" in name or "numpy" in name]
+            assert agent.children() == []
+            async with transport.subscribe(topic(SITE, DEVICE, "update")) as inbox:
+                for nonsense in (b"", b"hello", b"FM\x01\xc1", b"FM\x07\x80", bytes(1 << 21)):
+                    await transport.publish(topic(SITE, DEVICE, "task"), nonsense)
+                huge = Transfer(digest=bytes(16), size=1 << 50, frame_bytes=1024)
+                await transport.publish(topic(SITE, DEVICE, "task"), wire.encode(make_task(params=huge)))
+                offer = wire.decode_as(Update, (await anext(inbox))[1])
+                assert offer.failure.startswith(f"payload of {1 << 50} bytes")
+            seconds, said = await stop(process)
+            assert seconds < QUICK_S
+            assert len([line for line in said if "dropped" in line]) == 5
+            assert not [line for line in said if "Traceback" in line]
+            async with transport.subscribe(topic(SITE, DEVICE, "status")) as inbox:
+                death = await status(inbox)
+                assert (death.online, death.session, death.instance) == (False, 1, birth.instance)
+
+    asyncio.run(story())
+
+
+@pytest.mark.broker
+def test_sessions_are_counted_and_a_killed_agent_is_reported_dead(tmp_path) -> None:
+    """`kill -9`: the broker says the will; the next session's number is higher, so that a late will is told apart."""
+
+    async def story() -> None:
+        async with site(tmp_path) as (process, transport), transport.subscribe(topic(SITE, DEVICE, "status")) as inbox:
+            assert (await status(inbox)).online
+            process.kill()
+            await process.communicate()
+            death = await status(inbox)
+            assert (death.online, death.session) == (False, 1)
+            async with living(tmp_path / "agent.toml") as second:
+                birth = await status(inbox)
+                assert (birth.online, birth.session) == (True, 2)
+                assert birth.instance != death.instance
+                assert (await stop(second))[0] < QUICK_S
+
+    asyncio.run(story())
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("warm", [False, True], ids=["importing", "training"])
+def test_told_to_stop_at_work_it_stops_at_once(tmp_path, make_task, parameters, cut, examples, warm) -> None:
+    """While its child imports torch, and while it trains: 0 within 2 s, no process left, and no half update either."""
+    data = f'source = "csv"\npath = "{examples.path}"'
+
+    async def story() -> None:
+        async with site(tmp_path, data=data) as (process, transport):
+            channels = [topic(SITE, DEVICE, channel) for channel in ("want", "status")]
+            async with transport.subscribe(channels[0]) as wants, transport.subscribe(channels[1]) as births:
+                await status(births)
+                if warm:
+                    async with transport.subscribe(topic(SITE, DEVICE, "update")) as inbox:
+                        task = make_task(run="warming")
+                        await transport.publish(topic(SITE, DEVICE, "task"), wire.encode(task))
+                        await serve(wants, transport, parameters, cut, task)
+                        assert wire.decode_as(Update, (await anext(inbox))[1]).failure is None
+                task = make_task(assignment=ENDLESS)
+                await transport.publish(topic(SITE, DEVICE, "task"), wire.encode(task))
+                await serve(wants, transport, parameters, cut, task)
+                await asyncio.sleep(0.4)
+                assert len(psutil.Process(process.pid).children()) == 1
+                seconds, said = await stop(process)
+                assert seconds < QUICK_S
+                assert not [line for line in said if "Traceback" in line or "never retrieved" in line]
+        assert [path.name for path in (tmp_path / "state" / "outbox").glob("[!.]*")] == ["warming@000001"] * warm
+
+    asyncio.run(story())

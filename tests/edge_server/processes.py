@@ -1,0 +1,158 @@
+"""Our commands as processes: started and ended one by one, with what they write to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess  # noqa: TID251 - the system is processes
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_server import broker
+from edge_server.replay.__main__ import replay
+from edge_server.store.base import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
+from edge_server.store.checkpoints import path_of
+from edge_server.store.sqlite import JOURNAL, read
+from edge_server.trial.plan import Plan, load, share
+from shared import tensorfile
+from tests.edge_server.harness import write_plan
+from tests.edge_server.textbook import require_equal
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 90.0
+TINY = {
+    "model": 'name = "mlp"\noptions = { features = 64, hidden = 8, classes = 10 }',
+    "data": 'source = "digits"\nlimit = 120\nholdout = 0.1',
+    "evaluation": "every = 1\non_device = true",
+    "more": '[partition]\nkind = "even"',
+}
+
+
+@contextmanager
+def started(module: str, *arguments: object, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run one of our commands in a session of its own; it is gone after the block."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603 - ours
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for something to be so; return it."""
+    limit = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit:
+        if found := condition():
+            return found
+        time.sleep(0.02)  # noqa: TID251 - waits for other processes
+    raise TimeoutError(what)
+
+
+def folder_of(runs: Path) -> Path:
+    """Return the folder of the one run there is."""
+    [journal] = runs.glob(f"*/{JOURNAL}")
+    return journal.parent
+
+
+def final(folder: Path, number: int) -> dict[str, Any]:
+    """Return the parameters a run ended with."""
+    return tensorfile.load(path_of(folder / "checkpoints", number)).tree
+
+
+@dataclass
+class Field:
+    """A broker and two agents as processes; a server may come and go."""
+
+    folder: Path
+    runner: asyncio.Runner
+    stack: AsyncExitStack
+    running: broker.PrivateBroker
+    agents: dict[str, ExitStack] = field(default_factory=dict)
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def plan(self, name: str) -> Plan:
+        """Write a plan whose rounds take long enough to be cut; return it as the server reads it."""
+        hyper = "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.1"
+        devices = '[[device]]\nname = "a"\n[[device]]\nname = "b"'
+        sections = TINY | {"hyper": hyper, "more": f"{TINY['more']}\n{devices}", "evaluation": "every = 1"}
+        path = write_plan(self.folder, rounds=8, **sections)
+        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
+
+    def config(self, name: str, **keys: object) -> Path:
+        """Write a file for a process."""
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps({"broker": {"port": self.running.port}, **keys}))
+        return path
+
+    def agent(self, name: str) -> None:
+        """Start an agent."""
+        plan = self.plan("any")
+        data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
+        keys = {"device": name, "state_dir": str(self.folder / name), "data": data, "trainer": {"threads": 1}}
+        self.agents[name] = stack = ExitStack()
+        path = self.config(name, **keys)
+        log = self.folder / f"{name}.log"
+        self._processes[name] = stack.enter_context(started("device_agent", "run", "--config", path, log=log))
+
+    def kill_agent(self, name: str) -> None:
+        """End an agent as a power cut does; its trainer, a process of its own, is not told."""
+        self._processes[name].kill()
+        self.agents[name].close()
+
+    def replace_broker(self) -> None:
+        """End the broker as a power cut does, and start one that remembers nothing."""
+        self.running.process.kill()
+        self.runner.run(self.stack.aclose())
+        self.stack = AsyncExitStack()
+        port = self.running.port
+        self.running = self.runner.run(self.stack.enter_async_context(broker.running(self.folder, port=port)))
+
+    def server(self, name: str) -> Any:
+        """Start a server on a plan, always by the same command."""
+        self.plan(name)
+        keys = {
+            "plan": f"{name}.toml",
+            "data_dir": str(self.folder / name),
+            "data_root": str(self.folder),
+            "threads": 1,
+        }
+        path = self.config(f"server-{name}", **keys)
+        return started("edge_server", "run", "--config", path, log=self.folder / f"server-{name}.log")
+
+    def records(self, name: str) -> list[AnyRecord]:
+        """Return what the server has written."""
+        folders = [path.parent for path in (self.folder / name).glob(f"*/{JOURNAL}")]
+        assert len(folders) <= 1, "another run was begun"
+        return read(folders[0]) if folders else []
+
+    def reached(self, name: str, number: int, kind: type[AnyRecord] = RoundClosed) -> bool:
+        """Tell whether a record of that round is written."""
+        return any(isinstance(one, kind) and one.round >= number for one in self.records(name))
+
+    def require_whole(self, name: str) -> None:
+        """Check that a run is as if nothing had happened: every round, every update once, the replay's bits."""
+        records, plan = self.records(name), self.plan(name)
+        assert [(one.round, one.arrived) for one in closed_rounds(records)] == [(n, ("a", "b")) for n in range(1, 9)]
+        accepted = [(one.device, one.round) for one in records if isinstance(one, UpdateAccepted)]
+        assert len(accepted) == len(set(accepted)) == 16
+        assert [type(one) for one in records if isinstance(one, RunOpened | RunClosed)] == [RunOpened, RunClosed]
+        folder = folder_of(self.folder / name)
+        state, _ = replay(plan, self.folder / f"replay-{name}", 2)
+        require_equal(final(folder, 8), state.tree)

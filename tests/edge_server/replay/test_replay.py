@@ -1,0 +1,87 @@
+"""A replay is a function of its plan: the same bytes every time, the model of the textbook, the plan's seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.replay.__main__ import main, name_of, replay
+from edge_server.store.base import AnyRecord, UpdateAccepted, closed_rounds
+from edge_server.store.sqlite import read
+from tests.edge_server.harness import write_examples
+from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
+
+SLOW = """
+[[device]]
+name = "a"
+compute_s = 2.0
+up_mbit_s = 0.01
+down_mbit_s = 0.02
+delay_s = 3.0
+[[device]]
+name = "b"
+compute_s = 7.0
+up_mbit_s = 0.004
+down_mbit_s = 0.05
+delay_s = 8.0
+[[device]]
+name = "c"
+compute_s = 0.5
+delay_s = 0.01
+"""
+
+
+def test_two_replays_of_a_plan_write_the_same_bytes(tmp_path):
+    """Over links so slow that offers are repeated, rounds end by quorum and updates come late."""
+    plan = make_plan(tmp_path, more=SLOW, round="deadline_s = 60.0\nquorum = 0.6", evaluation="on_device = true")
+    ends = [replay(plan, tmp_path / place / "run") for place in ("one", "two")]
+    require_equal(ends[0][0].tree, ends[1][0].tree)
+    one, two = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "two"))
+    assert one == two
+    rounds = closed_rounds(ends[0][1])
+    assert {len(closed.arrived) for closed in rounds} == {2}
+    assert not any(closed.refused for closed in rounds), "an update that comes late is late, not unknown"
+
+
+def test_a_replay_is_the_textbook_bit_for_bit(tmp_path):
+    """Whatever the links are, as long as every update counts."""
+    plan = make_plan(tmp_path, more=SLOW, round="deadline_s = 900.0")
+    state, records = replay(plan, tmp_path / "run")
+    require_equal(state.tree, textbook(plan))
+    assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
+
+
+def costs(records: list[AnyRecord]) -> dict[str, float | None]:
+    """Return each device's seconds of computing in the first round."""
+    first = [one for one in records if isinstance(one, UpdateAccepted) and one.round == 1]
+    return {one.device: one.update.cost.compute_s for one in first}
+
+
+def test_seconds_follow_from_the_plan(tmp_path):
+    """3.3 kB come at 10 kB/s and go at 1 kB/s, training takes 5 s, and six messages in turn wait 0.5 s each."""
+    one = '[[device]]\nname = "a"\ncompute_s = 5.0\nup_mbit_s = 0.008\ndown_mbit_s = 0.08\ndelay_s = 0.5'
+    plan = make_plan(tmp_path, rounds=1, more=one, cohort="min_devices = 1", evaluation="every = 0")
+    _, records = replay(plan, tmp_path / "run")
+    [closed] = closed_rounds(records)
+    seconds = closed.bytes_down["a"] / 10e3 + 5.0 + closed.bytes_up["a"] / 1e3 + 6 * 0.5
+    assert closed.bytes_down["a"] == pytest.approx(3300, rel=0.05)
+    assert seconds < closed.seconds < seconds + 1.0  # the messages around the frames: 0.9 kB, most of them up
+    assert costs(records) == {"a": 5.0}
+
+
+def test_the_command_replays_into_one_folder(tmp_path):
+    """The same plan replaces its own record; a plan that differs in anything has another."""
+    plan = make_plan(tmp_path, rounds=1)
+    folder, records = main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    again, _ = main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    assert folder == again
+    assert read(folder) == records
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name_of(plan)]
+    assert name_of(make_plan(tmp_path, rounds=2)) != name_of(plan)
+
+
+def test_devices_may_be_more_or_fewer_than_the_plan_names(tmp_path):
+    """A study of how a method scales needs no new plan."""
+    data = write_examples(tmp_path, 200)
+    plan = make_plan(tmp_path, rounds=1, cohort="min_devices = 5", data=data, partition='kind = "even"')
+    _, records = replay(plan, tmp_path / "run", 5)
+    assert closed_rounds(records)[0].arrived == ("a", "b", "c", "device-3", "device-4")

@@ -1,0 +1,69 @@
+"""FedAvg as a textbook has it, in one loop and plain torch, and the plan that tells a whole fleet to do the same."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edge_server.trial.plan import Plan, devices, load, share
+from shared.data.examples import split_holdout
+from shared.data.load import load as load_examples
+from tests.edge_server.harness import write_examples, write_plan
+
+NAMES = ("a", "b", "c")
+ROUNDS = 3
+DEVICES = "\n".join(f'[[device]]\nname = "{name}"' for name in NAMES)
+
+
+def make_plan(folder: Path, rounds: int = ROUNDS, more: str = DEVICES, **sections: str) -> Plan:
+    """Return a plan of three devices with shares of their own."""
+    written = {
+        "model": 'name = "mlp"\noptions = { features = 8, hidden = 64, classes = 3 }',
+        "hyper": "local_epochs = 2\nbatch_size = 8\nlearning_rate = 0.2\nmomentum = 0.5",
+        "cohort": "min_devices = 3",
+        "data": write_examples(folder, 90),
+        "evaluation": "every = 1",
+        "partition": 'kind = "dirichlet"\nalpha = 1.0',
+    } | sections
+    path = write_plan(folder, rounds=rounds, more=more, **written)
+    path.write_text(f"seed = 11\n{path.read_text()}")
+    return load(path, folder)
+
+
+def textbook(plan: Plan, count: int = 0) -> dict[str, Tensor]:
+    """FedAvg, McMahan et al. 2017, algorithm 1, with all clients in every round and momentum in their SGD."""
+    fleet = devices(plan, count)
+    shares = [split_holdout(load_examples(share(plan, fleet, k)), plan.data.holdout, 0)[0] for k in range(len(fleet))]
+    features, hidden, classes = (plan.model.options[key] for key in ("features", "hidden", "classes"))
+    torch.manual_seed(plan.seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    for number in range(1, plan.rounds + 1):
+        start = copy.deepcopy(model.state_dict())
+        total = {key: torch.zeros_like(leaf) for key, leaf in start.items()}
+        for device, examples in zip(fleet, shares, strict=True):
+            model.load_state_dict(start)
+            sgd = torch.optim.SGD(model.parameters(), lr=plan.hyper.learning_rate, momentum=plan.hyper.momentum)
+            seed = xxhash.xxh3_64_intdigest(f"{plan.seed}/{number}/{device.name}".encode()) >> 1
+            order = torch.Generator().manual_seed(seed)
+            for _ in range(plan.hyper.local_epochs):
+                for index in torch.randperm(len(examples), generator=order).split(plan.hyper.batch_size):
+                    sgd.zero_grad()
+                    functional.cross_entropy(model(examples.inputs[index]), examples.labels[index]).backward()
+                    sgd.step()
+            for key, leaf in model.state_dict().items():
+                total[key].add_(leaf - start[key], alpha=len(examples))
+        everybody = sum(len(examples) for examples in shares)
+        model.load_state_dict({key: start[key] + total[key] / everybody for key in start})
+    return model.state_dict()
+
+
+def require_equal(tree: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Compare bit for bit."""
+    assert tree.keys() == expected.keys()
+    for key, leaf in expected.items():
+        assert torch.equal(tree[key], leaf), key

@@ -1,0 +1,124 @@
+"""The link breaks while the broker lives on: the MQTT session holds what was promised meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from shared.errors import Unreachable
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+
+pytestmark = pytest.mark.broker
+
+
+class Relay:
+    """A line to the broker that a test may cut."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._ends: list[asyncio.StreamWriter] = []
+        self.broken = False
+
+    @asynccontextmanager
+    async def laid(self):
+        """Yield the near end's port while the block lasts."""
+        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            self.cut()
+            server.close()
+
+    def cut(self) -> None:
+        """Reset every connection, in both directions, without a word."""
+        for writer in self._ends:
+            writer.transport.abort()
+        self._ends.clear()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.broken:
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        self._ends += [writer, far_writer]
+        await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer), return_exceptions=True)
+
+    @staticmethod
+    async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+async def until_lost(transport: MqttTransport) -> None:
+    """Wait until the transport has noticed, as callers do."""
+    with suppress(Unreachable):
+        while True:
+            await transport.publish("x", b"")
+
+
+@pytest.mark.parametrize("site", ["mosquitto-5", "mosquitto-3"], indirect=True)
+def test_assured_messages_wait_for_a_device_that_is_cut_off(site, real, take):
+    """Published while the device's link is down, they come in order once it is back, without a new subscription.
+
+    The embedded broker forgets what it could not deliver; there the next birth brings a task again.
+    """
+
+    async def use() -> None:
+        relay = Relay(site.broker.port)
+        async with relay.laid() as port, site.clients(1) as (server,):
+            broker = Broker(port=port, version=site.broker.version)
+            device = MqttTransport(broker, site.topic("device"))
+            async with device.running(), device.subscribe(site.topic("task")) as inbox:
+                await device.connected.wait()
+                await server.publish(site.topic("task"), b"0")
+                assert await take(inbox, 1) == [(site.topic("task"), b"0")]
+                relay.broken = True
+                relay.cut()
+                await until_lost(device)
+                for number in range(1, 6):
+                    await server.publish(site.topic("task"), str(number).encode())
+                relay.broken = False
+                await device.connected.wait()
+                got: list[int] = []
+                while got[-1:] != [5]:
+                    got.append(int((await anext(inbox))[1]))
+                assert [number for number in got if number] == [
+                    1,
+                    2,
+                    3,
+                    4,
+                    5,
+                ]  # 0 may come again: its answer was cut off
+
+    real(use())
+
+
+@pytest.mark.parametrize("site", ["mosquitto-5", "mosquitto-3", "embedded"], indirect=True)
+def test_a_link_that_breaks_all_the_time_still_delivers(site, real):
+    """Cut every few messages: with each publication repeated until it is accepted, everything arrives at least once."""
+
+    async def use() -> None:
+        relay = Relay(site.broker.port)
+        async with relay.laid() as port, site.clients(1) as (server,), server.subscribe(site.topic("up")) as inbox:
+            broker = Broker(port=port, version=site.broker.version)
+            async with MqttTransport(broker, site.topic("device")).running() as device:
+                for number in range(20):
+                    if number % 5 == 4:
+                        relay.cut()
+                    while True:
+                        await device.connected.wait()
+                        try:
+                            await device.publish(site.topic("up"), str(number).encode())
+                            break
+                        except Unreachable:
+                            await asyncio.sleep(0.01)
+            missing = set(range(20))
+            while missing:
+                missing.discard(int((await anext(inbox))[1]))
+
+    real(use())

@@ -1,0 +1,96 @@
+"""MQTT 5 is asked for; where a broker has none, 3.1.1 is spoken, however the broker says so, or does not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+
+MQTT_5, MQTT_3 = 5, 4  # as a CONNECT packet numbers them
+
+
+class Old:
+    """A broker that accepts or refuses and does nothing else; it notes the protocol level of every CONNECT."""
+
+    def __init__(self, answers: dict[int, bytes]) -> None:
+        self.levels: list[int] = []
+        self._answers = answers
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        packet = await reader.read(1000)
+        self.levels.append(packet[packet.index(b"MQTT") + 4])
+        writer.write(self._answers[self.levels[-1]])
+        await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "levels"),
+    [
+        ({MQTT_5: b"\x20\x02\x00\x01", MQTT_3: b"\x20\x02\x00\x00"}, [MQTT_5, MQTT_3]),
+        ({MQTT_5: b"\x20\x03\x00\x84\x00", MQTT_3: b"\x20\x02\x00\x00"}, [MQTT_5, MQTT_3]),
+        ({MQTT_5: b"", MQTT_3: b"\x20\x02\x00\x00"}, [MQTT_5, MQTT_3]),
+        ({MQTT_5: b"\x20\x03\x00\x00\x00", MQTT_3: b""}, [MQTT_5]),
+    ],
+    ids=["refuses in 3.1.1", "refuses in 5", "is silent", "has 5"],
+)
+def test_falls_back(answers, levels, real, caplog):
+    """One attempt in vain, then 3.1.1; no fall where there is no need."""
+
+    async def use() -> None:
+        old = Old(answers)
+        server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, MqttTransport(Broker(port=port), "a", connect_s=0.3).running() as a:
+            await a.connected.wait()
+        assert old.levels == levels
+
+    caplog.set_level(logging.INFO)
+    real(use())
+
+
+def test_after_a_silence_the_versions_take_turns(real):
+    """A broker that hangs for a while is not taken for an old one for ever: MQTT 5 is tried again."""
+
+    async def use() -> None:
+        old = Old({MQTT_5: b"", MQTT_3: b""})
+        server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, MqttTransport(Broker(port=port), "a", connect_s=0.1).running():
+            while len(old.levels) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert old.levels[:3] == [MQTT_5, MQTT_3, MQTT_5]
+
+    real(use())
+
+
+def test_an_operator_who_asks_for_3_gets_3(real):
+    async def use() -> None:
+        old = Old({MQTT_3: b"\x20\x02\x00\x00"})
+        server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, MqttTransport(Broker(port=port, version=3), "a").running() as a:
+            await a.connected.wait()
+        assert old.levels == [MQTT_3]
+
+    real(use())
+
+
+@pytest.mark.broker
+def test_mqtt_5_over_the_embedded_broker(brokers, real):
+    """The broker that cannot parse MQTT 5 serves a client that was configured for it."""
+
+    port = brokers("embedded")
+
+    async def use() -> None:
+        transport = MqttTransport(Broker(port=port, version=5), "wants-5", connect_s=0.5)
+        async with transport.running() as a, a.subscribe("wants-5") as inbox:
+            await a.connected.wait()
+            await a.publish("wants-5", b"through")
+            assert await anext(inbox) == ("wants-5", b"through")
+
+    real(use())

@@ -1,0 +1,203 @@
+"""Whole rounds, the same suite over memory, mosquitto and the embedded broker; FedAvg bit for bit by the textbook."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+import torch
+from torch import Tensor
+
+from edge_server import broker
+from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, UpdateAccepted, closed_rounds
+from shared import wire
+from shared.messages import Update
+from shared.presence import Session
+from shared.topics import topic
+from shared.transport.base import Broker
+from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.harness import write_examples
+from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
+
+numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums are taken in one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "memory",
+        pytest.param("mosquitto", marks=pytest.mark.broker),
+        pytest.param("embedded", marks=pytest.mark.broker),
+    ],
+)
+def network(request, tmp_path_factory) -> Iterator[Network]:
+    """Return each of the networks that a fleet may meet on."""
+    if request.param == "memory":
+        yield Network()
+        return
+    if request.param == "mosquitto" and not broker.mosquitto():
+        pytest.skip("mosquitto is not installed")
+    folder, embedded = tmp_path_factory.mktemp("broker"), request.param == "embedded"
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        running = runner.run(stack.enter_async_context(broker.running(folder, embedded=embedded)))
+        assert running.kind == request.param
+        yield Network(Broker(port=running.port, version=3 if embedded else 5), runner)
+        runner.run(stack.aclose())
+
+
+@pytest.fixture
+def here(network, tmp_path) -> Site:
+    """Return a site of its own on the network, so that tests do not hear one another."""
+    return Site(network, make_plan(tmp_path), tmp_path, name=f"site{next(numbers)}")
+
+
+def test_fedavg_over_the_wire_is_the_textbook_bit_for_bit(here):
+    """Frames, outboxes, files and arrival order leave no trace in the result."""
+
+    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
+        async with here.devices(*NAMES):
+            state, records = await here.serve()
+            return state.tree, records
+
+    tree, records = here.network.run(play())
+    expected = textbook(here.plan)
+    require_equal(tree, expected)
+    rounds = closed_rounds(records)
+    assert [(closed.outcome, closed.arrived) for closed in rounds] == ROUNDS * [("aggregated", NAMES)]
+    assert not any(closed.refused for closed in rounds)
+    assert rounds[-1].accuracy > 0.5
+    size = sum(leaf.nbytes for leaf in expected.values())
+    for closed in rounds:
+        for sizes in (closed.bytes_up, closed.bytes_down):
+            assert set(sizes) == set(NAMES)
+            assert all(size < one < 1.2 * size + 600 for one in sizes.values())
+
+
+def test_a_device_that_cannot_train_is_counted_and_the_others_go_on(here):
+    """Its cause is in the record, in every round anew."""
+
+    async def play() -> list[RoundClosed]:
+        async with here.devices("a", "b"):
+            await here.start("c", broken="no memory left")
+            return closed_rounds((await here.serve())[1])
+
+    for closed in here.network.run(play()):
+        assert (closed.outcome, closed.arrived) == ("aggregated", ("a", "b"))
+        assert closed.failed == {"c": "no memory left"}
+
+
+def test_devices_come_and_go_while_a_run_goes_on(network, tmp_path):
+    """Who comes is of the next cohort; who goes is waited for until the deadline, and then not asked any more."""
+    plan = make_plan(tmp_path, cohort="min_devices = 2", round="deadline_s = 1.5")
+    here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
+
+    async def play() -> list[RoundClosed]:
+        async with here.devices("a", "b", compute_s=0.3):
+            serving = asyncio.create_task(here.serve())
+            await until(lambda: ("a", 1) in here.trained)
+            await here.start("c")
+            await until(lambda: ("a", 2) in here.trained)
+            await here.stop("a")
+            return closed_rounds((await serving)[1])
+
+    rounds = network.run(play())
+    assert [closed.arrived for closed in rounds] == [("a", "b"), ("b", "c"), ("b", "c")]
+    assert not any(closed.failed or closed.refused for closed in rounds)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something to be so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of tests
+            await asyncio.sleep(0.02)
+
+
+def test_nonsense_on_the_topics_is_refused_and_changes_nothing(here):
+    """Counted in the round's record; the result is the textbook's still."""
+    forged = wire.encode(Update(run=RUN, round=1, device="a", params=None, failure="forged"))
+    session = Session(here.folder / "evil", "zoe", "elsewhere", "x")
+
+    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
+        async with here.devices("a", "b"):
+            await here.start("c", compute_s=0.5)
+            serving = asyncio.create_task(here.serve())
+            await until(lambda: ("c", 1) in here.trained)
+            async with here.network.connected(f"{here.name}.evil", session.presence) as transport:
+                for data in (b"noise", b"FM\x02later", b"FC\x01short", forged):
+                    await transport.publish(topic(here.name, "zoe", "update"), data)
+            state, records = await serving
+            return state.tree, records
+
+    tree, records = here.network.run(play())
+    require_equal(tree, textbook(here.plan))
+    rounds = closed_rounds(records)
+    assert rounds[0].refused == {"malformed": 1, "version": 1, "truncated": 1, "unknown-device": 1}
+    assert [(closed.arrived, closed.failed) for closed in rounds] == ROUNDS * [(NAMES, {})]
+
+
+@pytest.mark.parametrize("kind", ["update", "checkpoint"])
+def test_a_server_that_restarts_ends_at_the_same_bits(here, kind):
+    """Devices stay, hear that it is back, and train nothing twice that was stored."""
+
+    def cut(written: object) -> bool:
+        return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
+
+    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
+        async with here.devices(*NAMES):
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(here.serve(Stopping(here.folder / RUN, cut)))
+            state, records = await here.serve()
+            return state.tree, records
+
+    tree, records = here.network.run(play())
+    require_equal(tree, textbook(here.plan))
+    assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
+    accepted = [(one.device, one.round) for one in records if isinstance(one, UpdateAccepted)]
+    assert len(accepted) == len(set(accepted)) == ROUNDS * len(NAMES)
+    assert len(set(here.trained)) == len(accepted)
+
+
+def test_a_silent_device_costs_the_deadline(network, tmp_path):
+    """It trains for longer than the round lasts; its update comes late and is settled, the others' count."""
+    plan = make_plan(tmp_path, rounds=2, round="deadline_s = 1.0")
+    here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
+
+    async def play() -> list[RoundClosed]:
+        async with here.devices("a", "b"):
+            await here.start("c", compute_s=4.0)
+            return closed_rounds((await here.serve())[1])
+
+    rounds = network.run(play())
+    assert [closed.arrived for closed in rounds] == 2 * [("a", "b")]
+    assert all(0.9 < closed.seconds < 3.0 for closed in rounds)
+
+
+def test_devices_try_the_final_model_on_what_they_held_back(network, tmp_path):
+    """Their figures are in the record, and every round has those of the model before it."""
+    data = f"{write_examples(tmp_path, 90)}\nholdout = 0.2"
+    plan = make_plan(tmp_path, data=data, evaluation="every = 2\non_device = true")
+    here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
+
+    async def play() -> list[AnyRecord]:
+        async with here.devices(*NAMES):
+            return (await here.serve())[1]
+
+    records = network.run(play())
+    [evaluated] = [record for record in records if isinstance(record, Evaluated)]
+    assert set(evaluated.by_device) == set(NAMES)
+    assert 0 < evaluated.accuracy <= 1
+    assert [closed.accuracy is not None for closed in closed_rounds(records)] == [False, True, True]
+    assert all(closed.device_accuracy is not None for closed in closed_rounds(records))

@@ -1,0 +1,213 @@
+"""The whole system as processes over mosquitto: what an operator types, and what kill -9 leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess  # noqa: TID251 - the system is processes
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from edge_server import broker
+from edge_server.__main__ import main
+from edge_server.replay.__main__ import replay
+from edge_server.store.base import UpdateAccepted, closed_rounds
+from edge_server.store.sqlite import JOURNAL, read
+from edge_server.trial.plan import load
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, Field, final, folder_of, started, until
+from tests.edge_server.textbook import require_equal, textbook
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums are taken in one order, as in the processes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def called(*arguments: object) -> int:
+    """Run the command line in this process; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["edge-server", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def trial(plan: Path, runs: Path, *more: object) -> subprocess.CompletedProcess[str]:
+    """Run a plan live on this machine."""
+    places = ("--data-dir", runs, "--data-root", plan.parent)
+    return subprocess.run(  # noqa: S603 - ours
+        [sys.executable, "-m", "edge_server", "trial", "run", *map(str, (plan, *places, *more))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the plan of a finished live trial of two agents, and what the command said."""
+    folder = tmp_path_factory.mktemp("tried")
+    plan = write_plan(folder, rounds=2, **TINY)
+    return plan, trial(plan, folder / "runs", "--local", 2)
+
+
+def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
+    """Exit code 0, one row a round, every device's bytes, the path that `show` takes."""
+    plan, done = tried
+    assert done.returncode == 0, done.stderr
+    folder = folder_of(plan.parent / "runs")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["round", "updates", "accuracy", "loss", "seconds", "device-0", "device-1"] in rows
+    assert [row[:2] for row in rows if row and row[0] in "12"] == [["1", "2"], ["2", "2"]]
+    assert f"record: {folder}" in done.stdout
+    assert "on the devices' held-out examples" in done.stdout
+    assert "round 2/2" in done.stderr
+
+
+def test_a_live_trial_its_replay_and_the_textbook_end_at_the_same_bits(tried, tmp_path):
+    """Broker, processes, files and time leave no trace in the model; nor in the figures of any round."""
+    path, _ = tried
+    folder, plan = folder_of(path.parent / "runs"), load(path, path.parent)
+    state, records = replay(plan, tmp_path / "replay", 2)
+    require_equal(final(folder, 2), textbook(plan, 2))
+    require_equal(final(folder, 2), state.tree)
+    live = closed_rounds(read(folder))
+    assert [(one.loss, one.accuracy, one.device_accuracy, one.arrived) for one in live] == [
+        (one.loss, one.accuracy, one.device_accuracy, one.arrived) for one in closed_rounds(records)
+    ]
+
+
+def test_runs_and_show_tell_of_it_to_people_and_to_scripts(tried, capsys):
+    """By name and by path, as a table and as JSON; a run that cannot be read hides no other."""
+    runs = tried[0].parent / "runs"
+    folder = folder_of(runs)
+    torn = runs / "torn"
+    torn.mkdir()
+    (torn / JOURNAL).write_bytes(b"no database" * 100)
+    assert called("runs", "--data-dir", runs) == 0
+    assert "fedavg" in capsys.readouterr().out
+    assert called("runs", "--data-dir", runs, "--format", "json") == 0
+    [one] = json.loads(capsys.readouterr().out)
+    assert (one["run"], one["rounds"], one["of"], one["outcome"]) == (folder.name, 2, 2, "finished")
+    assert called("show", folder.name, "--data-dir", runs) == 0
+    table = capsys.readouterr().out
+    assert f"record: {folder}" in table
+    assert called("show", folder, "--format", "json") == 0
+    assert [one["round"] for one in json.loads(capsys.readouterr().out)["rounds"]] == [1, 2]
+
+
+def test_a_run_that_is_not_there_is_an_operators_mistake(tried, capsys):
+    """Exit code 2, one line, and what to type instead; likewise for one that is torn."""
+    runs = tried[0].parent / "runs"
+    assert called("show", "nothing", "--data-dir", runs) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"edge-server: no run 'nothing' in {runs}; `edge-server runs` lists those there are\n"
+    assert called("trial", "run", runs / "nothing.toml", "--data-dir", runs) == 2
+    assert "no such file; give the path" in capsys.readouterr().err
+
+
+def naming(folder: Path) -> list[psutil.Process]:
+    """Return the processes on whose command line a path below the folder stands."""
+    running = psutil.process_iter(["cmdline"])
+    return [one for one in running if any(str(folder) in argument for argument in one.info["cmdline"] or ())]
+
+
+@pytest.mark.parametrize("moment", ["as the server starts", "in the middle of a round"])
+def test_ctrl_c_ends_everything_that_a_trial_started(tmp_path, moment):
+    """Exit code 130; no process is left, trainers in sessions of their own included, and nobody listens any more."""
+    plan, runs = write_plan(tmp_path, rounds=100000, **TINY), tmp_path / "runs"
+    arguments = ("trial", "run", plan, "--local", 2, "--data-dir", runs)
+    log = tmp_path / "log"
+    with started("edge_server", *arguments, log=log) as process:
+        until(lambda: list(runs.glob("*/local/device-1.json")), "the agents")
+        if moment == "in the middle of a round":
+            until(lambda: b"round 3/" in log.read_bytes(), "the third round")
+            assert len(naming(tmp_path)) == 7  # itself, broker, server, two agents, two trainers
+        [port] = {int(line.split()[1]) for line in _broker_settings(runs) if line.startswith("listener")}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert naming(tmp_path) == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+    assert log.read_text().splitlines()[-1] == "edge-server: interrupted; everything it started has ended"
+
+
+def _broker_settings(runs: Path) -> list[str]:
+    [path] = runs.glob("*/local/mosquitto.conf")
+    return path.read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Iterator[Field]:
+    """Return a broker with two agents that wait for a server."""
+    folder = tmp_path_factory.mktemp("field")
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        running = runner.run(stack.enter_async_context(broker.running(folder)))
+        here = Field(folder, runner, stack, running)
+        for name in "ab":
+            here.agent(name)
+        try:
+            yield here
+        finally:
+            for name in "ab":
+                here.agents[name].close()
+            runner.run(here.stack.aclose())
+
+
+def test_a_killed_server_goes_on_by_the_same_command(site):
+    """kill -9 in the middle of a round; nothing that was stored is asked for again."""
+    name = "server"
+    with site.server(name) as process:
+        until(lambda: site.reached(name, 3, UpdateAccepted), "the middle of the run")
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    before = site.records(name)
+    assert not site.reached(name, 8)
+    with site.server(name) as process:
+        assert process.wait(PATIENCE_S) == 0
+    assert site.records(name)[: len(before)] == before
+    site.require_whole(name)
+
+
+def test_a_killed_agent_goes_on_where_it_was(site):
+    """kill -9 while it trains; its trainer finishes, the new agent delivers, and the run is as if nothing was."""
+    name = "agent"
+    with site.server(name) as process:
+        until(lambda: site.reached(name, 3), "the middle of the run")
+        site.kill_agent("a")
+        site.agent("a")
+        assert process.wait(PATIENCE_S) == 0
+    site.require_whole(name)
+
+
+def test_a_killed_broker_costs_nothing_but_time(site):
+    """kill -9, and another on the same port that remembers nothing."""
+    name = "broker"
+    with site.server(name) as process:
+        until(lambda: site.reached(name, 3), "the middle of the run")
+        site.replace_broker()
+        assert process.wait(PATIENCE_S) == 0
+    site.require_whole(name)
