@@ -95,16 +95,12 @@ class Agent:
             await self._work()
 
     async def _listen(self, tasks: Inbox) -> None:
-        """Keep the newest task; older ones are of rounds that are over."""
+        """Keep the task that came last: the broker keeps their order, and a server may have to repeat a round."""
         async for _, data in tasks:
             try:
                 task = _own_task(data, self.device)
             except WireError as error:
                 log.warning("dropped: %s", error)
-                continue
-            known = self._newest
-            if known and known.run == task.run and task.round < known.round:
-                log.info("dropped a task of round %d, round %d has begun", task.round, known.round)
                 continue
             self._newest = task
             self._news.set()
@@ -140,7 +136,7 @@ class Agent:
 
     def _newest_differs(self, task: Task) -> bool:
         newest = self._newest
-        return newest is not None and (newest.run, newest.round) != (task.run, task.round)
+        return newest is not None and (newest.run, newest.round, newest.params) != (task.run, task.round, task.params)
 
     async def _serve(self, task: Task) -> None:
         """Do one task to its end; whatever the end is, the server hears of it."""

@@ -138,7 +138,8 @@ def _train(job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool]) 
         raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session, which needs a newer agent")
     state, result = outcome
     payload, memory = build(CODECS, task.codec, "codec").encode(result.tree, memory)
-    _write_state(Path(job.draft) / outbox.STATE, state, memory)
+    if state.tree or state.facts or memory or Path(job.state).exists():
+        _write_state(Path(job.draft) / outbox.STATE, state, memory)
     return result, _write_payload(job, payload)
 
 
@@ -176,8 +177,6 @@ def _read_state(path: Path) -> tuple[State, Memory]:
 
 
 def _write_state(path: Path, state: State, memory: Memory) -> None:
-    if not (state.tree or state.facts or memory):
-        return
     tree = {_ALGORITHM + key: leaf for key, leaf in state.tree.items()}
     tree |= {_CODEC + key: leaf for key, leaf in (memory or {}).items()}
     tensorfile.save(path, State(tree, state.facts))

@@ -64,6 +64,7 @@ async def _serve(config: ServerConfig) -> int:
             server = Server(config.site, transport, monotonic, in_thread, was_run=lambda run: exists(data_dir, run))
             async with server.listening():
                 logger.info("run %s in %s", name, store.folder)
+                await transport.connected.wait()  # without a broker a round could only be missed
                 await run_plan(plan, name, server, store, config.link, started=utc_stamp())
     except asyncio.CancelledError:
         logger.info("interrupted; the same command goes on with run %s", name)

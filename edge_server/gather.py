@@ -149,6 +149,8 @@ class Gather:
         """Ask again for what does not come, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
+            for storing in [task for task in self._storing.values() if task.done()]:
+                storing.result()
             now = self.clock()
             for arrival in list(self._arrivals.values()):
                 if not arrival.pace.left_s(now):
@@ -174,8 +176,7 @@ class Gather:
         else:
             self.accepted[update.device] = record
             await self._settle(update, "accepted")
-        finally:
-            self._storing.pop(update.device, None)
+        del self._storing[update.device]  # not after an error that nobody foresaw: `watch` must find it
 
     def _keep(self, arrival: _Arrival, record: UpdateAccepted) -> None:
         update = arrival.update

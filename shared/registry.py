@@ -31,5 +31,5 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
         raise ConfigError(f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
     try:
         return builder(**spec.options)
-    except (TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, of a layer of impossible size
         raise ConfigError(f"{what} {spec.name!r}: {error}; correct its options") from error

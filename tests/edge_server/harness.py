@@ -19,6 +19,7 @@ from edge_server.server import Server
 from edge_server.store.base import RoundClosed, closed_rounds
 from edge_server.store.sqlite import SqliteStore
 from edge_server.trial import plan as plans
+from edge_server.trial.runs import exists
 from shared import chunks, payload, wire
 from shared.clock import VirtualLoop
 from shared.codecs.dense import dense
@@ -177,7 +178,7 @@ async def site(folder: Path, broker: MemoryTransport | None = None, **plan: Any)
     loaded = plans.load(write_plan(folder, **plan), folder)
     broker = broker or MemoryTransport()
     store = SqliteStore(folder / RUN, durable=False)
-    server = Server(SITE, broker, asyncio.get_running_loop().time, inline, was_run=lambda run: run == RUN)
+    server = Server(SITE, broker, asyncio.get_running_loop().time, inline, was_run=lambda run: exists(folder, run))
     async with AsyncExitStack() as stack:
         stack.callback(store.close)
         await stack.enter_async_context(server.listening())

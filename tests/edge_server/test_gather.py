@@ -116,7 +116,7 @@ def test_frames_of_no_offer_and_of_another_transfer_are_passed_over(tmp_path):
             await one.say(frame(other, 0, data))
             await one.say(update)
             assert isinstance(await one.heard(), Want)
-            await one.say(frame(other, 0, data))
+            await one.say(frame(other, 0, bytes(len(data))))
             longer = msgspec.structs.replace(update.params, size=9999)
             await one.say(frame(longer, 0, data))
             await one.say(frame(update.params, 0, data[:100]))

@@ -17,7 +17,7 @@ from shared import chunks, wire
 from shared.background import background
 from shared.codecs.dense import dense
 from shared.errors import Unreachable, WireError
-from shared.messages import Assignment, Hyper, Spec, Task, Want
+from shared.messages import Assignment, Hyper, Leave, Spec, Task, Want
 from shared.payload import pack
 from shared.topics import topic
 from shared.transport.base import Transport
@@ -111,12 +111,19 @@ def test_a_slow_link_is_served_alone_and_keeps_nobody_waiting(tmp_path):
     async def play() -> tuple[int, float, float]:
         broker, loop = MemoryTransport(), asyncio.get_running_loop()
         slow = Link(broker, Rate(up_bits_per_second=16e3, down_bits_per_second=16e3), loop.time)
-        async with sending(["a", "b", "slow"], broker) as outgoing, asyncio.TaskGroup() as group:
+        async with (
+            broker.subscribe(topic(SITE, "slow", "model")) as own,
+            sending(["a", "b", "slow"], broker) as outgoing,
+            asyncio.TaskGroup() as group,
+        ):
             lagging = group.create_task(fetch(outgoing, "slow", slow, tmp_path))
             quick = [group.create_task(fetch(outgoing, device, broker, tmp_path)) for device in ("a", "b")]
             await asyncio.gather(*quick)
             soon = loop.time()
             await lagging
+            heard = [own._queue.get_nowait()[1] for _ in range(own._queue.qsize())]
+            told = [wire.decode_as(Leave, data) for data in heard if wire.is_message(data)]
+            assert told == [Leave(digest=outgoing.transfer.digest)], "told once to leave the topic common to all"
             return outgoing.bytes_sent, soon, loop.time()
 
     sent, soon, late = virtual(play())

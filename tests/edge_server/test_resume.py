@@ -194,7 +194,6 @@ def test_a_lost_checkpoint_sends_the_run_back_to_the_one_before(tmp_path, undist
     assert damage == "absent" or all("set aside as" in warning for warning in warnings)
 
 
-@pytest.mark.xfail(reason="an agent drops tasks of rounds before the newest it knows, so it misses the repeated ones")
 def test_devices_that_stayed_take_part_in_rounds_that_are_done_again(tmp_path, undisturbed):
     """A server that lost its checkpoint asks for a round again that they have settled long ago."""
     here = Site(Network(), make_plan(tmp_path), tmp_path)
