@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from shared.errors import CorruptFile
 from shared.tree import State
 
 JOURNAL = "journal.sqlite"
+ATTEMPTS = 50
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
@@ -74,17 +76,21 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
     Raises:
         CorruptFile: The journal cannot be read.
     """
-    try:
-        connection = sqlite3.connect(f"file:{folder / JOURNAL}?mode=ro", uri=True)
+    for attempt in range(1, ATTEMPTS + 1):
         try:
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone():
-                return []  # the writer has made the file and not yet the table
-            rows = connection.execute("SELECT body FROM records WHERE seq > ? ORDER BY seq", (after,)).fetchall()
-        finally:
-            connection.close()
-    except sqlite3.DatabaseError as error:
-        raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
-    return _parse(folder, rows)
+            return _parse(folder, _rows(folder, after))
+        except sqlite3.DatabaseError as error:
+            # Between a writer's last words and its end, its shared memory file goes away under a reader's feet.
+            if attempt == ATTEMPTS or error.sqlite_errorcode != sqlite3.SQLITE_CANTOPEN:
+                raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
+    return []
+
+
+def _rows(folder: Path, after: int) -> list[tuple[str]]:
+    with closing(sqlite3.connect(f"file:{folder / JOURNAL}?mode=ro", uri=True)) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone():
+            return []  # the writer has made the file and not yet the table
+        return connection.execute("SELECT body FROM records WHERE seq > ? ORDER BY seq", (after,)).fetchall()
 
 
 def _parse(folder: Path, rows: list[tuple[str]]) -> list[AnyRecord]:
