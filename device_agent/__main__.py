@@ -14,7 +14,7 @@ from pathlib import Path
 from device_agent.compose import compose
 from device_agent.config import AgentConfig, load
 from device_agent.trainer import TrainerProcess
-from shared import log
+from shared import heap, log
 from shared.errors import ConfigError
 from shared.presence import Session
 from shared.transport.mqtt import MqttTransport
@@ -32,6 +32,7 @@ def main() -> None:
     try:
         config = load(options.config)
         log.configure(config.log_level)
+        heap.tune()
         asyncio.run(serve(config))
     except ConfigError as error:
         sys.stderr.write(f"device-agent: {error}\n")

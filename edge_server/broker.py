@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared import heap
 from shared.errors import Unreachable
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,12 @@ async def running(folder: Path, *, port: int = 0, embedded: bool = False) -> Asy
         command = [sys.executable, "-m", "edge_server.embedded_broker", str(port)]
     with (folder / "broker.log").open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **heap.ENVIRONMENT},
+            start_new_session=True,
         )
     try:
         await _listening(process, port, folder / "broker.log")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared import log
+from shared import heap, log
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
@@ -35,7 +35,6 @@ def run(options: argparse.Namespace) -> int:
 async def _serve(config: ServerConfig) -> int:
     import torch  # noqa: PLC0415
 
-    from edge_server.heap import give_back_large_blocks  # noqa: PLC0415
     from edge_server.run import run_plan  # noqa: PLC0415
     from edge_server.server import Server  # noqa: PLC0415
     from edge_server.store.sqlite import SqliteStore  # noqa: PLC0415
@@ -47,7 +46,7 @@ async def _serve(config: ServerConfig) -> int:
     from shared.transport.mqtt import MqttTransport  # noqa: PLC0415
     from shared.worker import in_thread  # noqa: PLC0415
 
-    give_back_large_blocks()
+    heap.tune()
     if config.threads:
         torch.set_num_threads(config.threads)
     plan = plans.load(Path(config.plan), Path(config.data_root))

@@ -32,4 +32,5 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     try:
         return builder(**spec.options)
     except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, of a layer of impossible size
-        raise ConfigError(f"{what} {spec.name!r}: {error}; correct its options") from error
+        problem = str(error).partition("\n")[0]  # behind it torch may show its stack
+        raise ConfigError(f"{what} {spec.name!r}: {problem}; correct its options") from error

@@ -147,7 +147,7 @@ def test_assembly_asks_again_only_at_half_a_window():
 
 
 def test_assembly_begins_small_and_begins_again_after_silence():
-    """Windows of 4, 8, then the 10 that are allowed; after what was asked for is forgotten, 4 again."""
+    """Windows of 4, 8, then the 10 that are allowed, filled up when half has come; after silence and forgetting, 4."""
     whole = transfer(1000)
     assembly = Assembly(whole)
     under_way = []
@@ -157,8 +157,14 @@ def test_assembly_begins_small_and_begins_again_after_silence():
         for index in sorted(assembly._asked):
             assembly.accept(piece(whole, index))
     assert under_way == [4, 8, 10, 10]
+    assert assembly.ask(10) == [(32, 42)]
+    for index in range(32, 36):
+        assembly.accept(piece(whole, index))
+    assert assembly.ask(10) == []
+    assembly.accept(piece(whole, 36))
+    assert assembly.ask(10) == [(42, 47)]
     assembly.forget()
-    assert assembly.ask(10) == [(32, 36)]
+    assert assembly.ask(10) == [(37, 41)]
 
 
 @pytest.mark.parametrize(

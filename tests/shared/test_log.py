@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 
 import pytest
 
@@ -32,13 +33,25 @@ def test_level_logger_and_time_in_utc(capsys, monkeypatch):
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO device_agent\.agent trained round=3\n", error)
 
 
+@pytest.fixture
+def _in_tokyo(monkeypatch):
+    """Run where it is nine hours later."""
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "JST-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_tokyo")
 def test_the_stamp_is_utc(capsys, monkeypatch):
-    """A moment that is known: 1 000 000 000 s after 1970 is 01:46:40 in Greenwich, in no other zone."""
+    """A moment that is known: 1 000 000 000 s after 1970 is 01:46:40 in Greenwich, wherever the board is."""
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     log.configure("warning")
     record = logging.LogRecord("x", logging.WARNING, "", 0, "m", None, None)
     record.created, record.msecs = 1_000_000_000.25, 250
     logging.getLogger().handle(record)
+    assert time.localtime(0).tm_hour == 9
     assert capsys.readouterr().err == "2001-09-09T01:46:40.250Z WARNING x m\n"
 
 

@@ -175,7 +175,9 @@ def test_scattered_reads_like_the_concatenation(parts, offset, length):
     whole = b"".join(parts)
     scattered = Scattered([memoryview(part) for part in parts])
     assert scattered.size == len(whole)
-    assert b"".join(scattered.read(offset, length)) == whole[offset : offset + length]
+    views = list(scattered.read(offset, length))
+    assert b"".join(views) == whole[offset : offset + length]
+    assert all(view.nbytes for view in views)
     assert scattered.join() == whole
 
 

@@ -55,6 +55,14 @@ def test_a_value_that_the_builder_refuses(options):
     assert said.endswith("; correct its options")
 
 
+@pytest.mark.parametrize("hidden", [-1, 1 << 50, 1 << 70])
+def test_what_torch_refuses_is_one_line_as_well(hidden):
+    """Negative, more than any memory, more than 64 bits: torch answers with another error and many lines each."""
+    with pytest.raises(ConfigError, match=r"model .mlp.: .*; correct its options") as caught:
+        build(MODELS, Spec(name="mlp", options={"hidden": hidden}), "model")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("registry", [ALGORITHMS, CODECS, MODELS], ids=["algorithms", "codecs", "models"])
 def test_what_is_registered_builds_from_its_name_alone(registry):
     """And its name may stand in a plan and in a file name."""

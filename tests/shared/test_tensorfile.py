@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from shared import tensorfile
 from shared.errors import CorruptFile
-from shared.tree import State
+from shared.tree import State, raw
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -31,7 +31,7 @@ def assert_same(a: State, b: State) -> None:
     assert sorted(a.tree) == sorted(b.tree)
     for key, leaf in a.tree.items():
         assert (leaf.dtype, leaf.shape) == (b.tree[key].dtype, b.tree[key].shape)
-        assert bytes(tensorfile.raw(leaf)) == bytes(tensorfile.raw(b.tree[key]))
+        assert bytes(raw(leaf)) == bytes(raw(b.tree[key]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -154,13 +154,3 @@ def test_set_aside_never_overwrites(path):
         assert tensorfile.set_aside(path) == path.with_name(f"state.corrupt-{number}")
         assert not path.exists()
     assert path.with_name("state.corrupt-1").read_bytes() == b"\1"
-
-
-def test_raw_is_a_view_in_c_order():
-    """A contiguous leaf is not copied; any other comes in C order."""
-    leaf = torch.arange(6, dtype=torch.int8).reshape(2, 3)
-    view = tensorfile.raw(leaf)
-    leaf[0, 0] = 9
-    assert view[0] == 9
-    assert bytes(tensorfile.raw(leaf.T)) == bytes([9, 3, 1, 4, 2, 5])
-    assert view.nbytes == 6

@@ -109,6 +109,16 @@ def test_add_and_sub():
     assert a["w"].tolist() == [1.0, 2.0]
 
 
+def test_raw_is_a_view_in_c_order():
+    """A contiguous leaf is not copied; any other comes in C order; a scalar has bytes, an empty leaf none."""
+    leaf = torch.arange(6, dtype=torch.int8).reshape(2, 3)
+    view = tree.raw(leaf)
+    leaf[0, 0] = 9
+    assert view[0] == 9
+    assert bytes(tree.raw(leaf.T)) == bytes([9, 3, 1, 4, 2, 5])
+    assert (tree.raw(leaf).nbytes, tree.raw(torch.tensor(1.0)).nbytes, tree.raw(torch.zeros(0, 3)).nbytes) == (6, 4, 0)
+
+
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(0), "h": torch.zeros(2, dtype=torch.bfloat16), "e": torch.zeros(0)}
 
 

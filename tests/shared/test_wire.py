@@ -159,6 +159,7 @@ def test_a_message_of_an_earlier_version_lacks_optional_fields(name):
 def test_count_of_frames(size, frame_bytes):
     """The fewest frames that hold the payload; an empty payload still takes one."""
     count = Transfer(digest=b"", size=size, frame_bytes=frame_bytes).count
+    assert count >= 1
     assert count * frame_bytes >= size
     assert count == 1 or (count - 1) * frame_bytes < size
 

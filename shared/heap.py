@@ -1,0 +1,25 @@
+"""Tell glibc's allocator what lives in our processes: many frames of 256 KiB, and few tensors of megabytes.
+
+Left to itself it gives the memory of every freed frame back and takes it anew, page by page: measured with two agents
+and 25 MB, a third of all CPU time of a round. And it keeps whole freed models in its pools: with twenty devices of
+25 MB, 4.6 model sizes in the server instead of 3.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGE_BYTES = 4 << 20
+KEPT_BYTES = 32 << 20
+
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BYTES), "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES)}
+"""The same for a program that is not ours, such as a broker that we start."""
+
+
+def tune() -> None:
+    """Keep up to 32 MiB of freed small blocks, map larger ones one by one. Other C libraries are left alone."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
