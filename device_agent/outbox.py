@@ -12,6 +12,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from shared import wire
 from shared.errors import WireError
@@ -20,6 +21,7 @@ from shared.messages import Update
 log = logging.getLogger(__name__)
 
 UPDATE, PAYLOAD, STATE = "update", "payload", "state"
+SPARE = ".spare"
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Outbox:
         shutil.rmtree(gone, ignore_errors=True)
         if entry.path.exists():
             entry.path.rename(gone)
+            if (gone / PAYLOAD).exists():
+                (gone / PAYLOAD).replace(self._folder / SPARE)
             shutil.rmtree(gone, ignore_errors=True)
 
     def _promote_all(self) -> None:
@@ -106,6 +110,19 @@ class Outbox:
         if (entry / STATE).exists():
             (entry / STATE).replace(self._states / entry.name.rpartition("@")[0])
             _sync(self._states)
+
+
+def open_payload(draft: Path) -> BinaryIO:
+    """Open a draft's payload to be written; cut it where the writing ends.
+
+    It begins as the last settled one, since overwriting a file in place costs half of making one.
+    """
+    path, spare = draft / PAYLOAD, draft.parent / SPARE
+    if spare.exists():
+        spare.replace(path)
+    else:
+        path.touch()
+    return path.open("r+b")
 
 
 def write(draft: Path, update: Update) -> None:

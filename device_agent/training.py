@@ -145,10 +145,11 @@ def _train(job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool]) 
 
 def _write_payload(job: Job, payload: Payload) -> Transfer:
     parts = payloads.pack(payload)
-    with (Path(job.draft) / outbox.PAYLOAD).open("wb") as file:
+    with outbox.open_payload(Path(job.draft)) as file:
         for part in parts:
             file.write(part)
         size = file.tell()
+        file.truncate()
     return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
 
 

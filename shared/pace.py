@@ -6,6 +6,7 @@ FIRST_S = 10.0
 LAST_S = 60.0
 SLACK = 4.0
 FADE = 0.9
+MOST_DOUBLINGS = 20  # after a day of silence one more would be no float any longer
 
 
 class Pace:
@@ -29,7 +30,7 @@ class Pace:
 
     def gave_up(self, now: float) -> None:
         """Note that what was under way is taken for lost; the next patience is twice as long."""
-        self._heard_at, self._silences = now, self._silences + 1
+        self._heard_at, self._silences = now, min(self._silences + 1, MOST_DOUBLINGS)
 
     def left_s(self, now: float) -> float:
         """Return the seconds until what is under way counts as lost; 0 if it does."""

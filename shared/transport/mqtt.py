@@ -84,8 +84,11 @@ class MqttTransport:
             yield entry[1]
         finally:
             self._inboxes.remove(entry)
-            still_wanted = {pattern for patterns, _ in self._inboxes for pattern in patterns}
+            still_wanted = self._patterns()
             await self._tell_broker(unsubscribe=[pattern for pattern in patterns if pattern not in still_wanted])
+
+    def _patterns(self) -> set[str]:
+        return {pattern for patterns, _ in self._inboxes for pattern in patterns}
 
     async def _tell_broker(self, *, subscribe: list[str] | None = None, unsubscribe: list[str] | None = None) -> None:
         connection = self._connection
@@ -124,8 +127,10 @@ class MqttTransport:
         connection = Connection(self._spoken(), self.client_id, born, self._take)
         try:
             await connection.open(self.connect_s)
-            if patterns := sorted({pattern for patterns, _ in self._inboxes for pattern in patterns}):
-                await connection.settled(connection.subscribe(patterns))
+            renewed: set[str] = set()
+            while missing := sorted(self._patterns() - renewed):  # some may be opened while we wait
+                await connection.settled(connection.subscribe(missing))
+                renewed.update(missing)
             self._connection = connection
             if born:
                 await self.publish(born.topic, born.birth, retain=True)

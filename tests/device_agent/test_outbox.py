@@ -65,8 +65,8 @@ def test_a_trainer_may_have_committed_already(reopen: Callable[[], Outbox], fill
     assert (tmp_path / "state" / "trial").read_bytes() == b"momentum"
 
 
-def test_a_removed_entry_leaves_nothing(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:
-    """Removing also works twice, and while other entries wait."""
+def test_a_removed_entry_leaves_one_spare_file(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:
+    """Removing also works twice, and while other entries wait; of all payloads one file is kept to be overwritten."""
     box = reopen()
     box.commit(fill(box.draft("trial", 1)))
     box.commit(fill(box.draft("trial", 2), 2))
@@ -76,7 +76,21 @@ def test_a_removed_entry_leaves_nothing(reopen: Callable[[], Outbox], fill: Fill
     assert not box.has("trial", 1)
     assert [entry.update.round for entry in box.entries()] == [2]
     box.remove(second)
-    assert list((tmp_path / "outbox").iterdir()) == []
+    assert [path.name for path in (tmp_path / "outbox").iterdir()] == [outbox.SPARE]
+
+
+def test_a_payload_that_overwrites_a_longer_one_is_cut(
+    reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
+) -> None:
+    """The spare file's old bytes never reach the server."""
+    box = reopen()
+    (tmp_path / "outbox" / outbox.SPARE).write_bytes(b"x" * 1000)
+    draft = box.draft("trial", 1)
+    with outbox.open_payload(draft) as file:
+        file.write(b"new")
+        file.truncate()
+    assert (draft / outbox.PAYLOAD).read_bytes() == b"new"
+    assert not (tmp_path / "outbox" / outbox.SPARE).exists()
 
 
 def test_entries_come_oldest_round_first(reopen: Callable[[], Outbox]) -> None:

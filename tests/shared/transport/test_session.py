@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.broker
 
 
 class Relay:
-    """A line to the broker that a test may cut."""
+    """A line to the broker that takes its time and that a test may cut."""
 
-    def __init__(self, port: int) -> None:
-        self._to = port
+    def __init__(self, port: int, delay_s: float = 0.0) -> None:
+        self._to, self._delay_s = port, delay_s
         self._ends: list[asyncio.StreamWriter] = []
         self.broken = False
 
@@ -46,9 +46,9 @@ class Relay:
         self._ends += [writer, far_writer]
         await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer), return_exceptions=True)
 
-    @staticmethod
-    async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
+            await asyncio.sleep(self._delay_s)
             writer.write(data)
             await writer.drain()
         writer.close()
@@ -120,5 +120,31 @@ def test_a_link_that_breaks_all_the_time_still_delivers(site, real):
             missing = set(range(20))
             while missing:
                 missing.discard(int((await anext(inbox))[1]))
+
+    real(use())
+
+
+@pytest.mark.parametrize("site", ["mosquitto-5", "mosquitto-3", "embedded"], indirect=True)
+def test_subscriptions_opened_while_connecting(site, real, take):
+    """Thirty are opened one after the other while the connection comes to be, over a line with 20 ms each way.
+
+    Whichever moment each of them meets, in the end it hears what is published.
+    """
+
+    async def use() -> None:
+        relay = Relay(site.broker.port, delay_s=0.02)
+        async with AsyncExitStack() as stack:
+            port = await stack.enter_async_context(relay.laid())
+            (server,) = await stack.enter_async_context(site.clients(1))
+            broker = Broker(port=port, version=site.broker.version)
+            device = await stack.enter_async_context(MqttTransport(broker, site.topic("device")).running())
+            inboxes = []
+            for number in range(30):
+                inboxes.append(await stack.enter_async_context(device.subscribe(site.topic(f"{number}"))))
+                await asyncio.sleep(0.004)
+            await device.connected.wait()
+            for number, inbox in enumerate(inboxes):
+                await server.publish(site.topic(f"{number}"), b"x")
+                assert await take(inbox, 1) == [(site.topic(f"{number}"), b"x")]
 
     real(use())

@@ -1,0 +1,62 @@
+"""What glibc's allocator keeps and what it maps; asked of a fresh process, since the setting is the process's own."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared import heap
+
+ROOT = Path(__file__).parents[2]
+ASK = """
+import ctypes, sys
+from shared import heap
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.mallinfo2.restype = Info
+if sys.argv[1] == "tune":
+    heap.tune()
+mapped = libc.mallinfo2().hblks
+frame, tensor = libc.malloc(1 << 20), libc.malloc(8 << 20)
+print(libc.mallinfo2().hblks - mapped)
+before = libc.mallinfo2().arena
+libc.free(frame)
+print(before - libc.mallinfo2().arena < 1 << 20)
+libc.free(tensor)
+print(libc.mallinfo2().hblks - mapped <= 0)
+"""
+
+
+async def ask(how: str, environment: dict[str, str]) -> list[str]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ASK, how),
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await child.communicate()
+    assert child.returncode == 0
+    return output.decode().split()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library is not glibc >= 2.33")
+@pytest.mark.parametrize(
+    ("how", "environment"), [("tune", {}), ("", heap.ENVIRONMENT)], ids=["in our process", "in another program"]
+)
+def test_frames_are_kept_and_tensors_are_mapped(how, environment):
+    """A block of 1 MiB comes from the heap and stays there when freed; one of 8 MiB is mapped, and given back at once.
+
+    Untuned, both are mapped: that is what the first assertion tells apart.
+    """
+    assert asyncio.run(ask("", {}))[0] == "2"
+    assert asyncio.run(ask(how, environment)) == ["1", "True", "True"]
