@@ -16,6 +16,7 @@ from device_agent.config import AgentConfig, load
 from device_agent.trainer import TrainerProcess
 from shared import heap, log
 from shared.errors import ConfigError
+from shared.lock import held
 from shared.presence import Session
 from shared.transport.mqtt import MqttTransport
 
@@ -49,6 +50,14 @@ async def serve(config: AgentConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    with held(folder):
+        await _live(config, folder, session, trainer, stopping)
+    logger.info("stopped")
+
+
+async def _live(
+    config: AgentConfig, folder: Path, session: Session, trainer: TrainerProcess, stopping: asyncio.Event
+) -> None:
     client_id = f"{config.site}.{config.device}"
     async with MqttTransport(config.broker, client_id, session.presence).running() as transport:
         agent = compose(config, folder, transport, trainer)
@@ -64,7 +73,6 @@ async def serve(config: AgentConfig) -> None:
             await trainer.close()  # one that was on its way meanwhile
     if isinstance(ended[0], Exception):
         raise ended[0]
-    logger.info("stopped")
 
 
 def _writable(folder: Path) -> Path:

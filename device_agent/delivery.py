@@ -100,7 +100,7 @@ class Delivery:
 
     async def _send(self, entry: Entry, transfer: Transfer, want: Want) -> None:
         try:
-            wanted = chunks.from_ranges(want.ranges, transfer.count, limit=chunks.MAX_RANGES)
+            wanted = chunks.from_ranges(want.ranges, transfer.count, limit=chunks.MAX_WINDOW)
             for frame in _frames(entry, transfer, wanted):
                 await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
                 self.bytes_sent += len(frame)

@@ -96,6 +96,7 @@ class Outbox:
         gone = entry.path.with_name(f".{entry.path.name}")
         shutil.rmtree(gone, ignore_errors=True)
         if entry.path.exists():
+            self._promote(entry.path)
             entry.path.rename(gone)
             if (gone / PAYLOAD).exists():
                 (gone / PAYLOAD).replace(self._folder / SPARE)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_server import commands
+from edge_server.commands import EXIT_INTERRUPTED, EXIT_SHORT
 from shared.errors import ConfigError, FieldFleetError
 
-EXIT_SHORT, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_CONFIG = 2
 
 Command = Callable[[argparse.Namespace], int]
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
+
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
@@ -41,6 +43,7 @@ async def _serve(config: ServerConfig) -> int:
     from edge_server.trial import plan as plans  # noqa: PLC0415
     from edge_server.trial.runs import exists, new_name, unfinished  # noqa: PLC0415
     from shared.clock import monotonic, utc_stamp  # noqa: PLC0415
+    from shared.lock import held  # noqa: PLC0415
     from shared.presence import Session  # noqa: PLC0415
     from shared.topics import SERVER  # noqa: PLC0415
     from shared.transport.mqtt import MqttTransport  # noqa: PLC0415
@@ -52,25 +55,49 @@ async def _serve(config: ServerConfig) -> int:
     plan = plans.load(Path(config.plan), Path(config.data_root))
     data_dir = Path(config.data_dir)
     name = config.run or unfinished(data_dir, plan) or new_name(plan)
-    task = asyncio.current_task()
-    assert task
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    received = _cancelled_by_signals()
     store = SqliteStore(data_dir / name)
     session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
     try:
         async with MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence).running() as transport:
-            server = Server(config.site, transport, monotonic, in_thread, was_run=lambda run: exists(data_dir, run))
-            async with server.listening():
-                logger.info("run %s in %s", name, store.folder)
-                await transport.connected.wait()  # without a broker a round could only be missed
-                await run_plan(plan, name, server, store, config.link, started=utc_stamp())
+            server = Server(
+                *(config.site, transport, monotonic, in_thread),
+                was_run=lambda run: exists(data_dir, run),
+                broker=transport.connected,
+            )
+            with held(store.folder):
+                async with server.listening():
+                    logger.info("run %s in %s", name, store.folder)
+                    await server.reachable()
+                    await run_plan(plan, name, server, store, config.link, started=utc_stamp())
+        return outcome_code(store.records())
     except asyncio.CancelledError:
         logger.info("interrupted; the same command goes on with run %s", name)
-        return 0
+        return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     finally:
         store.close()
-    return 0
+
+
+def _cancelled_by_signals() -> set[int]:
+    """Let SIGTERM and SIGINT cancel the current task; return the set of those that came."""
+    task, received = asyncio.current_task(), set[int]()
+    assert task
+
+    def stop(number: int) -> None:
+        received.add(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    return received
+
+
+def outcome_code(records: Sequence[AnyRecord]) -> int:
+    """Return the exit code of a run: 0 if it did all that its plan says, 1 if it ended short."""
+    from edge_server.store.base import RunClosed  # noqa: PLC0415
+
+    ends = [record.outcome for record in records if isinstance(record, RunClosed)]
+    return 0 if ends[-1:] == ["finished"] else EXIT_SHORT
 
 
 def runs(options: argparse.Namespace) -> int:
@@ -105,7 +132,7 @@ def replay(options: argparse.Namespace) -> int:
     log.configure("warning")
     folder, records = main(options.plan, options.data_root, options.data_dir, options.devices)
     _show(options, folder, records)
-    return 0
+    return outcome_code(records)
 
 
 def trial(options: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from shared.worker import Worker
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
 
 
 @dataclass
@@ -240,5 +241,5 @@ def _check_figures(update: Update, *, trains: bool) -> None:
     figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
     if not all(math.isfinite(figure) for figure in figures) or update.num_examples < 0:
         raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
-    if trains and update.weight <= 0:
-        raise WireError(f"weight {update.weight} is not above zero", reason="weight")
+    if trains and not MIN_WEIGHT <= update.weight <= MAX_WEIGHT:
+        raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {MAX_WEIGHT}", reason="weight")

@@ -59,7 +59,7 @@ class Outgoing:
         """
         if device not in self.devices:
             return
-        wanted = chunks.from_ranges(want.ranges, self.transfer.count, limit=chunks.MAX_RANGES)
+        wanted = chunks.from_ranges(want.ranges, self.transfer.count, limit=chunks.MAX_WINDOW)
         self._fanout.want(device, wanted, self.clock())
         self._wake.set()
 

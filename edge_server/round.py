@@ -23,10 +23,11 @@ from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
 from shared.data.examples import Examples
+from shared.errors import WireError
 from shared.evaluate import Score, score
 from shared.messages import Assignment, Task, Update
 from shared.registry import build
-from shared.tree import Mean, State, Tree
+from shared.tree import Mean, State, Tree, check_like
 
 log = logging.getLogger(__name__)
 
@@ -63,18 +64,27 @@ class Rounds:
             opened = RoundOpened(round=number, assignments=await self.assignments(state, number))
             await self.server.worker(self.store.append, opened)
         gather = await self.exchange(number, state, opened.assignments, accepted=accepted, train=True)
-        enough = len(gather.accepted) >= self.plan.round.min_updates
-        if enough:
-            state = await self.server.worker(self._aggregate, state, opened.assignments, gather)
+        after, scored = await self._after(state, opened.assignments, gather), None
+        if after is not None:
+            state = after
             _, scored = await asyncio.gather(
                 self.server.worker(self.store.save, number, state), self.server.worker(self._score, state, number)
             )
-        else:
-            scored = None
-        closed = _closed(gather, self.server.take_refused(), scored, enough=enough)
+        closed = _closed(gather, self.server.take_refused(), scored, enough=after is not None)
         closed = msgspec.structs.replace(closed, seconds=self.server.clock() - started)
         await self.server.worker(self.store.append, closed)
         return state, closed
+
+    async def _after(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
+        """Return the next state; None where too few updates came, or their sum is no model."""
+        if len(gather.accepted) < self.plan.round.min_updates:
+            return None
+        try:
+            return await self.server.worker(self._aggregate, state, assignments, gather)
+        except WireError as error:
+            log.warning("round %d: the model stays as it was, the aggregate cannot be used: %s", gather.number, error)
+            gather.refused["aggregate"] += 1
+            return None
 
     async def exchange(
         self,
@@ -117,19 +127,23 @@ class Rounds:
 
     async def _until_quorum(self, gather: Gather) -> None:
         expected = len(gather.expected)
-        needed = math.ceil(self.plan.round.quorum * expected)
+        needed = math.ceil(self.plan.round.quorum * expected - 1e-9)  # 0.55 of 20 are 11, also in binary
         try:
             async with asyncio.timeout(self.plan.round.deadline_s):
                 while len(gather.accepted) < needed and len(gather.accepted) + len(gather.failed) < expected:
                     gather.changed.clear()
                     await gather.changed.wait()
         except TimeoutError:
+            if not await self.server.reachable():
+                await self._until_quorum(gather)
+                return
             late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
             log.warning("round %d: deadline passed, without %s", gather.number, ", ".join(late))
 
     async def assignments(self, state: State, number: int) -> dict[str, Assignment]:
         """Wait until enough devices are there, or for as long as the plan says; tell each what to do."""
         plan, server = self.plan, self.server
+        await server.reachable()
         try:
             async with asyncio.timeout(plan.cohort.wait_s):
                 while len(server.fleet.online) < plan.cohort.min_devices:
@@ -176,7 +190,9 @@ class Rounds:
             update = read(gather.path(device), gather.accepted[device].update, gather.codec)
             mean = self.algorithm.absorb(mean, assignments[device], update)
             del update  # its pages are the file's; the next one needs the room
-        return self.algorithm.between(self.algorithm.aggregate(state, mean))
+        after = self.algorithm.between(self.algorithm.aggregate(state, mean))
+        check_like(after.tree, after.tree)
+        return after
 
     def _score(self, state: State, number: int) -> Score | None:
         every = self.plan.evaluation.every

@@ -28,7 +28,7 @@ from shared import tensorfile
 from shared.algorithms import ALGORITHMS
 from shared.data.load import load
 from shared.errors import ConfigError, CorruptFile
-from shared.evaluate import skeleton
+from shared.evaluate import require_fit, skeleton
 from shared.models.init import initial
 from shared.registry import build
 from shared.tree import State
@@ -60,6 +60,7 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
     Raises:
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
     """
+    server.run = run
     records = store.records()
     _require_same_plan(records, plan)
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
@@ -78,6 +79,8 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
     at = await server.worker(resume, store, lambda: algorithm.init(initial(plan.model, plan.seed), plan.seed))
     state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
     del at  # it would keep the first state for as long as the run lasts
+    if rounds.test is not None:
+        require_fit(rounds.network, state.tree, rounds.test)
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", run)
         return state

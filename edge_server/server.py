@@ -34,6 +34,8 @@ class Server:
         fleet: The devices as they last told of themselves.
         refused: What was dropped before it reached a round, counted by reason since the last `take_refused`.
         changed: Set whenever the fleet changes.
+        run: The run under way.
+        broker: Set while the broker is there; None where it cannot go away.
         was_run: Tells whether a run of that name was ever ours, so that its late updates can be settled.
     """
 
@@ -42,6 +44,8 @@ class Server:
     clock: Clock
     worker: Worker
     was_run: Callable[[str], bool] = lambda _run: False
+    run: str = ""
+    broker: asyncio.Event | None = None
     fleet: Fleet = field(default_factory=Fleet)
     refused: Counter[str] = field(default_factory=Counter)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,6 +72,14 @@ class Server:
                 yield
         finally:
             self._gather, self._tasks, self._outgoing = None, {}, {}
+
+    async def reachable(self) -> bool:
+        """Wait until the broker is there; tell whether it was there already."""
+        if self.broker is None or self.broker.is_set():
+            return True
+        log.warning("waiting for the broker; no deadline runs meanwhile")
+        await self.broker.wait()
+        return False
 
     def take_refused(self) -> Counter[str]:
         """Return what was refused since the last call."""
@@ -128,6 +140,8 @@ class Server:
     async def _offered(self, device: str, update: Update) -> None:
         """Hand an offer to the open round, or settle it where no round will take it any more."""
         gather = self._gather
+        if gather is None and update.run == self.run:
+            return  # which round is next, and what of it is stored, is not known yet: the device offers again
         is_open = gather is not None and (update.run, update.round) == (gather.run, gather.number)
         if gather and is_open and device in gather.expected:
             self._dismiss(device)  # who offers an update has fetched everything

@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.data.examples import Examples
+from shared.errors import ConfigError
 from shared.messages import Spec
 from shared.models import MODELS
 from shared.registry import build
@@ -32,6 +33,24 @@ def skeleton(spec: Spec) -> nn.Module:
     """
     with torch.device("meta"):
         return build(MODELS, spec, "model").layers.eval()
+
+
+@torch.no_grad()
+def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
+    """Refuse a network that cannot answer for these examples, before anybody trains.
+
+    Raises:
+        ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
+    """
+    try:
+        outputs = functional_call(network, tree, (examples.inputs[:1],)).shape[1]
+    except RuntimeError as error:
+        shape = tuple(examples.inputs.shape[1:])
+        raise ConfigError(
+            f"model: it does not take examples of shape {shape} ({error}); correct its options"
+        ) from error
+    if (most := int(examples.labels.max())) >= outputs:
+        raise ConfigError(f"model: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
 
 
 @torch.no_grad()

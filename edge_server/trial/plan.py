@@ -24,6 +24,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the plan's sections."""
 
 
+class Chosen(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A registered thing by name; its options stand under `options`."""
+
+
 class CohortPlan(Section, frozen=True, kw_only=True):
     """Which devices take part.
 
@@ -39,8 +43,8 @@ class CohortPlan(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a cohort that nobody could be in."""
-        if self.size < 0 or self.min_devices < 1 or not self.wait_s > 0:
-            raise ValueError("size must be >= 0, min_devices >= 1, wait_s > 0")
+        if self.size < 0 or self.min_devices < 1 or not 0 < self.wait_s < math.inf:
+            raise ValueError("size must be >= 0, min_devices >= 1, wait_s > 0 and finite")
 
 
 class RoundPlan(Section, frozen=True, kw_only=True):
@@ -60,8 +64,8 @@ class RoundPlan(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a round that could not end."""
-        if not self.deadline_s > 0 or not 0 < self.quorum <= 1 or self.min_updates < 1:
-            raise ValueError("deadline_s must be > 0, quorum in (0, 1], min_updates >= 1")
+        if not 0 < self.deadline_s < math.inf or not 0 < self.quorum <= 1 or self.min_updates < 1:
+            raise ValueError("deadline_s must be > 0 and finite, quorum in (0, 1], min_updates >= 1")
 
 
 class EvaluationPlan(Section, frozen=True, kw_only=True):
@@ -126,11 +130,11 @@ class Plan(Section, frozen=True, kw_only=True):
 
     name: str
     rounds: int
-    algorithm: Spec
-    model: Spec
+    algorithm: Chosen
+    model: Chosen
     data: Data
     seed: int = 0
-    codec: Spec = Spec(name="dense")
+    codec: Chosen = Chosen(name="dense")
     hyper: Hyper = Hyper()
     cohort: CohortPlan = CohortPlan()
     round: RoundPlan = RoundPlan()

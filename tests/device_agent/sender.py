@@ -49,7 +49,7 @@ class Sender:
         async for _, data in inbox:
             want = wire.decode_as(Want, data)
             assert want.digest == self.transfer.digest
-            for index in chunks.from_ranges(want.ranges, self.transfer.count, limit=chunks.MAX_RANGES):
+            for index in chunks.from_ranges(want.ranges, self.transfer.count, limit=chunks.MAX_WINDOW):
                 self.asked.append(index)
                 waiting.put_nowait(index)
             self.times.append(asyncio.get_running_loop().time())

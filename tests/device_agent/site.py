@@ -118,7 +118,7 @@ class Site:
                     transfer = Transfer(
                         digest=want.digest, size=len(self.parameters), frame_bytes=chunks.MIN_FRAME_BYTES
                     )
-                    for index in chunks.from_ranges(want.ranges, transfer.count, limit=chunks.MAX_RANGES):
+                    for index in chunks.from_ranges(want.ranges, transfer.count, limit=chunks.MAX_WINDOW):
                         await asyncio.sleep(self.frame_s)
                         frame = self.cut(self.parameters, transfer, index)
                         await self.transport.publish(topic(SITE, DEVICE, "model"), frame)

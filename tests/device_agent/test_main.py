@@ -49,7 +49,7 @@ async def serve(inbox: Inbox, transport: MqttTransport, parameters: bytes, cut, 
     lacking = set(range(task.params.count))
     async for _, data in inbox:
         want = wire.decode_as(Want, data)
-        for index in chunks.from_ranges(want.ranges, task.params.count, limit=chunks.MAX_RANGES):
+        for index in chunks.from_ranges(want.ranges, task.params.count, limit=chunks.MAX_WINDOW):
             await transport.publish(topic(SITE, DEVICE, "model"), cut(parameters, task.params, index))
             lacking.discard(index)
         if not lacking:

@@ -126,7 +126,7 @@ class Puppet:
         await self.say(update)
         while isinstance(message := await self.heard(), Want):
             assert update.params is not None
-            for index in chunks.from_ranges(message.ranges, update.params.count, limit=chunks.MAX_RANGES):
+            for index in chunks.from_ranges(message.ranges, update.params.count, limit=chunks.MAX_WINDOW):
                 await self.say(frame(update.params, index, data))
         return message
 

@@ -116,6 +116,7 @@ def test_raw_is_a_view_in_c_order():
     leaf[0, 0] = 9
     assert view[0] == 9
     assert bytes(tree.raw(leaf.T)) == bytes([9, 3, 1, 4, 2, 5])
+    assert bytes(tree.raw(torch.arange(4.0)[::2])) == b"\0\0\0\0\0\0\0@"
     assert (tree.raw(leaf).nbytes, tree.raw(torch.tensor(1.0)).nbytes, tree.raw(torch.zeros(0, 3)).nbytes) == (6, 4, 0)
 
 

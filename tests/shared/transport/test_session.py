@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
@@ -12,6 +13,7 @@ from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 
 pytestmark = pytest.mark.broker
+OVER_MQTT = pytest.mark.parametrize("site", ["mosquitto-5", "mosquitto-3", "embedded"], indirect=True)
 
 
 class Relay:
@@ -21,6 +23,7 @@ class Relay:
         self._to, self._delay_s = port, delay_s
         self._ends: list[asyncio.StreamWriter] = []
         self.broken = False
+        self.bytes_carried = 0
 
     @asynccontextmanager
     async def laid(self):
@@ -49,6 +52,7 @@ class Relay:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             await asyncio.sleep(self._delay_s)
+            self.bytes_carried += len(data)
             writer.write(data)
             await writer.drain()
         writer.close()
@@ -98,7 +102,7 @@ def test_assured_messages_wait_for_a_device_that_is_cut_off(site, real, take):
     real(use())
 
 
-@pytest.mark.parametrize("site", ["mosquitto-5", "mosquitto-3", "embedded"], indirect=True)
+@OVER_MQTT
 def test_a_link_that_breaks_all_the_time_still_delivers(site, real):
     """Cut every few messages: with each publication repeated until it is accepted, everything arrives at least once."""
 
@@ -124,7 +128,7 @@ def test_a_link_that_breaks_all_the_time_still_delivers(site, real):
     real(use())
 
 
-@pytest.mark.parametrize("site", ["mosquitto-5", "mosquitto-3", "embedded"], indirect=True)
+@OVER_MQTT
 def test_subscriptions_opened_while_connecting(site, real, take):
     """Thirty are opened one after the other while the connection comes to be, over a line with 20 ms each way.
 
@@ -146,5 +150,71 @@ def test_subscriptions_opened_while_connecting(site, real, take):
             for number, inbox in enumerate(inboxes):
                 await server.publish(site.topic(f"{number}"), b"x")
                 assert await take(inbox, 1) == [(site.topic(f"{number}"), b"x")]
+
+    real(use())
+
+
+@OVER_MQTT
+def test_what_nobody_listens_to_does_not_cross_the_line(site, real, take):
+    """Once the block is left, the broker is told: a megabyte published to the old filter stays away from the device."""
+
+    async def use() -> None:
+        relay = Relay(site.broker.port)
+        async with relay.laid() as port, site.clients(1) as (server,):
+            device = MqttTransport(Broker(port=port, version=site.broker.version), site.topic("device"))
+            async with device.running(), device.subscribe(site.topic("end")) as end:
+                await device.connected.wait()
+                async with device.subscribe(site.topic("x")) as inbox:
+                    await server.publish(site.topic("x"), b"heard")
+                    await take(inbox, 1)
+                await device.publish(site.topic("word"), b"")  # when the broker has this, it has heard of the end
+                before = relay.bytes_carried
+                for _ in range(4):
+                    await server.publish(site.topic("x"), bytes(250_000))
+                await server.publish(site.topic("end"), b"")
+                await take(end, 1)
+                assert relay.bytes_carried - before < 1000
+
+    real(use())
+
+
+@OVER_MQTT
+def test_more_than_the_socket_takes(site, real, take):
+    """6 MB handed over at once to a small socket on a slow line: the loop writes on as there is room, in order.
+
+    Cut in the middle of such a heap, the transport comes back and carries what is published then.
+    """
+
+    async def use() -> None:
+        relay = Relay(site.broker.port, delay_s=0.002)
+        async with relay.laid() as port, site.clients(1) as (server,), server.subscribe(site.topic("x")) as inbox:
+            device = MqttTransport(Broker(port=port, version=site.broker.version), site.topic("device"))
+            async with device.running():
+                await device.connected.wait()
+                device._connection.client.socket().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+                for number in range(24):
+                    await device.publish(site.topic("x"), bytes([number]) * 250_000, assured=False)
+                assert [data[0] for _, data in await take(inbox, 24)] == list(range(24))
+                for _ in range(24):
+                    await device.publish(site.topic("x"), bytes(250_000), assured=False)
+                await asyncio.sleep(0.03)
+                relay.cut()
+                await until_lost(device)
+                await device.connected.wait()
+                await device.publish(site.topic("x"), b"\xff")
+                while (await anext(inbox))[1] != b"\xff":
+                    pass
+
+    real(use())
+
+
+@OVER_MQTT
+def test_small_messages_are_not_held_back(site, real):
+    """Nagle's algorithm is off: with it, a small message waits for the acknowledgement of the one before."""
+
+    async def use() -> None:
+        async with site.clients(1) as (client,):
+            sock = client._connection.client.socket()
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
     real(use())

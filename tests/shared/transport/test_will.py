@@ -60,8 +60,12 @@ def test_born_killed_and_born_again(mortal, real, tmp_path):
 
     async def use() -> None:
         statuses = topic("attic", ANY, "status")
-        async with mortal.alive(), mortal.transport("server").running() as server:
-            await server.connected.wait()
+        async with (
+            mortal.alive(),
+            mortal.transport("server").running() as server,
+            mortal.transport("late").running() as latecomer,
+        ):
+            await asyncio.gather(server.connected.wait(), latecomer.connected.wait())
             async with server.subscribe(statuses) as inbox:
                 async with device(mortal, tmp_path / "session", "first") as process:
                     birth = await status(inbox)
@@ -69,6 +73,8 @@ def test_born_killed_and_born_again(mortal, real, tmp_path):
                     process.kill()
                     will = await status(inbox)
                     assert (will.online, will.session, will.instance) == (False, 1, "first")
+                async with latecomer.subscribe(statuses) as late:
+                    assert await status(late) == will
                 async with device(mortal, tmp_path / "session", "second") as process:
                     birth = await status(inbox)
                     assert (birth.online, birth.session, birth.instance) == (True, 2, "second")

@@ -1,0 +1,25 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock while the block lasts; it falls with the process, however that ends.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder} is in use by another process; end that one, or name another folder") from None
+        yield
