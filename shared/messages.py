@@ -43,7 +43,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Scalar] = {}
 
 
-class Hyper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Hyper(msgspec.Struct, frozen=True, kw_only=True):
     """Hyperparameters of local training; zero epochs train nothing."""
 
     local_epochs: int = 1

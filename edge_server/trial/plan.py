@@ -28,6 +28,10 @@ class Chosen(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A registered thing by name; its options stand under `options`."""
 
 
+class HyperPlan(Hyper, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training; on the wire unknown keys are ignored, in a plan they are mistakes."""
+
+
 class CohortPlan(Section, frozen=True, kw_only=True):
     """Which devices take part.
 
@@ -135,7 +139,7 @@ class Plan(Section, frozen=True, kw_only=True):
     data: Data
     seed: int = 0
     codec: Chosen = Chosen(name="dense")
-    hyper: Hyper = Hyper()
+    hyper: HyperPlan = HyperPlan()
     cohort: CohortPlan = CohortPlan()
     round: RoundPlan = RoundPlan()
     evaluation: EvaluationPlan = EvaluationPlan()

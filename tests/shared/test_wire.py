@@ -15,6 +15,7 @@ from shared import chunks, messages, payload, wire
 from shared.messages import AnyMessage, Assignment, Blob, Cost, Hyper, Payload, Reading, Spec, Transfer
 
 KINDS = get_args(AnyMessage)
+STRUCTS = {"Status": 1, "Report": 2, "Task": 7, "Update": 3, "Want": 1, "Leave": 1, "Ack": 1}
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 TRANSFER = Transfer(digest=bytes(range(16)), size=100_000, frame_bytes=65_536)
 ASSIGNMENT = Assignment(seed=7, hyper=Hyper(), values={"rho": 0.25, "active": [1, 2, 5], "cut": 3})
@@ -128,7 +129,7 @@ def test_fields_of_a_later_version_are_ignored(name):
     """In the message and in every struct inside it."""
     data = wire.encode(EXAMPLES[name])
     newer = data[:3] + msgspec.msgpack.encode(_with_news(msgspec.msgpack.decode(data[3:])))
-    assert newer.count(b"news") == NESTED[name]
+    assert newer.count(b"news") == STRUCTS[name]
     assert wire.decode(newer) == EXAMPLES[name]
 
 

@@ -106,8 +106,7 @@ def test_a_device_gets_its_share_and_the_server_the_whole_test_split(tmp_path, t
 def test_an_option_beside_options_is_an_error(tmp_path):
     """Else a trial would run with the default of what its plan sets."""
     path = tmp_path / "plan.toml"
-    path.write_text(
-        'name = "x"\nrounds = 1\n[algorithm]\nname = "fedprox"\nmu = 0.5\n[model]\nname = "mlp"\n[data]\nsource = "digits"\n'
-    )
+    rest = '[model]\nname = "mlp"\n[data]\nsource = "digits"\n'
+    path.write_text(f'name = "x"\nrounds = 1\n[algorithm]\nname = "fedprox"\nmu = 0.5\n{rest}')
     with pytest.raises(ConfigError, match=r"unknown field `mu`"):
         load(path, tmp_path)
