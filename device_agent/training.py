@@ -22,7 +22,7 @@ from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import CorruptFile, Superseded, TaskFailed
-from shared.evaluate import score, skeleton
+from shared.evaluate import score
 from shared.messages import Assignment, Cost, Payload, Spec, Transfer, Update
 from shared.models.base import Model
 from shared.models.init import initial, seeded
@@ -158,7 +158,7 @@ def _evaluate(job: Job, bench: Bench, start: Tree) -> dict[str, float]:
     held_out = bench.data(job.data)[1]
     if not job.task.evaluate or not len(held_out):
         return {}
-    found = score(skeleton(job.task.model), start, held_out)
+    found = score(bench.model(job.task.model).layers.eval(), start, held_out)
     return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held_out))}
 
 

@@ -56,26 +56,27 @@ async def _serve(config: ServerConfig) -> int:
     data_dir = Path(config.data_dir)
     name = config.run or unfinished(data_dir, plan) or new_name(plan)
     received = _cancelled_by_signals()
-    store = SqliteStore(data_dir / name)
-    session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
-    try:
-        async with MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence).running() as transport:
-            server = Server(
-                *(config.site, transport, monotonic, in_thread),
-                was_run=lambda run: exists(data_dir, run),
-                broker=transport.connected,
-            )
-            with held(store.folder):
-                async with server.listening():
-                    logger.info("run %s in %s", name, store.folder)
-                    await server.reachable()
-                    await run_plan(plan, name, server, store, config.link, started=utc_stamp())
-        return outcome_code(store.records())
-    except asyncio.CancelledError:
-        logger.info("interrupted; the same command goes on with run %s", name)
-        return EXIT_INTERRUPTED if signal.SIGINT in received else 0
-    finally:
-        store.close()
+    (data_dir / name).mkdir(parents=True, exist_ok=True)
+    with held(data_dir / name):  # before anything is connected: a second server would throw the first off the broker
+        store = SqliteStore(data_dir / name)
+        session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
+        transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
+        server = Server(
+            *(config.site, transport, monotonic, in_thread),
+            was_run=lambda run: exists(data_dir, run),
+            broker=transport.connected,
+        )
+        try:
+            async with transport.running(), server.listening():
+                logger.info("run %s in %s", name, store.folder)
+                await server.reachable()
+                await run_plan(plan, name, server, store, config.link, started=utc_stamp())
+            return outcome_code(store.records())
+        except asyncio.CancelledError:
+            logger.info("interrupted; the same command goes on with run %s", name)
+            return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+        finally:
+            store.close()
 
 
 def _cancelled_by_signals() -> set[int]:
@@ -141,7 +142,7 @@ def trial(options: argparse.Namespace) -> int:
 
     from edge_server.store.sqlite import read  # noqa: PLC0415
     from edge_server.trial import plan as plans  # noqa: PLC0415
-    from edge_server.trial.local import Local, run_local, stop_on_signals  # noqa: PLC0415
+    from edge_server.trial.local import Local, run_local  # noqa: PLC0415
     from edge_server.trial.progress import Display  # noqa: PLC0415
     from edge_server.trial.runs import new_name  # noqa: PLC0415
 
@@ -155,17 +156,16 @@ def trial(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
 
-    async def go() -> str:
-        task = asyncio.current_task()
-        assert task
-        stop_on_signals(task)
-        return (await run_local(local, display.tell)).outcome
+    async def go() -> None:
+        _cancelled_by_signals()
+        await run_local(local, display.tell)
 
     console.print(f"{plan.name}: {count} agents, {plan.rounds} rounds of {plan.algorithm.name}", highlight=False)
     with display.bar:
-        outcome = asyncio.run(go())
-    _show(options, local.folder, read(local.folder))
-    return 0 if outcome == "finished" else 1
+        asyncio.run(go())
+    records = read(local.folder)
+    _show(options, local.folder, records)
+    return outcome_code(records)
 
 
 def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Callable
@@ -136,9 +135,3 @@ async def _child(place: Path, name: str, module: str, config: dict[str, Any]) ->
         yield process
     finally:
         await end(process, patience_s=10.0)
-
-
-def stop_on_signals(task: asyncio.Task[Any]) -> None:
-    """Let SIGINT and SIGTERM cancel a task, so that what it started is ended in order."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
