@@ -8,13 +8,13 @@ and its consequences happen together or not at all.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from shared import wire
+from shared.durable import sync
 from shared.errors import WireError
 from shared.messages import Update
 
@@ -110,7 +110,7 @@ class Outbox:
         """Make the state that came with an entry the device's own."""
         if (entry / STATE).exists():
             (entry / STATE).replace(self._states / entry.name.rpartition("@")[0])
-            _sync(self._states)
+            sync(self._states)
 
 
 def open_payload(draft: Path) -> BinaryIO:
@@ -130,8 +130,8 @@ def write(draft: Path, update: Update) -> None:
     """Write an entry's message and make everything in the draft durable."""
     (draft / UPDATE).write_bytes(wire.encode(update))
     for file in draft.iterdir():
-        _sync(file)
-    _sync(draft)
+        sync(file)
+    sync(draft)
 
 
 def committed(draft: Path) -> Path:
@@ -144,12 +144,4 @@ def commit(draft: Path) -> None:
     entry = committed(draft)
     shutil.rmtree(entry, ignore_errors=True)
     draft.rename(entry)
-    _sync(entry.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(entry.parent)

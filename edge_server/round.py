@@ -46,7 +46,6 @@ class Rounds:
     link: LinkConfig
     network: nn.Module
     test: Examples | None
-    bytes_sent: int = 0
 
     async def next(
         self, number: int, state: State, opened: RoundOpened | None, accepted: dict[str, UpdateAccepted]
@@ -122,7 +121,6 @@ class Rounds:
         async with self.server.round(gather, tasks, outgoing):
             await self._until_quorum(gather)
         await gather.close()
-        self.bytes_sent = sum(one.bytes_sent for one in outgoing)
         return gather
 
     async def _until_quorum(self, gather: Gather) -> None:

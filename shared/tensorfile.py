@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from shared.durable import sync
 from shared.errors import CorruptFile
 from shared.payload import digest
 from shared.tree import State, Tree, raw
@@ -61,15 +61,6 @@ def set_aside(path: Path) -> Path:
         number += 1
     path.rename(aside)
     return aside
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or a folder's entries, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(tree: Tree, facts: str) -> bytes:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 from device_agent.agent import Agent, Job
-from device_agent.delivery import Delivery
-from device_agent.download import Download
+from device_agent.compose import compose
+from device_agent.config import AgentConfig
 from device_agent.metering import GivenMeter
-from device_agent.outbox import Outbox
 from device_agent.training import Bench, perform
 from edge_server.config import LinkConfig
 from edge_server.run import run_plan
@@ -24,7 +22,6 @@ from edge_server.store.base import Store
 from edge_server.trial.plan import DevicePlan, Plan, share
 from shared.background import background
 from shared.clock import Clock
-from shared.messages import Report
 from shared.presence import Session
 from shared.transport.base import Transport
 from shared.transport.link import Link, Rate
@@ -33,7 +30,7 @@ from shared.tree import State
 from shared.worker import costing, inline
 
 SITE = "replay"
-MAX_PAYLOAD_BYTES = 4 << 30
+REPORT_S = 3600.0
 MEGA = 1e6
 
 
@@ -74,35 +71,20 @@ async def _live(plan: Plan, fleet: list[DevicePlan], index: int, folder: Path, b
     """Run one device: say that it is here, then serve."""
     device = fleet[index]
     transport = Link(broker, _rate(device), clock, seed=index)
-    agent = _agent(plan, fleet, index, folder, transport, clock)
+    agent = agent_of(plan, fleet, index, folder, transport, clock)
     presence = Session(folder / "session", device.name, SITE, device.name).presence()
     await transport.publish(presence.topic, presence.birth, retain=True)
     await agent.run()
 
 
-def _agent(plan: Plan, fleet: list[DevicePlan], index: int, folder: Path, transport: Transport, clock: Clock) -> Agent:
-    device, link = fleet[index], LinkConfig()
-    outbox = Outbox(folder / "outbox", folder / "state")
-    return Agent(
-        device=device.name,
-        site=SITE,
-        transport=transport,
-        clock=clock,
-        trainer=InlineTrainer(device.compute_s),
-        outbox=outbox,
-        download=Download(
-            *(transport, SITE, device.name, folder, inline, clock),
-            window=link.window,
-            patience_s=link.patience_s,
-            limit=MAX_PAYLOAD_BYTES,
-        ),
-        delivery=Delivery(transport, SITE, device.name, outbox, jitter=Random(index)),  # noqa: S311 - no secret
-        data=share(plan, fleet, index),
-        states=folder / "state",
-        frame_bytes=link.frame_bytes,
-        report_s=3600.0,
-        sense=lambda: Report(device=device.name, at=clock()),
-    )
+def agent_of(
+    plan: Plan, fleet: list[DevicePlan], index: int, folder: Path, transport: Transport, clock: Clock
+) -> Agent:
+    """Return the agent of a plan's device, with a trainer that computes inline and takes the plan's seconds."""
+    device, data = fleet[index], share(plan, fleet, index)
+    config = AgentConfig(device=device.name, site=SITE, state_dir=str(folder), data=data, report_s=REPORT_S)
+    trainer = InlineTrainer(device.compute_s)
+    return compose(config, folder, transport, trainer, clock=clock, worker=inline, seed=index)
 
 
 def _rate(device: DevicePlan) -> Rate:

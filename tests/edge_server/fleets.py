@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from device_agent.agent import Agent, Job
 from edge_server.config import LinkConfig
-from edge_server.replay.play import InlineTrainer, _agent
+from edge_server.replay.play import InlineTrainer, agent_of
 from edge_server.run import run_plan
 from edge_server.server import Server
 from edge_server.store.base import AnyRecord
@@ -112,7 +112,7 @@ class Site:
         session = Session(place / "session", name, self.name, uuid.uuid4().hex)
         stack = AsyncExitStack()
         transport = await stack.enter_async_context(self.network.connected(f"{self.name}.{name}", session.presence))
-        agent: Agent = _agent(self.plan, fleet, index, place, transport, asyncio.get_running_loop().time)
+        agent: Agent = agent_of(self.plan, fleet, index, place, transport, asyncio.get_running_loop().time)
         for part in (agent, agent.download, agent.delivery):
             part.site = self.name
         agent.frame_bytes = FRAME_BYTES
