@@ -92,7 +92,7 @@ class Download:
 
     async def _check(self, spool: Spool) -> None:
         """Check the whole off the loop; when cancelled, wait: the check still reads the file the next task writes."""
-        checking = asyncio.ensure_future(self.worker(spool.finish, durable=False))
+        checking = asyncio.ensure_future(self.worker(spool.finish))
         try:
             await asyncio.shield(checking)
         except asyncio.CancelledError:

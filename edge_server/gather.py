@@ -164,6 +164,7 @@ class Gather:
         update = arrival.update
         record = self._record(update, arrival.spool.bytes_received)
         try:
+            await self.worker(arrival.spool.sync)
             async with self._checking:
                 await self.worker(self._keep, arrival, record)
         except WireError as error:
@@ -181,7 +182,7 @@ class Gather:
 
     def _keep(self, arrival: _Arrival, record: UpdateAccepted) -> None:
         update = arrival.update
-        arrival.spool.finish(durable=True)
+        arrival.spool.finish()
         check_like(read(self.path(update.device), update, self.codec).tree, self.like(update.device))
         self.store.append(record)
 

@@ -1,17 +1,18 @@
 """Frames: how a payload travels in pieces, and what its receiver still lacks.
 
-    F C <major> 0 | digest of the payload, 16 bytes | u32 index | u32 count | u32 CRC-32 | data
+    F C <major> 0 | digest of the payload, 16 bytes | u32 index | u32 count | u64 XXH3-64 | data
 
-The CRC covers the header before it and the data. The receiver asks for frames and never for more than its window;
+The checksum covers the header before it and the data. The receiver asks for frames and never for more than its window;
 what does not come is asked for again, so that frames themselves may be lost anywhere.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import xxhash
 
 from shared.errors import WireError
 from shared.messages import Transfer
@@ -25,8 +26,8 @@ MAX_WINDOW = 64
 DIGEST_BYTES = 16
 
 _HEAD = struct.Struct("<2sBB16sII")
-_CRC = struct.Struct("<I")
-HEADER_BYTES = _HEAD.size + _CRC.size
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,7 @@ def encode(transfer: Transfer, index: int, data: Iterable[memoryview]) -> bytes:
     """Return frame `index` of a transfer; `data` holds its bytes in order and is copied once."""
     pieces = list(data)
     head = _HEAD.pack(b"FC", MAJOR, 0, transfer.digest, index, transfer.count)
-    crc = zlib.crc32(head)
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-    return b"".join([head, _CRC.pack(crc), *pieces])
+    return b"".join([head, _checksum(head, *pieces), *pieces])
 
 
 def is_frame(data: bytes) -> bool:
@@ -58,7 +56,7 @@ def decode(data: bytes) -> Frame:
     """Parse one frame; its data is a view.
 
     Raises:
-        WireError: It is not a frame of our version, is too long, or its CRC does not hold.
+        WireError: It is not a frame of our version, is too long, or its checksum does not hold.
     """
     view = memoryview(data)
     if not HEADER_BYTES <= view.nbytes <= HEADER_BYTES + MAX_FRAME_BYTES:
@@ -71,9 +69,16 @@ def decode(data: bytes) -> Frame:
     if major != MAJOR:
         raise WireError(f"frame version {major}, this side reads {MAJOR}", reason="version")
     body = view[HEADER_BYTES:]
-    if zlib.crc32(body, zlib.crc32(view[: _HEAD.size])) != _CRC.unpack_from(view, _HEAD.size)[0]:
-        raise WireError(f"frame {index}: CRC does not hold", reason="crc")
+    if _checksum(view[: _HEAD.size], body) != view[_HEAD.size : HEADER_BYTES]:
+        raise WireError(f"frame {index}: checksum does not hold", reason="checksum")
     return Frame(digest, index, count, body)
+
+
+def _checksum(*parts: bytes | memoryview) -> bytes:
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return _CHECKSUM.pack(state.intdigest())
 
 
 def check(transfer: Transfer, *, limit: int) -> None:

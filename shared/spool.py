@@ -39,17 +39,16 @@ class Spool:
         os.pwrite(self._file, frame.data, frame.index * self.assembly.transfer.frame_bytes)
         return True
 
-    def finish(self, *, durable: bool) -> None:
-        """Check the whole and close the file.
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        os.fdatasync(self._file)
 
-        Args:
-            durable: Whether the bytes must survive a power cut from here on.
+    def finish(self) -> None:
+        """Check the whole and close the file.
 
         Raises:
             WireError: The digest does not hold; the file is gone and the transfer must start again.
         """
-        if durable:
-            os.fdatasync(self._file)
         self.close()
         if payload.digest([view(self.path)]) != self.assembly.transfer.digest:
             self.path.unlink()

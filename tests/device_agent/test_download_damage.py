@@ -81,7 +81,7 @@ def test_whatever_is_lost_damaged_or_doubled_the_file_is_right(
 
 
 def test_a_whole_that_is_damaged_is_fetched_again(sender, fetch) -> None:
-    """Every frame's CRC holds and yet the digest does not: all is asked for a second time, and every byte counts."""
+    """Every checksum holds and yet the digest does not: all is asked for a second time, and every byte counts."""
     right = sender.cut
 
     def wrong(data: bytes, transfer: Transfer, index: int) -> bytes:

@@ -130,7 +130,7 @@ def test_frames_of_no_offer_and_of_another_transfer_are_passed_over(tmp_path):
 
 
 def test_what_is_damaged_on_its_way_is_taken_at_the_next_offer(tmp_path):
-    """Every frame's CRC holds, the digest of the whole does not: nothing is stored, nobody is blamed."""
+    """Every frame's checksum holds, the digest of the whole does not: nothing is stored, nobody is blamed."""
 
     async def play() -> tuple[list[RoundClosed], bytes]:
         async with site(tmp_path, rounds=1) as here:

@@ -55,7 +55,7 @@ DROPPED: dict[str, tuple[str, Evil]] = {
     "forged identity": ("identity", offered(device="good")),
     "unknown run": ("unknown-run", offered(run="stranger")),
     "a run that is no file name": ("unknown-run", offered(run="../" + "x" * 300)),
-    "damaged frame": ("crc", lambda task, data: frame(TRANSFER, 0, data)[:-1] + b"!"),
+    "damaged frame": ("checksum", lambda task, data: frame(TRANSFER, 0, data)[:-1] + b"!"),
     "cut frame": ("truncated", lambda task, data: frame(TRANSFER, 0, data)[:20]),
     "frame of another version": ("version", lambda task, data: b"FC\x02" + frame(TRANSFER, 0, data)[3:]),
     "huge frame": ("oversized", lambda task, data: b"FC\x01" + bytes(chunks.MAX_FRAME_BYTES + 100)),

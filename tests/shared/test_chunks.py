@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-import zlib
 from itertools import pairwise
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,29 +54,29 @@ def test_frames_carry_a_payload(parts, frame_bytes):
 
 
 def test_every_changed_bit_is_noticed():
-    """Header, CRC and data alike: no single flipped bit of a frame gets through."""
+    """Header, checksum and data alike: no single flipped bit of a frame gets through."""
     data = chunks.encode(transfer(25), 2, [memoryview(b"abcde")])
     assert chunks.is_frame(data)
     for bit in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
-        expected = {0: "malformed", 1: "malformed", 2: "version"}.get(bit // 8, "crc")
+        expected = {0: "malformed", 1: "malformed", 2: "version"}.get(bit // 8, "checksum")
         assert reason_of(chunks.decode, bytes(damaged)) == expected
 
 
 def test_truncated_and_oversized():
-    """Shorter than a header, cut in the data, longer than any frame: the last is refused before its CRC is computed."""
+    """Shorter than a header, cut in the data, longer than any frame: the last is refused before it is checked."""
     data = chunks.encode(transfer(25), 2, [memoryview(b"abcde")])
     for length in range(len(data)):
-        assert reason_of(chunks.decode, data[:length]) == ("truncated" if length < HEADER_BYTES else "crc")
+        assert reason_of(chunks.decode, data[:length]) == ("truncated" if length < HEADER_BYTES else "checksum")
     largest = chunks.encode(transfer(MAX_FRAME_BYTES, MAX_FRAME_BYTES), 0, [memoryview(bytes(MAX_FRAME_BYTES))])
     assert chunks.decode(largest).data.nbytes == MAX_FRAME_BYTES
     assert reason_of(chunks.decode, largest + b"\0") == "oversized"
 
 
-def test_another_version_with_a_right_crc():
+def test_another_version_with_a_right_checksum():
     head = struct.pack("<2sBB16sII", b"FC", 2, 0, DIGEST, 0, 1)
-    assert reason_of(chunks.decode, head + struct.pack("<I", zlib.crc32(head))) == "version"
+    assert reason_of(chunks.decode, head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))) == "version"
 
 
 @pytest.mark.parametrize(

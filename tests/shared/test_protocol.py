@@ -37,7 +37,7 @@ def test_every_reason_is_on_the_page():
     """An operator who reads a counter looks it up there; a reason nobody gives any more is not there either."""
     listed = set(re.findall(r"`([a-z-]+)`", section("Refusals")))
     assert reasons() - listed == set()
-    assert {"crc", "digest", "truncated", "not-finite"} <= reasons()
+    assert {"checksum", "digest", "truncated", "not-finite"} <= reasons()
 
 
 def test_every_verdict_is_on_the_page():

@@ -31,15 +31,15 @@ def fill(spool: Spool, frames: list[bytes]) -> list[bool]:
 
 
 @pytest.mark.parametrize("size", [1, FRAME, FRAME + 1, 10 * FRAME - 1])
-@pytest.mark.parametrize("durable", [True, False])
-def test_frames_in_any_order_and_twice(tmp_path, size, durable):
+def test_frames_in_any_order_and_twice(tmp_path, size):
     """The file is the payload; bytes on the wire are counted with headers and duplicates."""
     data, transfer, frames = sent(size)
     spool = Spool(tmp_path / "params", transfer)
     assert fill(spool, frames[::-1]) == [True] * len(frames)
     assert fill(spool, frames) == [False] * len(frames)
     assert spool.assembly.complete
-    spool.finish(durable=durable)
+    spool.sync()
+    spool.finish()
     assert view(tmp_path / "params") == data
     assert spool.bytes_received == 2 * sum(map(len, frames))
 
@@ -51,24 +51,24 @@ def test_what_an_earlier_payload_left_does_not_show(tmp_path, earlier):
         data, transfer, frames = sent(size, seed)
         spool = Spool(tmp_path / "params", transfer)
         fill(spool, frames)
-        spool.finish(durable=False)
+        spool.finish()
         assert (tmp_path / "params").read_bytes() == data
 
 
 def test_a_damaged_payload_is_gone(tmp_path):
-    """All frames came and their CRCs hold, but the whole is not what the digest says: refused, and nothing is left."""
+    """All frames came and their checksums hold, but the whole is not what the digest says: refused, nothing is left."""
     _, transfer, _ = sent(3 * FRAME)
     _, other, wrong = sent(3 * FRAME, seed=2)
     spool = Spool(tmp_path / "params", transfer)
     fill(spool, wrong)
     assert spool.assembly.complete
     with pytest.raises(WireError, match="params: digest does not hold") as caught:
-        spool.finish(durable=True)
+        spool.finish()
     assert caught.value.reason == "digest"
     assert not (tmp_path / "params").exists()
     again = Spool(tmp_path / "params", other)
     fill(again, wrong)
-    again.finish(durable=True)
+    again.finish()
 
 
 def test_an_incomplete_payload_is_not_taken(tmp_path):
@@ -77,7 +77,7 @@ def test_an_incomplete_payload_is_not_taken(tmp_path):
     spool = Spool(tmp_path / "params", transfer)
     fill(spool, frames[:2])
     with pytest.raises(WireError):
-        spool.finish(durable=False)
+        spool.finish()
 
 
 def test_a_frame_of_another_transfer_writes_nothing(tmp_path):
@@ -122,7 +122,7 @@ def test_memory_does_not_grow_with_the_payload(tmp_path):
     try:
         spool = Spool(tmp_path / "params", transfer)
         fill(spool, frames)
-        spool.finish(durable=False)
+        spool.finish()
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

@@ -53,7 +53,7 @@ def one_of_each(folder: Path) -> list[AnyRecord]:
             outcome="aggregated",
             arrived=("a",),
             failed={"b": "no memory"},
-            refused={"crc": 2},
+            refused={"checksum": 2},
             loss=0.5,
             seconds=1.5,
         ),
