@@ -6,7 +6,7 @@ READY := .venv/.ready
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix bench clean moved
+.PHONY: help setup demo test check fix chaos bench fuzz clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,8 +34,15 @@ fix: setup ## Format, and mend what ruff can mend by itself
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+chaos: setup ## Kill processes of a live run, 200 times, and show that nothing is lost; KILLS=... SEED=...
+	@$(BIN)/edge-server chaos deploy/plans/demo.toml --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
+
 bench: setup ## Measure; NAME=... for one benchmark
 	@$(BIN)/python tests/benchmarks/run.py $(NAME)
+
+fuzz: setup ## Fuzz what reads foreign bytes, a million times each; NAME=... for one reader, RUNS=... or SECONDS=... each
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
+	@RUNS=$(RUNS) SECONDS=$(SECONDS) $(BIN)/python -m tests.fuzz.run $(NAME)
 
 clean: ## Remove .venv, caches and build outputs; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

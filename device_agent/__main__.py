@@ -15,7 +15,7 @@ from device_agent.compose import compose
 from device_agent.config import AgentConfig, load
 from device_agent.trainer import TrainerProcess
 from shared import heap, log
-from shared.errors import ConfigError
+from shared.errors import ConfigError, Unwritable
 from shared.lock import held
 from shared.presence import Session
 from shared.transport.mqtt import MqttTransport
@@ -35,7 +35,7 @@ def main() -> None:
         log.configure(config.log_level)
         heap.tune()
         asyncio.run(serve(config))
-    except ConfigError as error:
+    except (ConfigError, Unwritable) as error:
         sys.stderr.write(f"device-agent: {error}\n")
         sys.exit(2)
 
@@ -45,7 +45,11 @@ async def serve(config: AgentConfig) -> None:
     folder = _writable(Path(config.state_dir))
     session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex)
     trainer = TrainerProcess(
-        folder / "trainer.lock", config.trainer.idle_s, config.trainer.memory_mb, config.trainer.threads
+        folder / "trainer.lock",
+        config.trainer.idle_s,
+        config.trainer.memory_mb,
+        config.trainer.threads,
+        config.log_level,
     )
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

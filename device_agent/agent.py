@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,16 +16,20 @@ from device_agent.delivery import Delivery
 from device_agent.download import Download
 from device_agent.lifecycle import Event, Phase, follow
 from device_agent.outbox import Outbox
-from shared import wire
+from shared import chunks, wire
 from shared.background import background
 from shared.clock import Clock
 from shared.data.spec import Data
-from shared.errors import TaskFailed, Unreachable, WireError
+from shared.durable import explained
+from shared.errors import TaskFailed, TrainerDied, Unreachable, WireError
 from shared.messages import Cost, Report, Task, Update
 from shared.topics import is_name, topic
 from shared.transport.base import Inbox, Transport
 
 log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often one task is trained when trainers die of it."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +62,7 @@ class Trainer(Protocol):
 
         Raises:
             TaskFailed: The task could not be done; the message is the cause.
+            TrainerDied: Its process ended; the update may have been committed all the same.
         """
         ...
 
@@ -85,14 +91,14 @@ class Agent:
     phase: Phase = "idle"
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _newest: Task | None = None
+    _waits: bool = False
 
     async def run(self) -> None:
         """Live until cancelled."""
-        async with (
-            self.transport.subscribe(topic(self.site, self.device, "task")) as tasks,
-            background(self._listen(tasks), self.delivery.run(), self._report()),
-        ):
-            await self._work()
+        async with self.transport.subscribe(topic(self.site, self.device, "task")) as tasks:
+            await self.download.worker(self.outbox.check)
+            async with background(self._listen(tasks), self.delivery.run(), self._report()):
+                await self._work()
 
     async def _listen(self, tasks: Inbox) -> None:
         """Keep the task that came last: the broker keeps their order, and a server may have to repeat a round."""
@@ -103,6 +109,8 @@ class Agent:
                 log.warning("dropped: %s", error)
                 continue
             self._newest = task
+            # Asked now: the settlement of its update may be right behind it.
+            self._waits = self.outbox.has(task.run, task.round, task.params.digest)
             self._news.set()
 
     async def _work(self) -> None:
@@ -112,7 +120,7 @@ class Agent:
             self._news.clear()
             task = self._newest
             assert task is not None
-            serving = asyncio.create_task(self._serve(task), name="serve")
+            serving = asyncio.create_task(self._serve(task, waits=self._waits), name="serve")
             try:
                 while not serving.done():
                     await self._news_or(serving)
@@ -138,42 +146,80 @@ class Agent:
         newest = self._newest
         return newest is not None and (newest.run, newest.round, newest.params) != (task.run, task.round, task.params)
 
-    async def _serve(self, task: Task) -> None:
+    async def _serve(self, task: Task, *, waits: bool) -> None:
         """Do one task to its end; whatever the end is, the server hears of it."""
         event: Event = "superseded"
         self._follow("task")
         try:
-            await self.trainer.ready()
-            if not self.outbox.has(task.run, task.round):
+            await self.trainer.ready()  # perhaps for one that an earlier process of ours had begun this very task with
+            if not waits and not self.outbox.has(task.run, task.round, task.params.digest):
                 await self._train(task)
             event = "committed"
         except (TaskFailed, WireError, OSError) as error:
-            log.warning("round %d failed: %s", task.round, error)
-            failure = Update(run=task.run, round=task.round, device=self.device, params=None, failure=str(error)[:500])
-            self.outbox.add(failure)
-            event = "failed"
+            event = await self._failed(task, error)
         finally:
             self._follow(event)
+        log.debug("phase delivering run=%s round=%d", task.run, task.round)
         self.delivery.wake.set()
+
+    async def _failed(self, task: Task, error: Exception) -> Event:
+        """Report a failure, and tell what became of the task; a report that no disk takes is told once, unsaved."""
+        if self.outbox.has(task.run, task.round, task.params.digest):
+            log.warning("round %d: its update is safe, but %s", task.round, error)
+            return "committed"
+        log.warning("round %d failed: %s", task.round, error)
+        failure = Update(
+            run=task.run,
+            round=task.round,
+            device=self.device,
+            params=None,
+            start=task.params.digest,
+            failure=str(error)[:500],
+        )
+        try:
+            self.outbox.add(failure)
+        except OSError as refusal:
+            log.warning("the report of it cannot be kept: %s", refusal)
+            with suppress(Unreachable):
+                await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(failure))
+        return "failed"
 
     async def _train(self, task: Task) -> None:
         started = self.clock()
-        params, received = await self.download.fetch(task)
+        chunks.check(task.params, limit=self.download.limit)
+        self.outbox.reserve(task.params.size if task.train else 0)
+        with explained(self.download.folder):
+            params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")
-        draft = self.outbox.draft(task.run, task.round)
         job = Job(
             task=task,
             params=str(params),
             state=str(self.states / task.run),
-            draft=str(draft),
+            draft="",
             data=self.data,
             frame_bytes=self.frame_bytes,
             cost=Cost(download_s=fetched - started, bytes_down=received),
         )
-        await self.trainer(job)
-        self.outbox.commit(draft)
+        self.outbox.commit(await self._trained(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)
+
+    async def _trained(self, job: Job) -> Path:
+        """Have a job done, again where its trainer died of it; return its draft."""
+        task = job.task
+        for attempt in range(1, ATTEMPTS + 1):
+            draft = self.outbox.draft(task.run, task.round)  # nothing of a trainer that died is left in it
+            try:
+                await self.trainer(msgspec.structs.replace(job, draft=str(draft)))
+            except TrainerDied as error:
+                if self.outbox.has(task.run, task.round, task.params.digest):
+                    break  # it died of its own success: between its last word to the outbox and that to us
+                if attempt == ATTEMPTS:
+                    raise
+                log.warning("round %d: %s; attempt %d of %d follows", task.round, error, attempt + 1, ATTEMPTS)
+            else:
+                break
+        return draft
 
     def _follow(self, event: Event) -> None:
         self.phase = follow(self.phase, event)

@@ -37,7 +37,7 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         worker: Runs what would block.
         seed: Of the jitter of its offers; None for another one every time.
     """
-    outbox = Outbox(folder / "outbox", folder / "state")
+    outbox = Outbox(folder / "outbox", folder / "state", config.outbox_mb << 20)
     return Agent(
         device=config.device,
         site=config.site,

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import msgspec
 
-from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, MIN_FRAME_BYTES
+from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.config import read
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.messages import BLOCK_BYTES
 from shared.topics import checked_name
 from shared.transport.base import Broker
+
+MAX_MEMORY_MB = 1 << 20
+MAX_THREADS = 1024
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,15 +35,16 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Refuse what no process can be given."""
         if not self.idle_s >= 0:
             raise ValueError(f"idle_s must be 0 or more seconds, not {self.idle_s}")
-        if self.memory_mb < 0 or self.threads < 0:
-            raise ValueError("memory_mb and threads must be 0, for no limit, or more")
+        if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 0 <= self.threads <= MAX_THREADS:
+            most = f"{MAX_MEMORY_MB} and {MAX_THREADS}"
+            raise ValueError(f"memory_mb and threads must be 0, for no limit, or more, up to {most}")
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How payloads travel.
 
     Attributes:
-        frame_bytes: Payload bytes in one MQTT message.
+        frame_bytes: Payload bytes in one MQTT message, less where the broker or a slow link bears less.
         window: Frames under way at once.
         patience_s: Seconds without a frame after which frames are asked for again.
         max_payload_mb: Largest payload accepted, in MiB.
@@ -52,8 +57,9 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         """Refuse what the protocol cannot carry."""
-        if not MIN_FRAME_BYTES <= self.frame_bytes <= MAX_FRAME_BYTES or not 1 <= self.window <= MAX_WINDOW:
-            raise ValueError(f"frame_bytes must be {MIN_FRAME_BYTES} to {MAX_FRAME_BYTES}, window 1 to {MAX_WINDOW}")
+        if not is_frame_size(self.frame_bytes) or not 1 <= self.window <= MAX_WINDOW:
+            sizes = f"{BLOCK_BYTES} to {MAX_FRAME_BYTES} in steps of {BLOCK_BYTES}"
+            raise ValueError(f"frame_bytes must be {sizes}, window 1 to {MAX_WINDOW}")
         if not self.patience_s > 0 or self.max_payload_mb < 1:
             raise ValueError("patience_s must be above zero, max_payload_mb 1 or more")
 
@@ -66,6 +72,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         site: The site its edge server serves.
         state_dir: Folder that survives reboots: outbox, device state, spooled payloads.
         data: Its own examples.
+        outbox_mb: Most that updates waiting for the server may take on the disk, in MiB; where the next one would
+            not fit, its task fails.
         report_s: Seconds between reports.
         log_level: debug, info, warning or error.
     """
@@ -77,13 +85,16 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     broker: Broker = Broker()
     trainer: TrainerConfig = TrainerConfig()
     link: LinkConfig = LinkConfig()
+    outbox_mb: int = 4096
     report_s: float = 30.0
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        """Refuse a pause that is none."""
+        """Refuse a pause that is none, and an outbox that holds nothing."""
         if not self.report_s > 0:
             raise ValueError(f"report_s must be above zero, not {self.report_s}")
+        if self.outbox_mb < 1:
+            raise ValueError(f"outbox_mb must be 1 or more, not {self.outbox_mb}")
 
 
 def load(path: Path) -> AgentConfig:

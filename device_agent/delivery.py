@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+import msgspec
+
 from device_agent.outbox import Entry, Outbox
 from shared import chunks, spool, wire
 from shared.errors import Unreachable, WireError
-from shared.messages import Ack, Status, Transfer, Update, Want
+from shared.messages import BLOCK_BYTES, Ack, Status, Transfer, Update, Want
 from shared.topics import SERVER, topic
 from shared.transport.base import Delivery as Arrival
 from shared.transport.base import Inbox, Transport
@@ -52,6 +54,10 @@ class Delivery:
                 await self._until_wake(inbox, {self._name(entry.update): entry for entry in entries})
 
     async def _offer(self, update: Update) -> None:
+        if update.params:  # as large a frame as this broker takes may be smaller than when the update was written
+            frame_bytes = chunks.largest_frame(update.params.frame_bytes, self.transport.max_payload_bytes)
+            params = msgspec.structs.replace(update.params, frame_bytes=frame_bytes)
+            update = msgspec.structs.replace(update, params=params)
         try:
             await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(update))
         except Unreachable as error:
@@ -91,7 +97,9 @@ class Delivery:
                         await self._send(entry, entry.update.params, message)
                         break  # another entry of the same content has the same frames
             case Ack():
-                self._settle(entries.pop((message.run, message.round), None), message)
+                settled = entries.get((message.run, message.round))
+                if settled and settled.update.start == message.start:  # not one of an earlier try of the same round
+                    self._settle(entries.pop((message.run, message.round)), message)
             case Status():
                 return message.online and bool(entries)
             case _:
@@ -100,16 +108,14 @@ class Delivery:
 
     async def _send(self, entry: Entry, transfer: Transfer, want: Want) -> None:
         try:
-            wanted = chunks.from_ranges(want.ranges, transfer.count, limit=chunks.MAX_WINDOW)
-            for frame in _frames(entry, transfer, wanted):
+            limit = chunks.largest_frame(want.frame_bytes, self.transport.max_payload_bytes)
+            for frame in _frames(entry, transfer, chunks.pieces(want, transfer, limit)):
                 await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
                 self.bytes_sent += len(frame)
         except (WireError, Unreachable, FileNotFoundError) as error:
             log.debug("frames not sent, the server will ask again: %s", error)
 
-    def _settle(self, entry: Entry | None, ack: Ack) -> None:
-        if entry is None:
-            return
+    def _settle(self, entry: Entry, ack: Ack) -> None:
         if ack.verdict == "refused":
             log.error("round %d: the server refused the update: %s", ack.round, ack.reason)
         else:
@@ -121,9 +127,8 @@ class Delivery:
         return update.run, update.round
 
 
-def _frames(entry: Entry, transfer: Transfer, wanted: list[int]) -> Iterator[bytes]:
+def _frames(entry: Entry, transfer: Transfer, pieces: list[tuple[int, int]]) -> Iterator[bytes]:
     """Cut the frames from the file, one at a time."""
     payload = spool.view(entry.payload)
-    for index in wanted:
-        begin = index * transfer.frame_bytes
-        yield chunks.encode(transfer, index, [payload[begin : begin + transfer.frame_bytes]])
+    for start, stop in pieces:
+        yield chunks.encode(transfer, start, [payload[start * BLOCK_BYTES : stop * BLOCK_BYTES]])

@@ -73,12 +73,12 @@ class Download:
 
     async def _receive(self, spool: Spool, *, shared: bool) -> bool:
         """Take frames until all are here or the server wants us off the shared topic; return whether we may stay."""
-        pace = Pace(self.patience_s, self.clock())
+        pace = Pace(self.patience_s, self.clock(), spool.assembly.transfer.frame_bytes)
         patterns = [topic(self.site, self.device, "model")] + [topic(self.site, EVERYONE, "model")] * shared
         async with self.transport.subscribe(*patterns) as inbox:
             spool.assembly.forget()
             while not spool.assembly.complete:
-                await self._ask(spool)
+                await self._ask(spool, pace)
                 try:
                     async with asyncio.timeout(pace.left_s(self.clock())):
                         if await self._told_to_leave(spool, inbox):
@@ -99,11 +99,12 @@ class Download:
             await asyncio.gather(checking, return_exceptions=True)
             raise
 
-    async def _ask(self, spool: Spool) -> None:
-        ranges = spool.assembly.ask(self.window)
+    async def _ask(self, spool: Spool, pace: Pace) -> None:
+        ranges = spool.assembly.ask(pace.window(self.window), pace.frame_bytes)
         if not ranges:
             return
-        want = wire.encode(Want(digest=spool.assembly.transfer.digest, ranges=ranges))
+        digest = spool.assembly.transfer.digest
+        want = wire.encode(Want(digest=digest, frame_bytes=pace.frame_bytes, ranges=ranges))
         while True:
             try:
                 await self.transport.publish(topic(self.site, self.device, "want"), want, assured=False)

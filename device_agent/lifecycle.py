@@ -27,5 +27,5 @@ def follow(phase: Phase, event: Event) -> Phase:
     following = TRANSITIONS[phase].get(event)
     if following is None:
         raise ValueError(f"event {event!r} while {phase}")
-    log.debug("phase %s -> %s", phase, following)
+    log.debug("phase %s", following)
     return following

@@ -1,7 +1,8 @@
 """The trainer as the agent sees it: a child process that does one job at a time.
 
-Started for the first task, kept warm between rounds, ended after an idle time. Its death is one failed task, with its
-cause. It outlives a killed agent for the task it is doing: the lock says so, and its update lies in the outbox.
+Started for the first task, kept warm between rounds, ended after an idle time. Its death is told with its cause, and
+the next job starts another. It outlives a killed agent for the task it is doing: the lock says so, and its update lies
+in the outbox.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TypeAlias
 import msgspec
 
 from device_agent.agent import Job
-from shared.errors import TaskFailed
+from shared.errors import TaskFailed, TrainerDied
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +58,18 @@ class TrainerProcess:
     """Owns the child.
 
     Attributes:
-        lock: File that a living trainer holds locked.
+        lock: File that a living trainer holds locked; it inherits the lock, since an agent may die right after it.
         idle_s: Seconds without a job after which the child is ended.
         memory_mb: Its memory limit in MiB, 0 for none.
         threads: Its torch threads, 0 for torch's choice.
+        log_level: What it says on the agent's standard error.
     """
 
     lock: Path
     idle_s: float
     memory_mb: int
     threads: int
+    log_level: str = "warning"
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
@@ -80,25 +83,31 @@ class TrainerProcess:
 
     async def _start(self) -> None:
         waited = False
-        while _is_locked(self.lock):
+        while (lock := _taken(self.lock)) is None:
             if not waited:
                 log.info("waiting for a trainer that an earlier agent started")
             waited = True
             await asyncio.sleep(LOCK_POLL_S)
         arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "device_agent.trainer_main", *map(str, arguments)),
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,
-        )
+        arguments += ["--log-level", self.log_level]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "device_agent.trainer_main", *map(str, arguments)),
+                stdin=PIPE,
+                stdout=PIPE,
+                start_new_session=True,
+                pass_fds=[lock],  # the child is born with it, so that there is no moment when it is free
+            )
+        finally:
+            os.close(lock)
         log.info("trainer started pid=%d", self._process.pid)
 
     async def __call__(self, job: Job) -> None:
         """Do a job in the child; a cancelled call makes the child give the job up.
 
         Raises:
-            TaskFailed: The child says so, or died.
+            TaskFailed: The child says so.
+            TrainerDied: It ended first; what it committed before is in the outbox all the same.
         """
         await self.ready()
         self._stay()
@@ -115,17 +124,19 @@ class TrainerProcess:
             raise
         finally:
             self._leave()
+        if isinstance(answer, TrainerDied):
+            raise answer
         if isinstance(answer, Failed):
             raise TaskFailed(answer.cause)
 
-    async def _answer(self, process: Process) -> FromTrainer:
+    async def _answer(self, process: Process) -> FromTrainer | TrainerDied:
         """Return what the child says of its job; that it died is an answer too."""
         assert process.stdout
         try:
             size = int.from_bytes(await process.stdout.readexactly(4), "little")
             answer: FromTrainer = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromTrainer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            return Failed(await self._cause_of_death(process))
+            return TrainerDied(await self._cause_of_death(process))
         return answer
 
     async def _cause_of_death(self, process: Process) -> str:
@@ -186,14 +197,13 @@ def frame(message: ToTrainer | FromTrainer) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def _is_locked(path: Path) -> bool:
+def _taken(path: Path) -> int | None:
+    """Return a descriptor that holds the lock, as long as a process has it open; None while another one does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
         os.close(descriptor)
+        return None
+    return descriptor

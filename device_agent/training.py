@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from shared.codecs.base import Memory
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
 from shared.data.spec import Data
+from shared.durable import explained
 from shared.errors import CorruptFile, Superseded, TaskFailed
 from shared.evaluate import score
 from shared.messages import Assignment, Cost, Payload, Spec, Transfer, Update
@@ -28,6 +30,8 @@ from shared.models.base import Model
 from shared.models.init import initial, seeded
 from shared.registry import build
 from shared.tree import State, Tree, check_like
+
+log = logging.getLogger("trainer")
 
 _ALGORITHM, _CODEC = "algorithm/", "codec/"
 
@@ -85,7 +89,7 @@ def perform(
     Raises:
         TaskFailed: The device half is one this trainer cannot run.
         Superseded: `superseded` became true.
-        FieldFleetError: The task, the data or the device's state cannot be used.
+        FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
     """
     task = job.task
     with meter() as spent, seeded(task.assignment.seed):
@@ -111,6 +115,7 @@ def _update(
         round=task.round,
         device=task.device,
         params=transfer,
+        start=task.params.digest,
         weight=result.weight if result else 0.0,
         num_examples=result.num_examples if result else 0,
         loss=result.loss if result else None,
@@ -137,6 +142,7 @@ def _train(job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool]) 
     if not isinstance(outcome, tuple):
         raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session, which needs a newer agent")
     state, result = outcome
+    log.debug("phase encoding")
     payload, memory = build(CODECS, task.codec, "codec").encode(result.tree, memory)
     if state.tree or state.facts or memory or Path(job.state).exists():
         _write_state(Path(job.draft) / outbox.STATE, state, memory)
@@ -145,7 +151,7 @@ def _train(job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool]) 
 
 def _write_payload(job: Job, payload: Payload) -> Transfer:
     parts = payloads.pack(payload)
-    with outbox.open_payload(Path(job.draft)) as file:
+    with explained(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
         for part in parts:
             file.write(part)
         size = file.tell()

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, Command] = {
     "show": commands.show,
     "replay": commands.replay,
     "trial": commands.trial,
+    "chaos": commands.chaos,
 }
 
 
@@ -69,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     trial_run.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
     trial_run.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
     _where(trial_run)
+    chaos = verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random")
+    chaos.add_argument("plan", type=Path, metavar="PLAN")
+    chaos.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")
+    chaos.add_argument("--seed", type=int, default=0, metavar="S", help="of what is killed when")
+    chaos.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
+    chaos.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
+    _where(chaos)
     return parser
 
 

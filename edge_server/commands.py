@@ -9,6 +9,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,48 +36,50 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _serve(config: ServerConfig) -> int:
+    heap.tune()
+    heap.huge_pages()
     import torch  # noqa: PLC0415
 
     from edge_server.run import run_plan  # noqa: PLC0415
     from edge_server.server import Server  # noqa: PLC0415
+    from edge_server.store.persist import RETRY_S, persist  # noqa: PLC0415
     from edge_server.store.sqlite import SqliteStore  # noqa: PLC0415
     from edge_server.trial import plan as plans  # noqa: PLC0415
     from edge_server.trial.runs import exists, new_name, unfinished  # noqa: PLC0415
     from shared.clock import monotonic, utc_stamp  # noqa: PLC0415
+    from shared.durable import explained  # noqa: PLC0415
     from shared.lock import held  # noqa: PLC0415
     from shared.presence import Session  # noqa: PLC0415
     from shared.topics import SERVER  # noqa: PLC0415
     from shared.transport.mqtt import MqttTransport  # noqa: PLC0415
     from shared.worker import in_thread  # noqa: PLC0415
 
-    heap.tune()
     if config.threads:
         torch.set_num_threads(config.threads)
     plan = plans.load(Path(config.plan), Path(config.data_root))
     data_dir = Path(config.data_dir)
     name = config.run or unfinished(data_dir, plan) or new_name(plan)
     received = _cancelled_by_signals()
-    (data_dir / name).mkdir(parents=True, exist_ok=True)
+    with explained(data_dir):
+        (data_dir / name).mkdir(parents=True, exist_ok=True)
     with held(data_dir / name):  # before anything is connected: a second server would throw the first off the broker
-        store = SqliteStore(data_dir / name)
-        session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
-        transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
-        server = Server(
-            *(config.site, transport, monotonic, in_thread),
-            was_run=lambda run: exists(data_dir, run),
-            broker=transport.connected,
-        )
         try:
-            async with transport.running(), server.listening():
-                logger.info("run %s in %s", name, store.folder)
-                await server.reachable()
-                await run_plan(plan, name, server, store, config.link, started=utc_stamp())
-            return outcome_code(store.records())
+            with closing(await persist(in_thread, RETRY_S, SqliteStore, data_dir / name)) as store:
+                session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
+                transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
+                server = Server(
+                    *(config.site, transport, monotonic, in_thread),
+                    was_run=lambda run: exists(data_dir, run),
+                    broker=transport.connected,
+                )
+                async with transport.running(), server.listening():
+                    logger.info("run %s in %s", name, store.folder)
+                    await server.reachable()
+                    await run_plan(plan, name, server, store, config.link, started=utc_stamp())
+                return outcome_code(store.records())
         except asyncio.CancelledError:
             logger.info("interrupted; the same command goes on with run %s", name)
             return EXIT_INTERRUPTED if signal.SIGINT in received else 0
-        finally:
-            store.close()
 
 
 def _cancelled_by_signals() -> set[int]:
@@ -85,8 +88,9 @@ def _cancelled_by_signals() -> set[int]:
     assert task
 
     def stop(number: int) -> None:
+        if not received:  # once is enough: another would cut the clearing up short
+            task.cancel()
         received.add(number)
-        task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
@@ -166,6 +170,44 @@ def trial(options: argparse.Namespace) -> int:
     records = read(local.folder)
     _show(options, local.folder, records)
     return outcome_code(records)
+
+
+def chaos(options: argparse.Namespace) -> int:
+    """Run a plan live on this machine, kill its processes at random, compare with an undisturbed run."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from edge_server.chaos import command  # noqa: PLC0415
+    from edge_server.replay.__main__ import replay  # noqa: PLC0415
+    from edge_server.trial import plan as plans  # noqa: PLC0415
+    from edge_server.trial.local import Local  # noqa: PLC0415
+    from edge_server.trial.runs import new_name  # noqa: PLC0415
+
+    log.configure("warning")
+    plan = plans.load(options.plan, options.data_root)
+    count = len(plans.devices(plan, options.local))
+    command.require_possible(plan, count, options.kills)
+    folder = options.data_dir / new_name(plan)
+    local = Local(
+        *(options.plan, plan, options.data_root, folder / command.RUNS, "", count),
+        embedded=options.embedded_broker,
+        log_level="debug",
+    )
+    console = Console(stderr=True)
+    console.print(f"{plan.name}: {options.kills} kills, {count} agents, seed {options.seed}", highlight=False)
+    expected, _ = replay(plan, folder / command.REFERENCE, options.local)
+
+    async def go() -> command.Outcome:
+        _cancelled_by_signals()
+        return await command.conduct(
+            local, options.kills, options.seed, expected, command.teller(console, options.kills)
+        )
+
+    outcome = asyncio.run(go())
+    if options.format == "json":
+        _print_json(outcome)
+    else:
+        command.show(outcome, Console())
+    return 0 if outcome.holds else EXIT_SHORT
 
 
 def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:

@@ -6,18 +6,21 @@ from pathlib import Path
 
 import msgspec
 
-from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, MIN_FRAME_BYTES
+from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.config import read
 from shared.errors import ConfigError
+from shared.messages import BLOCK_BYTES
 from shared.topics import checked_name
 from shared.transport.base import Broker
+
+MAX_THREADS = 1024
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How payloads travel.
 
     Attributes:
-        frame_bytes: Payload bytes in one MQTT message.
+        frame_bytes: Payload bytes in one MQTT message, less where the broker or a slow link bears less.
         window: Frames of one device under way to the server at once.
         budget: Frames of all devices together under way to the server at once; bounds its memory.
         patience_s: Seconds without a frame after which frames are asked for again, and seconds that one device may
@@ -31,8 +34,9 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         """Refuse what the protocol cannot carry."""
-        if not MIN_FRAME_BYTES <= self.frame_bytes <= MAX_FRAME_BYTES or not 1 <= self.window <= MAX_WINDOW:
-            raise ValueError(f"frame_bytes must be {MIN_FRAME_BYTES} to {MAX_FRAME_BYTES}, window 1 to {MAX_WINDOW}")
+        if not is_frame_size(self.frame_bytes) or not 1 <= self.window <= MAX_WINDOW:
+            sizes = f"{BLOCK_BYTES} to {MAX_FRAME_BYTES} in steps of {BLOCK_BYTES}"
+            raise ValueError(f"frame_bytes must be {sizes}, window 1 to {MAX_WINDOW}")
         if self.budget < 1 or not self.patience_s > 0:
             raise ValueError("budget must be >= 1, patience_s > 0")
 
@@ -59,6 +63,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     link: LinkConfig = LinkConfig()
     threads: int = 0
     log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        """Refuse what torch cannot be told."""
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 0, for torch's own choice, to {MAX_THREADS}")
 
 
 def load(path: Path) -> ServerConfig:

@@ -1,6 +1,7 @@
-"""Which frame of a common payload goes out next, and to whom. Knows no bytes, no sockets and takes its time as input.
+"""Which piece of a common payload goes out next, and to whom. Knows no bytes, no sockets and takes its time as input.
 
-Every member asks for frames on its own; a frame goes out once to all as soon as each member has asked for it. A member
+A piece is a run of blocks, (start, stop), that goes out as a frame; members of the group ask for the same pieces.
+Every member asks for them on its own; a piece goes out once to all as soon as each member has asked for it. A member
 that keeps the others waiting is told to leave, and is served alone from then on, at its own pace. So the sender's
 bytes do not grow with the fleet, and the fleet does not wait for its slowest link.
 """
@@ -18,13 +19,13 @@ ALL = ""
 class _Member:
     """One device: what it waits for, and how far it has asked."""
 
-    waiting: set[int] = field(default_factory=set)
+    waiting: dict[int, int] = field(default_factory=dict)
     served: set[int] = field(default_factory=set)
     reached: int = -1
 
-    def ready(self, index: int) -> bool:
-        """Tell whether sending `index` to all now would not come too early for this member."""
-        return index in self.waiting or index in self.served or self.reached > index
+    def ready(self, start: int) -> bool:
+        """Tell whether sending the piece at `start` to all now would not come too early for this member."""
+        return start in self.waiting or start in self.served or self.reached > start
 
 
 class Fanout:
@@ -43,15 +44,19 @@ class Fanout:
         self._cycle_s = 0.0
         self._last_sent_at: float | None = None
 
-    def want(self, device: str, indices: Iterable[int], now: float) -> None:
+    def want(self, device: str, pieces: Iterable[tuple[int, int]], now: float) -> None:
         """Note what a device asks for."""
         member = self._group.get(device) or self._alone.setdefault(device, _Member())
-        for index in indices:
-            member.waiting.add(index)
-            member.served.discard(index)
-            member.reached = max(member.reached, index)
+        for start, stop in pieces:
+            member.waiting[start] = stop
+            member.served.discard(start)
+            member.reached = max(member.reached, start)
             if device in self._group:
-                self._asked_at.setdefault(index, now)
+                self._asked_at.setdefault(start, now)
+
+    def in_group(self, device: str) -> bool:
+        """Tell whether a device is served together with others."""
+        return device in self._group
 
     def drop(self, device: str) -> None:
         """Forget a device that went away or has everything."""
@@ -59,28 +64,24 @@ class Fanout:
         self._alone.pop(device, None)
         self._forget_unwanted()
 
-    def due(self, now: float) -> list[tuple[int, str]]:
-        """Return (frame, audience) pairs to send now, in order; audience `ALL` or one device."""
-        sends = [(index, device) for device, member in self._alone.items() for index in sorted(member.waiting)]
+    def due(self, now: float) -> list[tuple[tuple[int, int], str]]:
+        """Return (piece, audience) pairs to send now, in order; audience `ALL` or one device."""
+        sends = [(piece, device) for device, member in self._alone.items() for piece in sorted(member.waiting.items())]
         for _, device in sends:
             self._alone[device].waiting.clear()
-        for index in sorted(self._asked_at):
-            if not all(member.ready(index) for member in self._group.values()):
+        for start in sorted(self._asked_at):
+            if not all(member.ready(start) for member in self._group.values()):
                 break
-            sends.append((index, self._audience(index)))
-            for member in self._group.values():
-                if index in member.waiting:
-                    member.waiting.remove(index)
-                    member.served.add(index)
-            del self._asked_at[index]
+            waiting = {device: member for device, member in self._group.items() if start in member.waiting}
+            audience = next(iter(waiting)) if len(waiting) == 1 and len(self._group) > 1 else ALL
+            sends.append(((start, max(member.waiting.pop(start) for member in waiting.values())), audience))
+            for member in waiting.values():
+                member.served.add(start)
+            del self._asked_at[start]
             if self._last_sent_at is not None:
                 self._cycle_s = max(now - self._last_sent_at, self._cycle_s / 2)
             self._last_sent_at = now
         return sends
-
-    def _audience(self, index: int) -> str:
-        waiting = [device for device, member in self._group.items() if index in member.waiting]
-        return waiting[0] if len(waiting) == 1 and len(self._group) > 1 else ALL
 
     def patience(self, now: float) -> float | None:
         """Return the seconds until somebody has waited too long; None while nobody waits."""
@@ -96,15 +97,19 @@ class Fanout:
         """
         if self.patience(now) != 0.0:
             return []
-        index = min(self._asked_at)
-        slow = [device for device, member in self._group.items() if not member.ready(index)]
+        start = min(self._asked_at)
+        slow = [device for device, member in self._group.items() if not member.ready(start)]
         for device in slow:
-            del self._group[device]
-            self._alone[device] = _Member()
-        self._forget_unwanted()
+            self.leave(device)
         return slow
 
+    def leave(self, device: str) -> None:
+        """Serve a member alone from now on; what it had asked for is forgotten."""
+        del self._group[device]
+        self._alone[device] = _Member()
+        self._forget_unwanted()
+
     def _forget_unwanted(self) -> None:
-        """Let nobody wait for, and nothing go out for, a frame that only leavers had asked for."""
+        """Let nobody wait for, and nothing go out for, a piece that only leavers had asked for."""
         wanted = set().union(*(member.waiting for member in self._group.values()))
-        self._asked_at = {index: since for index, since in self._asked_at.items() if index in wanted}
+        self._asked_at = {start: since for start, since in self._asked_at.items() if start in wanted}

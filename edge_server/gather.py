@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_server.arrival import Arrival
 from edge_server.config import LinkConfig
 from edge_server.store.base import Store, UpdateAccepted
-from shared import chunks, payload, spool, wire
-from shared.algorithms.base import Result
+from edge_server.updates import ack, check, read
+from shared import chunks, wire
 from shared.clock import Clock
 from shared.codecs.base import Codec
-from shared.errors import Unreachable, WireError
-from shared.messages import Ack, Assignment, Message, Transfer, Update, Verdict, Want
+from shared.durable import explained
+from shared.errors import Unreachable, Unwritable, WireError
+from shared.messages import Assignment, Message, Transfer, Update, Verdict
 from shared.pace import Pace
 from shared.spool import Spool
 from shared.topics import topic
@@ -28,16 +30,6 @@ from shared.worker import Worker
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
-
-
-@dataclass
-class _Arrival:
-    """One update on its way: what was offered, where its bytes go, how fast they come."""
-
-    update: Update
-    spool: Spool
-    pace: Pace
 
 
 @dataclass
@@ -47,6 +39,7 @@ class Gather:
     Attributes:
         expected: Devices that were given a task, with what they were told.
         like: What each device's update must look like.
+        starts: Digest of the parameters that each device was given.
         accepted: Updates that are stored, by device.
         failed: Devices that could not, with the cause.
         refused: What was not taken, counted by reason.
@@ -63,6 +56,7 @@ class Gather:
     number: int
     expected: Mapping[str, Assignment]
     like: Callable[[str], Tree]
+    starts: Mapping[str, bytes]
     codec: Codec
     trains: bool
     limit: int
@@ -71,7 +65,7 @@ class Gather:
     failed: dict[str, str] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _arrivals: dict[str, _Arrival] = field(default_factory=dict)
+    _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
@@ -87,7 +81,9 @@ class Gather:
         """
         if update.device != device:
             raise WireError(f"update in the name of {update.device!r}", reason="identity")
-        if device in self.accepted or device in self.failed:
+        if update.start and update.start != self.starts[device]:
+            await self._settle(update, "late")  # trained before this round was begun anew
+        elif device in self.accepted or device in self.failed:
             await self._settle(update, "duplicate")
         elif update.failure is not None:
             log.warning("device %s failed round %d: %s", device, self.number, update.failure)
@@ -95,31 +91,47 @@ class Gather:
             await self._settle(update, "accepted")
         elif device not in self._storing:
             try:
-                _check_figures(update, trains=self.trains)
-                if update.params is None:
-                    record = self._record(update, 0)
-                    await self.worker(self.store.append, record)
-                    self.accepted[device] = record
-                    await self._settle(update, "accepted")
-                else:
-                    await self._ask(self._begin(update, update.params))
+                with explained(self.path(device)):
+                    await self._take(update)
+            except Unwritable as error:
+                self._unstored(device, error)
             except WireError as error:
                 await self._refuse(update, error)
 
-    def _begin(self, update: Update, transfer: Transfer) -> _Arrival:
+    async def _take(self, update: Update) -> None:
+        check(update, trains=self.trains)
+        if update.params is None:
+            record = self._record(update, 0)
+            await self.worker(self.store.append, record)
+            self.accepted[update.device] = record
+            await self._settle(update, "accepted")
+        else:
+            await self._go_on(self._begin(update, update.params))
+
+    def _begin(self, update: Update, transfer: Transfer) -> Arrival:
         """Make a place for an update; one that is half here is gone on with."""
         arrival = self._arrivals.get(update.device)
         if arrival and arrival.update.params == transfer:
-            arrival.spool.assembly.forget()
-            return arrival
+            arrival.away = False
+            return arrival  # what it was asked for may still be on a slow link
         chunks.check(transfer, limit=self.limit)
-        self._abandon(update.device)
-        path = self.path(update.device)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        arrival = self._arrivals[update.device] = _Arrival(
-            update, Spool(path, transfer), Pace(self.link.patience_s, self.clock())
-        )
+        if stale := self._arrivals.pop(update.device, None):
+            stale.spool.close()
+        (path := self.path(update.device)).parent.mkdir(parents=True, exist_ok=True)
+        pace = Pace(self.link.patience_s, self.clock(), transfer.frame_bytes)
+        arrival = self._arrivals[update.device] = Arrival(update, Spool(path, transfer), pace)
         return arrival
+
+    async def returned(self, device: str) -> None:
+        """Ask a device that has connected anew for all that lacks: what was under way is lost."""
+        if arrival := self._arrivals.get(device):
+            arrival.returned(self.clock())
+            await self._ask(arrival)
+
+    def gone(self, device: str) -> None:
+        """Leave to the others the share of the window of a device that went away."""
+        if arrival := self._arrivals.get(device):
+            arrival.away = True
 
     async def frame(self, device: str, data: bytes) -> None:
         """Take a frame of an update that was offered.
@@ -132,19 +144,28 @@ class Gather:
         if arrival is None or frame.digest != arrival.spool.assembly.transfer.digest:
             return  # of a round that is over, or offered to a server that has restarted since
         arrival.pace.heard(self.clock())
-        arrival.spool.write(frame, len(data))
+        try:
+            with explained(arrival.spool.path):
+                arrival.spool.write(frame, len(data))
+                await self._go_on(arrival)
+        except Unwritable as error:
+            self._unstored(device, error)
+
+    async def _go_on(self, arrival: Arrival) -> None:
+        """Store an update that is whole, which it may be from an earlier process's time; else ask for more of it."""
+        device = arrival.update.device
         if arrival.spool.assembly.complete:
             del self._arrivals[device]
             self._storing[device] = asyncio.create_task(self._finish(arrival), name=f"store-{device}")
         else:
             await self._ask(arrival)
 
-    async def _ask(self, arrival: _Arrival) -> None:
+    async def _ask(self, arrival: Arrival) -> None:
         """Ask for the next frames; all devices together have no more under way than the budget."""
-        window = max(2, min(self.link.window, self.link.budget // max(1, len(self._arrivals))))
-        if ranges := arrival.spool.assembly.ask(window):
-            digest = arrival.spool.assembly.transfer.digest
-            await self._tell(arrival.update.device, Want(digest=digest, ranges=ranges), assured=False)
+        senders = sum(not one.away for one in self._arrivals.values())
+        window = max(2, min(self.link.window, self.link.budget // max(1, senders)))
+        if want := arrival.want(window):
+            await self._tell(arrival.update.device, want, assured=False)
 
     async def watch(self) -> None:
         """Ask again for what does not come, until cancelled."""
@@ -152,39 +173,48 @@ class Gather:
             await asyncio.sleep(TICK_S)
             for storing in [task for task in self._storing.values() if task.done()]:
                 storing.result()
-            now = self.clock()
             for arrival in list(self._arrivals.values()):
-                if not arrival.pace.left_s(now):
-                    arrival.pace.gave_up(now)
-                    arrival.spool.assembly.forget()
+                if arrival.gave_up(self.clock()):
                     await self._ask(arrival)
 
-    async def _finish(self, arrival: _Arrival) -> None:
+    async def _finish(self, arrival: Arrival) -> None:
         """Check a whole update and store it; one at a time, since a check maps the whole update into memory."""
-        update = arrival.update
-        record = self._record(update, arrival.spool.bytes_received)
+        record = self._record(arrival.update, arrival.spool.bytes_received)
+        log.debug("phase storing run=%s round=%d device=%s", self.run, self.number, record.device)
         try:
-            await self.worker(arrival.spool.sync)
+            with explained(arrival.spool.path):
+                await self.worker(arrival.spool.sync)
             async with self._checking:
                 await self.worker(self._keep, arrival, record)
-        except WireError as error:
+        except Unwritable as error:
             arrival.spool.close()
-            arrival.spool.path.unlink(missing_ok=True)
+            self._unstored(record.device, error)
+        except WireError as error:
+            arrival.spool.remove()
             if error.reason == "digest":
                 self.refused["digest"] += 1
-                log.warning("update of %s was damaged on its way, asking for it again", update.device)
+                log.warning("update of %s was damaged on its way, asking for it again", record.device)
             else:
-                await self._refuse(update, error)
+                await self._refuse(record.update, error)
         else:
-            self.accepted[update.device] = record
-            await self._settle(update, "accepted")
-        del self._storing[update.device]  # not after an error that nobody foresaw: `watch` must find it
+            self.accepted[record.device] = record
+            await self._settle(record.update, "accepted")
+        del self._storing[record.device]  # not after an error that nobody foresaw: `watch` must find it
 
-    def _keep(self, arrival: _Arrival, record: UpdateAccepted) -> None:
-        update = arrival.update
+    def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
         arrival.spool.finish()
-        check_like(read(self.path(update.device), update, self.codec).tree, self.like(update.device))
+        check_like(read(self.path(record.device), record.update, self.codec).tree, self.like(record.device))
         self.store.append(record)
+        log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
+
+    def _unstored(self, device: str, error: Unwritable) -> None:
+        """Do without an update that the disk does not take: the device keeps it and offers it again."""
+        if not self.refused["disk"]:
+            log.error("the update of %s waits on the device: %s", device, error)
+        self.refused["disk"] += 1
+        if stale := self._arrivals.pop(device, None):
+            with suppress(OSError):
+                stale.spool.remove()  # half of it may take the room that another one needs
 
     def _record(self, update: Update, bytes_up: int) -> UpdateAccepted:
         return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=bytes_up)
@@ -198,6 +228,7 @@ class Gather:
 
     async def _settle(self, update: Update, verdict: Verdict) -> None:
         await self._tell(update.device, ack(update, verdict))
+        log.debug("phase %s run=%s round=%d device=%s", verdict, self.run, self.number, update.device)
         self.changed.set()
 
     async def _tell(self, device: str, message: Message, *, assured: bool = True) -> None:
@@ -206,41 +237,9 @@ class Gather:
         except Unreachable as error:
             log.debug("not told, the device will offer again: %s", error)
 
-    def _abandon(self, device: str) -> None:
-        if stale := self._arrivals.pop(device, None):
-            stale.spool.close()
-
     async def close(self) -> None:
         """Finish what is being stored, drop what is not whole."""
         await asyncio.gather(*self._storing.values())
-        for device in list(self._arrivals):
-            self._abandon(device)
-            self.path(device).unlink(missing_ok=True)
-
-
-def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
-    """Return the word that settles an update."""
-    return Ack(run=update.run, round=update.round, device=update.device, verdict=verdict, reason=reason[:500])
-
-
-def read(path: Path, update: Update, codec: Codec) -> Result:
-    """Read a stored update; its tensors are views of the file.
-
-    Raises:
-        WireError: It is not of the codec that was asked for.
-    """
-    coded = codec.decode(payload.unpack(spool.view(path)))
-    return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
-
-
-def _check_figures(update: Update, *, trains: bool) -> None:
-    """Refuse an update without what was asked for, or with a figure that would spoil a mean."""
-    if trains != (update.params is not None):
-        raise WireError(
-            "the update carries no parameters" if trains else "parameters nobody asked for", reason="params"
-        )
-    figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
-    if not all(math.isfinite(figure) for figure in figures) or update.num_examples < 0:
-        raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
-    if trains and not MIN_WEIGHT <= update.weight <= MAX_WEIGHT:
-        raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {MAX_WEIGHT}", reason="weight")
+        while self._arrivals:
+            with suppress(OSError):
+                self._arrivals.popitem()[1].spool.remove()

@@ -11,7 +11,7 @@ from edge_server.fanout import ALL, Fanout
 from shared import chunks, payload, wire
 from shared.clock import Clock
 from shared.errors import Unreachable
-from shared.messages import Leave, Payload, Transfer, Want
+from shared.messages import BLOCK_BYTES, Leave, Payload, Transfer, Want
 from shared.payload import Scattered
 from shared.topics import EVERYONE, topic
 from shared.transport.base import Transport
@@ -40,6 +40,7 @@ class Outgoing:
     patience_s: float
     bytes_sent: int = 0
     _fanout: Fanout = field(init=False)
+    _leavers: list[str] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -59,9 +60,22 @@ class Outgoing:
         """
         if device not in self.devices:
             return
-        wanted = chunks.from_ranges(want.ranges, self.transfer.count, limit=chunks.MAX_WINDOW)
-        self._fanout.want(device, wanted, self.clock())
+        pieces = chunks.pieces(want, self.transfer, self._frame_bytes())
+        if self.shared and self._fanout.in_group(device) and not all(map(self._is_common, pieces)):
+            self._fanout.leave(device)
+            self._leavers.append(device)
+        else:
+            self._fanout.want(device, pieces, self.clock())
         self._wake.set()
+
+    def _frame_bytes(self) -> int:
+        return chunks.largest_frame(self.transfer.frame_bytes, self.transport.max_payload_bytes)
+
+    def _is_common(self, piece: tuple[int, int]) -> bool:
+        """Tell whether a piece is one that every member of the group asks for."""
+        start, stop = piece
+        frame = self._frame_bytes() // BLOCK_BYTES
+        return start % frame == 0 and (stop == start + frame or stop == self.transfer.blocks)
 
     def dismiss(self, device: str) -> None:
         """Stop waiting for a device that has everything, or is gone."""
@@ -72,25 +86,26 @@ class Outgoing:
         """Send what is asked for until cancelled."""
         while True:
             self._wake.clear()
-            for index, audience in self._fanout.due(self.clock()):
-                await self._send(index, audience)
+            for piece, audience in self._fanout.due(self.clock()):
+                await self._send(*piece, audience)
+            while self._leavers:
+                await self._dismiss_from_group(self._leavers.pop())
             try:
                 async with asyncio.timeout(self._fanout.patience(self.clock())):
                     await self._wake.wait()
             except TimeoutError:
-                for device in self._fanout.laggards(self.clock()):
-                    await self._dismiss_from_group(device)
+                self._leavers += self._fanout.laggards(self.clock())
 
-    async def _send(self, index: int, audience: str) -> None:
+    async def _send(self, start: int, stop: int, audience: str) -> None:
         everyone = audience == ALL and self.shared
         receiver = EVERYONE if everyone else audience or self.devices[0]
-        data = self.source.read(index * self.transfer.frame_bytes, self.transfer.frame_bytes)
-        frame = chunks.encode(self.transfer, index, data)
+        data = self.source.read(start * BLOCK_BYTES, (stop - start) * BLOCK_BYTES)
+        frame = chunks.encode(self.transfer, start, data)
         try:
             await self.transport.publish(topic(self.site, receiver, "model"), frame, assured=False)
             self.bytes_sent += len(frame)
         except Unreachable as error:
-            log.debug("frame %d not sent, it will be asked for again: %s", index, error)
+            log.debug("block %d not sent, it will be asked for again: %s", start, error)
             await asyncio.sleep(RETRY_S)
 
     async def _dismiss_from_group(self, device: str) -> None:

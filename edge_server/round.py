@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,18 +12,22 @@ from torch import nn
 
 from edge_server import cohort
 from edge_server.config import LinkConfig
-from edge_server.gather import Gather, read
+from edge_server.figures import closing
+from edge_server.gather import Gather
 from edge_server.outgoing import Outgoing, describe
 from edge_server.server import Server
 from edge_server.store.base import RoundClosed, RoundOpened, Store, UpdateAccepted
+from edge_server.store.persist import P, R, persist
 from edge_server.trial.plan import Plan
+from edge_server.updates import read
+from shared import chunks
 from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.errors import WireError
 from shared.evaluate import Score, score
-from shared.messages import Assignment, Task, Update
+from shared.messages import Assignment, Task
 from shared.registry import build
 from shared.tree import Mean, State, Tree, check_like
 
@@ -60,24 +62,33 @@ class Rounds:
         """
         started = self.server.clock()
         if opened is None:
-            opened = RoundOpened(round=number, assignments=await self.assignments(state, number))
-            await self.server.worker(self.store.append, opened)
+            assignments = await self.assignments(state, number)
+            log.debug("phase opening run=%s round=%d", self.run, number)
+            opened = RoundOpened(round=number, assignments=assignments)
+            await self.persist(self.store.append, opened)
         gather = await self.exchange(number, state, opened.assignments, accepted=accepted, train=True)
         after, scored = await self._after(state, opened.assignments, gather), None
         if after is not None:
             state = after
+            log.debug("phase checkpointing run=%s round=%d", self.run, number)
             _, scored = await asyncio.gather(
-                self.server.worker(self.store.save, number, state), self.server.worker(self._score, state, number)
+                self.persist(self.store.save, number, state), self.server.worker(self._score, state, number)
             )
-        closed = _closed(gather, self.server.take_refused(), scored, enough=after is not None)
+        closed = closing(gather, self.server.take_refused(), scored, enough=after is not None)
         closed = msgspec.structs.replace(closed, seconds=self.server.clock() - started)
-        await self.server.worker(self.store.append, closed)
+        log.debug("phase closing run=%s round=%d", self.run, number)
+        await self.persist(self.store.append, closed)
         return state, closed
+
+    async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Write something of the run, and wait where the disk is full."""
+        return await persist(self.server.worker, self.store.retry_s, write, *args, **kwargs)
 
     async def _after(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
         """Return the next state; None where too few updates came, or their sum is no model."""
         if len(gather.accepted) < self.plan.round.min_updates:
             return None
+        log.debug("phase aggregating run=%s round=%d", self.run, gather.number)
         try:
             return await self.server.worker(self._aggregate, state, assignments, gather)
         except WireError as error:
@@ -107,6 +118,7 @@ class Rounds:
             number=number,
             expected=assignments,
             like=trees.__getitem__,
+            starts={device: one.transfer.digest for one in outgoing for device in one.devices},
             codec=build(CODECS, self.plan.codec, "codec"),
             trains=train,
             limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
@@ -118,6 +130,7 @@ class Rounds:
             for one in outgoing
             for device in one.devices
         }
+        log.debug("phase gathering run=%s round=%d", self.run, number)
         async with self.server.round(gather, tasks, outgoing):
             await self._until_quorum(gather)
         await gather.close()
@@ -125,7 +138,7 @@ class Rounds:
 
     async def _until_quorum(self, gather: Gather) -> None:
         expected = len(gather.expected)
-        needed = math.ceil(self.plan.round.quorum * expected - 1e-9)  # 0.55 of 20 are 11, also in binary
+        needed = cohort.needed(expected, size=self.plan.cohort.size, quorum=self.plan.round.quorum)
         try:
             async with asyncio.timeout(self.plan.round.deadline_s):
                 while len(gather.accepted) < needed and len(gather.accepted) + len(gather.failed) < expected:
@@ -141,6 +154,7 @@ class Rounds:
     async def assignments(self, state: State, number: int) -> dict[str, Assignment]:
         """Wait until enough devices are there, or for as long as the plan says; tell each what to do."""
         plan, server = self.plan, self.server
+        log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()
         try:
             async with asyncio.timeout(plan.cohort.wait_s):
@@ -153,12 +167,21 @@ class Rounds:
                 *(number, len(server.fleet.online), plan.cohort.min_devices, plan.cohort.wait_s),
             )
             return {}
-        devices = cohort.select(server.fleet.online, size=plan.cohort.size, seed=plan.seed, number=number)
+        devices = cohort.select(
+            server.fleet.online,
+            size=plan.cohort.size,
+            seed=plan.seed,
+            number=number,
+            over_selection=plan.cohort.over_selection,
+        )
         return self.algorithm.assign(state, Cohort(devices, plan.hyper, plan.seed), {}, number)
 
     def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
         ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
-        transfer, source = describe(dense().encode(ordered, None)[0], self.link.frame_bytes)
+        transfer, source = describe(
+            dense().encode(ordered, None)[0],
+            chunks.largest_frame(self.link.frame_bytes, self.server.transport.max_payload_bytes),
+        )
         server = self.server
         return Outgoing(
             server.site, server.transport, server.clock, devices, transfer, source, patience_s=self.link.patience_s
@@ -206,34 +229,3 @@ def audiences(trees: dict[str, Tree]) -> list[tuple[Tree, list[str]]]:
         key = tuple((name, id(leaf)) for name, leaf in sorted(tree.items()))
         groups.setdefault(key, (tree, []))[1].append(device)
     return list(groups.values())
-
-
-def _closed(gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool) -> RoundClosed:
-    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
-    losses = [(update.loss, update.num_examples) for update in updates.values() if update.loss is not None]
-    return RoundClosed(
-        round=gather.number,
-        outcome="aggregated" if enough else "missed",
-        arrived=tuple(updates),
-        failed=dict(sorted(gather.failed.items())),
-        refused=dict(sorted((gather.refused + dropped).items())),
-        loss=weighted(losses),
-        accuracy=scored.accuracy if scored else None,
-        test_loss=scored.loss if scored else None,
-        device_accuracy=weighted(accuracies(updates)),
-        seconds=0.0,
-        bytes_up={device: record.bytes_up for device, record in sorted(gather.accepted.items())},
-        bytes_down={d: update.cost.bytes_down for d, update in updates.items() if update.cost.bytes_down is not None},
-    )
-
-
-def accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
-    """Return what devices measured on their held-out examples, with the number of these."""
-    found = (update.metrics for update in updates.values())
-    return [(one["eval_accuracy"], one.get("eval_examples", 1.0)) for one in found if "eval_accuracy" in one]
-
-
-def weighted(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the weighted mean, None where nothing weighs anything."""
-    weight = sum(w for _, w in pairs)
-    return sum(value * w for value, w in pairs) / weight if weight else None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.config import LinkConfig
-from edge_server.round import Rounds, accuracies, weighted
+from edge_server.figures import accuracies, weighted
+from edge_server.round import Rounds
 from edge_server.server import Server
 from edge_server.store import checkpoints
 from edge_server.store.base import (
@@ -24,7 +25,7 @@ from edge_server.store.base import (
     valid,
 )
 from edge_server.trial.plan import Plan, test_data
-from shared import tensorfile
+from shared import payload, spool, tensorfile
 from shared.algorithms import ALGORITHMS
 from shared.data.load import load
 from shared.errors import ConfigError, CorruptFile
@@ -63,20 +64,19 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
     server.run = run
     records = store.records()
     _require_same_plan(records, plan)
-    algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
     rounds = Rounds(
         run=run,
         plan=plan,
         server=server,
         store=store,
-        algorithm=algorithm,
+        algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"),
         link=link,
         network=skeleton(plan.model),
         test=await server.worker(load, test_data(plan)) if plan.evaluation.every else None,
     )
     if not records:
-        store.append(RunOpened(run=run, plan=plan, started=started))
-    at = await server.worker(resume, store, lambda: algorithm.init(initial(plan.model, plan.seed), plan.seed))
+        await rounds.persist(store.append, RunOpened(run=run, plan=plan, started=started))
+    at = await rounds.persist(resume, store, lambda: rounds.algorithm.init(initial(plan.model, plan.seed), plan.seed))
     state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
     del at  # it would keep the first state for as long as the run lasts
     if rounds.test is not None:
@@ -89,11 +89,12 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
         opened, accepted = None, {}
         log.info("%s", _line(run, closed, plan.rounds))
         if closed.outcome == "missed" and plan.round.on_missed == "stop":
-            store.append(RunClosed(outcome="stopped", cause=f"round {number} had too few updates"))
+            stopped = RunClosed(outcome="stopped", cause=f"round {number} had too few updates")
+            await rounds.persist(store.append, stopped)
             return state
     if plan.evaluation.on_device:
-        store.append(await _evaluate_on_devices(rounds, state))
-    store.append(RunClosed(outcome="finished"))
+        await rounds.persist(store.append, await _evaluate_on_devices(rounds, state))
+    await rounds.persist(store.append, RunClosed(outcome="finished"))
     return state
 
 
@@ -149,8 +150,12 @@ def _open_round(
 
 
 def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
-    path = folder / "updates" / record.device
-    return record.update.params is None or (path.exists() and path.stat().st_size == record.update.params.size)
+    """Tell whether an accepted update is still there as it was sent; one that has rotted is asked for again."""
+    path, params = folder / "updates" / record.device, record.update.params
+    if params is None or (path.exists() and payload.digest([spool.view(path)]) == params.digest):
+        return True
+    log.warning("the stored update of %s in round %d is damaged, asking for it again", record.device, record.round)
+    return False
 
 
 def _line(run: str, closed: RoundClosed, rounds: int) -> str:

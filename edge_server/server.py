@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from edge_server.fleet import Fleet, observe
-from edge_server.gather import Gather, ack
+from edge_server.fleet import Fleet, is_used_twice, observe
+from edge_server.gather import Gather
 from edge_server.outgoing import Outgoing
+from edge_server.updates import ack
 from shared import chunks, wire
 from shared.background import background
 from shared.clock import Clock
@@ -52,6 +53,7 @@ class Server:
     _gather: Gather | None = None
     _tasks: dict[str, Task] = field(default_factory=dict)
     _outgoing: dict[str, Outgoing] = field(default_factory=dict)
+    _used_twice: set[str] = field(default_factory=set)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -125,6 +127,8 @@ class Server:
                 raise WireError(f"{type(other).__name__} is not for the server", reason="unexpected")
 
     async def _observe(self, device: str, message: Status | Report) -> None:
+        if is_used_twice(self.fleet, message):
+            self._report_double(device)
         before = self.fleet.statuses.get(device)
         self.fleet = observe(self.fleet, message)
         after = self.fleet.statuses.get(device)
@@ -132,22 +136,27 @@ class Server:
             self.changed.set()
             if after and after.online:
                 log.info("device %s is here, session %d", device, after.session)
+                if self._gather and before and (before.instance, before.session) != (after.instance, after.session):
+                    await self._gather.returned(device)
                 await self._give(device)
             elif before and before.online:
                 log.info("device %s is gone", device)
                 self._dismiss(device)
+                if self._gather:
+                    self._gather.gone(device)
 
     async def _offered(self, device: str, update: Update) -> None:
         """Hand an offer to the open round, or settle it where no round will take it any more."""
         gather = self._gather
-        if gather is None and update.run == self.run:
-            return  # which round is next, and what of it is stored, is not known yet: the device offers again
+        if gather is None and self.run in ("", update.run):
+            return  # which run and round are next, and what of it is stored, is not known yet: the device offers again
         is_open = gather is not None and (update.run, update.round) == (gather.run, gather.number)
         if gather and is_open and device in gather.expected:
             self._dismiss(device)  # who offers an update has fetched everything
             await gather.offer(device, update)
         elif not is_open and is_name(update.run) and self.was_run(update.run):
             await self._settle(device, ack(update, "late"))
+            log.debug("phase late run=%s round=%d device=%s", update.run, update.round, device)
         else:
             reason = "unknown-device" if is_open else "unknown-run"
             error = WireError("update of no run, round and device of this site", reason=reason)
@@ -164,6 +173,16 @@ class Server:
         """Wait no longer for a device that has its payload, or is gone."""
         if device in self._outgoing:
             self._outgoing[device].dismiss(device)
+
+    def _report_double(self, device: str) -> None:
+        """Say once that an id is used twice; count every time that the two have thrown each other out."""
+        if device not in self._used_twice:
+            log.warning(
+                "two agents run as device %s and throw each other off the broker: give each board a name of its own",
+                device,
+            )
+        self._used_twice.add(device)
+        self.refused["id-in-use"] += 1
 
     def _refuse(self, device: str, error: WireError) -> None:
         """Count what is not taken; say so once a reason and round, however much of it comes."""

@@ -1,9 +1,11 @@
 """Frames: how a payload travels in pieces, and what its receiver still lacks.
 
-    F C <major> 0 | digest of the payload, 16 bytes | u32 index | u32 count | u64 XXH3-64 | data
+    F C <major> 0 | digest of the payload, 16 bytes | u32 first block | u32 blocks of the payload | u64 XXH3-64 | data
 
-The checksum covers the header before it and the data. The receiver asks for frames and never for more than its window;
-what does not come is asked for again, so that frames themselves may be lost anywhere.
+The checksum covers the header before it and the data. A payload is counted in blocks of 1 KiB, of which a frame carries
+as many as the link and the broker bear: a transfer goes on when that number changes, and after either side restarted.
+The receiver asks for blocks and never for more than its window; what does not come is asked for again, so that frames
+themselves may be lost anywhere.
 """
 
 from __future__ import annotations
@@ -15,11 +17,10 @@ from dataclasses import dataclass
 import xxhash
 
 from shared.errors import WireError
-from shared.messages import Transfer
+from shared.messages import BLOCK_BYTES, Transfer, Want
 
 MAJOR = 1
 FRAME_BYTES = 256 * 1024
-MIN_FRAME_BYTES = 1024
 MAX_FRAME_BYTES = 4 << 20
 FIRST_WINDOW = 4
 MAX_WINDOW = 64
@@ -32,18 +33,18 @@ HEADER_BYTES = _HEAD.size + _CHECKSUM.size
 
 @dataclass(frozen=True)
 class Frame:
-    """One piece of a payload."""
+    """A run of blocks of a payload that has `count` of them, from block `start`."""
 
     digest: bytes
-    index: int
+    start: int
     count: int
     data: memoryview
 
 
-def encode(transfer: Transfer, index: int, data: Iterable[memoryview]) -> bytes:
-    """Return frame `index` of a transfer; `data` holds its bytes in order and is copied once."""
+def encode(transfer: Transfer, start: int, data: Iterable[memoryview]) -> bytes:
+    """Return a frame of a transfer; `data` holds its bytes from block `start` on, in order, and is copied once."""
     pieces = list(data)
-    head = _HEAD.pack(b"FC", MAJOR, 0, transfer.digest, index, transfer.count)
+    head = _HEAD.pack(b"FC", MAJOR, 0, transfer.digest, start, transfer.blocks)
     return b"".join([head, _checksum(head, *pieces), *pieces])
 
 
@@ -63,15 +64,15 @@ def decode(data: bytes) -> Frame:
         raise WireError(
             f"frame of {view.nbytes} bytes", reason="truncated" if view.nbytes < HEADER_BYTES else "oversized"
         )
-    magic, major, _, digest, index, count = _HEAD.unpack_from(view)
+    magic, major, _, digest, start, count = _HEAD.unpack_from(view)
     if magic != b"FC":
         raise WireError("neither a message nor a frame")
     if major != MAJOR:
         raise WireError(f"frame version {major}, this side reads {MAJOR}", reason="version")
     body = view[HEADER_BYTES:]
     if _checksum(view[: _HEAD.size], body) != view[_HEAD.size : HEADER_BYTES]:
-        raise WireError(f"frame {index}: checksum does not hold", reason="checksum")
-    return Frame(digest, index, count, body)
+        raise WireError(f"frame at block {start}: checksum does not hold", reason="checksum")
+    return Frame(digest, start, count, body)
 
 
 def _checksum(*parts: bytes | memoryview) -> bytes:
@@ -91,92 +92,133 @@ def check(transfer: Transfer, *, limit: int) -> None:
         raise WireError(f"digest of {len(transfer.digest)} bytes, {DIGEST_BYTES} are needed")
     if not 0 < transfer.size <= limit:
         raise WireError(f"payload of {transfer.size} bytes, at most {limit} are taken", reason="oversized")
-    if not MIN_FRAME_BYTES <= transfer.frame_bytes <= MAX_FRAME_BYTES:
+    if not is_frame_size(transfer.frame_bytes):
         raise WireError(f"frames of {transfer.frame_bytes} bytes", reason="oversized")
 
 
-class Assembly:
-    """What of one transfer has come, what was asked for, and what to ask for next. Knows no bytes and no time."""
+def is_frame_size(frame_bytes: int) -> bool:
+    """Tell whether frames may carry that much: whole blocks, and no more than anybody would allocate for."""
+    return BLOCK_BYTES <= frame_bytes <= MAX_FRAME_BYTES and frame_bytes % BLOCK_BYTES == 0
 
-    def __init__(self, transfer: Transfer) -> None:
+
+_LACKING, _ASKED, _HERE = 0, 1, 2
+
+
+class Assembly:
+    """What of one transfer has come, what was asked for, and what to ask for next. Knows no bytes and no time.
+
+    Args:
+        transfer: What is to come.
+        have: A byte a block, 1 where an earlier process has received it; empty for nothing.
+    """
+
+    def __init__(self, transfer: Transfer, have: bytes = b"") -> None:
         self.transfer = transfer
-        self._have = bytearray(transfer.count)
-        self._asked: set[int] = set()
-        self._next = 0
+        self._blocks = bytearray(have.replace(b"\1", b"\2")) or bytearray(transfer.blocks)
+        self.lacking = self._blocks.count(_LACKING)
+        self._asked = self._next = 0
         self._window = FIRST_WINDOW
-        self.lacking = transfer.count
 
     @property
     def complete(self) -> bool:
-        """Whether every frame has come."""
+        """Whether every block has come."""
         return self.lacking == 0
 
     def accept(self, frame: Frame) -> bool:
-        """Note a frame; tell whether it is new.
+        """Note a frame; tell whether anything in it is new.
 
         Raises:
             WireError: It does not fit the transfer.
         """
-        transfer = self.transfer
-        if frame.count != transfer.count or frame.index >= transfer.count:
-            raise WireError(f"frame {frame.index} of {frame.count}, expected {transfer.count}", reason="shape")
-        if frame.data.nbytes != min(transfer.frame_bytes, transfer.size - frame.index * transfer.frame_bytes):
-            raise WireError(f"frame {frame.index} of {frame.data.nbytes} bytes", reason="truncated")
-        self._asked.discard(frame.index)
-        if self._have[frame.index]:
-            return False
-        self._have[frame.index] = 1
-        self.lacking -= 1
-        return True
+        start, stop = self.span(frame)
+        new = stop - start - self._blocks.count(_HERE, start, stop)
+        self._asked -= self._blocks.count(_ASKED, start, stop)
+        self._blocks[start:stop] = bytes([_HERE]) * (stop - start)
+        self.lacking -= new
+        return new > 0
 
-    def ask(self, window: int) -> list[tuple[int, int]]:
-        """Return ranges to ask for now: none while more than half a window is under way.
+    def holds(self, start: int, stop: int) -> bool:
+        """Tell whether every one of these blocks has come."""
+        return self._blocks.count(_HERE, start, stop) == stop - start
+
+    def span(self, frame: Frame) -> tuple[int, int]:
+        """Return the blocks that a frame carries.
+
+        Raises:
+            WireError: It does not fit the transfer.
+        """
+        size, count = self.transfer.size, self.transfer.blocks
+        stop = frame.start - -frame.data.nbytes // BLOCK_BYTES
+        if frame.count != count or not frame.start < stop <= count:
+            raise WireError(f"blocks {frame.start} to {stop} of {frame.count}, expected {count}", reason="shape")
+        if frame.data.nbytes != min(stop * BLOCK_BYTES, size) - frame.start * BLOCK_BYTES:
+            raise WireError(f"frame of {frame.data.nbytes} bytes at block {frame.start}", reason="truncated")
+        return frame.start, stop
+
+    def ask(self, window: int, frame_bytes: int) -> list[tuple[int, int]]:
+        """Return ranges of blocks to ask for now: none while more than half a window is under way.
 
         The first windows are small, so that little is sent twice where a link turns out to be slow or broken.
 
         Args:
             window: Most frames under way.
+            frame_bytes: Bytes of payload in a frame.
         """
-        window = min(window, self._window)
-        room = window - len(self._asked)
+        frame = frame_bytes // BLOCK_BYTES
+        window = min(window, self._window) * frame
+        room = window - self._asked
         if self.complete or 2 * room < window:
             return []
-        self._window *= 2
-        wanted: list[int] = []
-        while room > len(wanted) and (index := self._have.find(0, self._next)) >= 0:
-            wanted.append(index)
-            self._next = index + 1
-        self._asked.update(wanted)
-        return to_ranges(wanted)
+        self._window = min(2 * self._window, MAX_WINDOW)
+        ranges: list[tuple[int, int]] = []
+        while room > 0 and (start := self._blocks.find(_LACKING, self._next)) >= 0:
+            end, stop = self._run_end(start), start + room
+            if stop < end:
+                stop -= stop % frame  # so that devices on one transmission ask for the same frames
+            if stop <= start:
+                break
+            stop = min(stop, end)
+            self._blocks[start:stop] = bytes([_ASKED]) * (stop - start)
+            self._asked += stop - start
+            self._next, room = stop, room - (stop - start)
+            ranges.append((start, stop))
+        return ranges
+
+    def _run_end(self, start: int) -> int:
+        """Return where the blocks that lack from `start` on end."""
+        ends = [self._blocks.find(state, start) for state in (_ASKED, _HERE)]
+        return min((end for end in ends if end >= 0), default=len(self._blocks))
 
     def forget(self) -> None:
-        """Take everything asked for as lost; the next `ask` starts at the first frame that lacks."""
-        self._asked.clear()
-        self._next, self._window = 0, FIRST_WINDOW
+        """Take everything asked for as lost; the next `ask` starts at the first block that lacks."""
+        self._blocks = self._blocks.replace(bytes([_ASKED]), bytes([_LACKING]))
+        self._asked, self._next, self._window = 0, 0, FIRST_WINDOW
 
 
-def to_ranges(indices: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ascending indices as half-open ranges."""
-    ranges: list[tuple[int, int]] = []
-    for index in indices:
-        if ranges and ranges[-1][1] == index:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return ranges
+def largest_frame(frame_bytes: int, max_payload_bytes: int) -> int:
+    """Return how much of a payload to put into a frame where messages may have `max_payload_bytes`."""
+    room = (max_payload_bytes - HEADER_BYTES) // BLOCK_BYTES * BLOCK_BYTES
+    return max(BLOCK_BYTES, min(frame_bytes, room))
 
 
-def from_ranges(ranges: Iterable[tuple[int, int]], count: int, *, limit: int) -> list[int]:
-    """Return the indices below `count` that the ranges name, at most `limit` of them.
+def pieces(want: Want, transfer: Transfer, most_bytes: int) -> list[tuple[int, int]]:
+    """Cut what is wanted into runs of blocks, a frame each, `MAX_WINDOW` of them at most.
+
+    Args:
+        want: What the receiver lacks.
+        transfer: Of what.
+        most_bytes: What the sender can put into a frame.
 
     Raises:
-        WireError: A range is not ascending, or names what does not exist.
+        WireError: A range is not ascending, or names what does not exist, or no frame may be of that size.
     """
-    indices: list[int] = []
-    for start, stop in ranges:
-        if not 0 <= start < stop <= count:
-            raise WireError(f"frames {start} to {stop} of {count}", reason="shape")
-        indices.extend(range(start, min(stop, start + limit - len(indices))))
-        if len(indices) >= limit:
-            break
-    return indices
+    if not is_frame_size(want.frame_bytes):
+        raise WireError(f"frames of {want.frame_bytes} bytes are wanted", reason="shape")
+    frame = min(want.frame_bytes, most_bytes) // BLOCK_BYTES
+    found: list[tuple[int, int]] = []
+    for start, stop in want.ranges:
+        if not 0 <= start < stop <= transfer.blocks:
+            raise WireError(f"blocks {start} to {stop} of {transfer.blocks}", reason="shape")
+        starts = range(start, stop, frame)[: MAX_WINDOW - len(found)]
+        found.extend((begin, min(begin + frame, stop)) for begin in starts)
+    return found

@@ -1,9 +1,27 @@
-"""Make what was written survive a power cut."""
+"""Make what is written survive a power cut; say what to do where a disk does not take it."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from shared.errors import Unwritable
+
+KEEP_ASIDE = 3
+"""Corrupt files that are kept to be looked at, of one folder."""
+
+_READ_ONLY = "it is read-only: look for disk errors in the kernel's log, then mount it writable"
+REMEDIES: Mapping[int, str] = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there or raise the quota",
+    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`, LimitFSIZE of the service)",
+    errno.EROFS: _READ_ONLY,
+    errno.EIO: "the disk may be failing: look at the kernel's log",
+}
 
 
 def sync(path: Path) -> None:
@@ -13,3 +31,43 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a disk's refusal inside the block into an error that says where, how much is free, and what to do.
+
+    Raises:
+        Unwritable: The disk is full, read-only or failing, or the file may not grow.
+    """
+    try:
+        yield
+    except Unwritable:
+        raise
+    except OSError as error:
+        if error.errno is None or error.errno not in REMEDIES:
+            raise
+        raise unwritable(path, error.errno) from error
+
+
+def unwritable(path: Path, number: int) -> Unwritable:
+    """Return the error for what the system calls `number`, one of `REMEDIES`."""
+    return Unwritable(f"{path}: {os.strerror(number)}, {_free(path)}; {REMEDIES[number]}")
+
+
+def _free(path: Path) -> str:
+    try:
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        found = os.statvfs(there)
+    except (OSError, StopIteration):
+        return "free space unknown"
+    return f"{found.f_bavail * found.f_frsize / (1 << 20):.1f} MiB free"
+
+
+def drop_oldest(paths: Iterable[Path], keep: int = KEEP_ASIDE) -> None:
+    """Remove files and folders but for the `keep` that were renamed last."""
+    for path in sorted(paths, key=lambda one: one.stat().st_ctime_ns)[:-keep]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -25,12 +25,24 @@ class Unreachable(FieldFleetError):
     """The broker or the peer is away; retrying later may help."""
 
 
+class TooLarge(Unreachable):
+    """The broker takes no payload of this size: cut it smaller, or raise the broker's largest packet."""
+
+
 class CorruptFile(FieldFleetError):
     """A file of ours does not hold what was written; set it aside and use an older one."""
 
 
+class Unwritable(FieldFleetError, OSError):
+    """A disk of ours takes nothing more; make room or make it writable, and the same write works."""
+
+
 class TaskFailed(FieldFleetError):
     """A device could not finish a task; the task is lost, the device is not."""
+
+
+class TrainerDied(TaskFailed):
+    """The trainer's process ended under a task; the same task may be tried again."""
 
 
 class Superseded(FieldFleetError):

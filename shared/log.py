@@ -19,7 +19,7 @@ def configure(level: str) -> None:
         ("%(asctime)s.%(msecs)03dZ " if stamped else "") + "%(levelname)s %(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
-    formatter.converter = time.gmtime
+    formatter.converter = time.gmtime  # noqa: TID251 - only converts what the record holds
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -11,6 +11,9 @@ Scalar: TypeAlias = bool | int | float | str
 Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused"]
 Value: TypeAlias = bool | int | float | str | list[int | float]
 
+BLOCK_BYTES = 1024
+"""A payload travels in frames of whole blocks; what of it lacks is counted in them."""
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of what travels; unknown fields are ignored so that minor versions may meet."""
@@ -80,7 +83,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         digest: XXH3-128 of the whole payload, 16 bytes.
         size: Bytes of the whole payload.
-        frame_bytes: Bytes of payload in every frame but the last.
+        frame_bytes: Bytes of payload that the sender puts into a frame unless the receiver wants smaller ones.
     """
 
     digest: bytes
@@ -88,9 +91,9 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes: int
 
     @property
-    def count(self) -> int:
-        """Number of frames."""
-        return max(1, -(-self.size // self.frame_bytes))
+    def blocks(self) -> int:
+        """Number of blocks of 1 KiB, the last of which may be shorter."""
+        return max(1, -(-self.size // BLOCK_BYTES))
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -161,12 +164,17 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Update(Message, frozen=True, kw_only=True):
-    """Device -> server: what a task gave. Also the offer of its payload, which the server then asks for."""
+    """Device -> server: what a task gave. Also the offer of its payload, which the server then asks for.
+
+    `start` is the digest of the parameters that the task began with: a server that lost a round repeats it, and what
+    was trained from other parameters must not count in it.
+    """
 
     run: str
     round: int
     device: str
     params: Transfer | None
+    start: bytes = b""
     weight: float = 0.0
     num_examples: int = 0
     loss: float | None = None
@@ -176,9 +184,10 @@ class Update(Message, frozen=True, kw_only=True):
 
 
 class Want(Message, frozen=True, kw_only=True):
-    """Receiver -> sender: send these frames now. Each pair is a half-open range of frame indices."""
+    """Receiver -> sender: send these blocks now, in frames of at most `frame_bytes`. A pair is a half-open range."""
 
     digest: bytes
+    frame_bytes: int
     ranges: list[tuple[int, int]]
 
 
@@ -194,6 +203,7 @@ class Ack(Message, frozen=True, kw_only=True):
     run: str
     round: int
     device: str
+    start: bytes = b""
     verdict: Verdict
     reason: str = ""
 

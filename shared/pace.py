@@ -1,12 +1,22 @@
-"""How long to wait for a frame before it counts as lost: a slow link is no broken one."""
+"""What the pace of frames says: how long to wait for one, how many to ask for, and how large.
+
+A slow link is no broken one: patience follows the slowest recent frame. What is under way on it stays short, so that
+other messages do not wait behind it, and a frame stays far below the keep-alive, in which a client must be heard.
+"""
 
 from __future__ import annotations
+
+from shared.messages import BLOCK_BYTES
 
 FIRST_S = 10.0
 LAST_S = 60.0
 SLACK = 4.0
 FADE = 0.9
 MOST_DOUBLINGS = 20  # after a day of silence one more would be no float any longer
+WINDOW_S = 8.0
+FRAME_S = 5.0
+SMALLEST_FRAME_BYTES = 16 * 1024
+OUTAGE_SILENCES = 2  # one may be a broker that restarts; frames that never come whole are silent again and again
 
 
 class Pace:
@@ -15,9 +25,14 @@ class Pace:
     Args:
         floor_s: Patience on the fastest link.
         now: When the first frame was asked for.
+        frame_bytes: Bytes of payload that the sender puts into a frame.
+
+    Attributes:
+        frame_bytes: Bytes of payload that a frame should have.
     """
 
-    def __init__(self, floor_s: float, now: float) -> None:
+    def __init__(self, floor_s: float, now: float, frame_bytes: int) -> None:
+        self.frame_bytes = self._usual_bytes = frame_bytes
         self._floor_s, self._heard_at = floor_s, now
         self._slowest_s: float | None = None
         self._silences = 0
@@ -27,10 +42,30 @@ class Pace:
         gap = now - self._heard_at
         self._slowest_s = gap if self._slowest_s is None else max(gap, FADE * self._slowest_s)
         self._heard_at, self._silences = now, 0
+        if gap > FRAME_S:
+            self._halve()
+        elif gap < FRAME_S / 8:
+            self.frame_bytes = min(2 * self.frame_bytes, self._usual_bytes)
+
+    def asked_anew(self, now: float) -> None:
+        """Note that the sender is back from an outage, and was asked again for all that lacks."""
+        self._heard_at, self._silences = now, 0
 
     def gave_up(self, now: float) -> None:
         """Note that what was under way is taken for lost; the next patience is twice as long."""
         self._heard_at, self._silences = now, min(self._silences + 1, MOST_DOUBLINGS)
+        if self._silences >= OUTAGE_SILENCES:
+            self._halve()
+
+    def _halve(self) -> None:
+        smallest = min(SMALLEST_FRAME_BYTES, self._usual_bytes)
+        self.frame_bytes = max(self.frame_bytes // 2 // BLOCK_BYTES * BLOCK_BYTES, smallest)
+
+    def window(self, most: int) -> int:
+        """Return how many frames may be under way: at most `most`, and two at least."""
+        if not self._slowest_s:
+            return most
+        return max(2, min(most, int(WINDOW_S / self._slowest_s)))
 
     def left_s(self, now: float) -> float:
         """Return the seconds until what is under way counts as lost; 0 if it does."""

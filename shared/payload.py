@@ -21,7 +21,7 @@ from shared.messages import Blob, Payload
 
 MAJOR = 1
 ALIGN = 64
-MAX_HEADER_BYTES = 4 << 20
+MAX_HEADER_BYTES = 1 << 20
 MAX_DIMENSIONS = 8
 ITEM_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,38 +12,59 @@ from shared.messages import Status
 from shared.topics import topic
 from shared.transport.base import Presence
 
+log = logging.getLogger(__name__)
+
 MAX_SESSIONS = 1 << 62
 
 
 @dataclass
 class Session:
-    """Counts the sessions of a device in a file, so that a late death cannot be taken for that of a new one."""
+    """Counts the sessions of a device in a file, so that a late death cannot be taken for that of a new one.
+
+    Where the file cannot be read or written, the numbers go on from those of this process; the server tells processes
+    apart by `instance`.
+    """
 
     counter: Path
     device: str
     site: str
     instance: str
+    _last: int = 0
+    _warned: bool = False
 
     def presence(self) -> Presence:
         """Begin a new session: return its birth and its will, which carry the same number."""
-        number = self._next()
+        self._last = number = max(self._last, self._stored()) + 1
+        self._store(number)
         birth = Status(
             device=self.device, session=number, instance=self.instance, online=True, state="ready", version=_version()
         )
         will = Status(device=self.device, session=number, instance=self.instance, online=False)
         return Presence(topic(self.site, self.device, "status"), wire.encode(birth), wire.encode(will))
 
-    def _next(self) -> int:
+    def _stored(self) -> int:
         try:
-            number = int(self.counter.read_text()) + 1
+            number = int(self.counter.read_text())
         except (FileNotFoundError, ValueError):
-            number = 1
-        if not 0 < number < MAX_SESSIONS:
-            number = 1  # the file rotted; such a number could not even be sent
+            return 0  # the first session ever, or the file rotted
+        except OSError as error:
+            self._warn(error)
+            return 0
+        return number if 0 < number < MAX_SESSIONS - 1 else 0  # one out of these bounds could not even be sent
+
+    def _store(self, number: int) -> None:
         partial = self.counter.with_suffix(".part")
-        partial.write_text(f"{number}\n")
-        partial.replace(self.counter)
-        return number
+        try:
+            partial.write_text(f"{number}\n")
+            partial.replace(self.counter)
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        """Say once that the count will not outlive this process."""
+        if not self._warned:
+            log.warning("sessions are counted in memory only (%s): make %s writable", error, self.counter.parent)
+        self._warned = True
 
 
 def _version() -> str:

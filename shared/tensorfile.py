@@ -3,34 +3,78 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from shared.durable import sync
+from shared.durable import drop_oldest, explained, sync
 from shared.errors import CorruptFile
 from shared.payload import digest
 from shared.tree import State, Tree, raw
 
+ALIGN = 8
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
-def save(path: Path, state: State) -> None:
+
+def save(path: Path, state: State, spare: Path | None = None) -> None:
     """Write the state so that `path` holds either its old or its new content after any crash.
 
+    The file is written here and not by the library, which copies everything first, refuses leaves that share memory,
+    and leaves a file of a random name behind where it is killed.
+
+    Args:
+        path: Where to.
+        state: What.
+        spare: A file that nobody needs, to be overwritten if it is there.
+
     Raises:
-        OSError: The disk is full or cannot be written; the old content is untouched.
+        Unwritable: The disk is full or cannot be written; the old content is untouched.
     """
-    tree = {key: leaf.detach().contiguous() for key, leaf in state.tree.items()}
-    facts = json.dumps(state.facts, sort_keys=True)
-    metadata = {"facts": facts, "digest": _digest(tree, facts).hex()}
     partial = path.with_name(path.name + ".part")
-    try:
-        save_file(tree, partial, metadata=metadata)
-    except SafetensorError as error:
-        raise OSError(f"{partial}: {error}") from error
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    with explained(partial):
+        try:
+            if spare and spare.exists():
+                spare.replace(partial)
+            with partial.open("r+b" if partial.exists() else "wb") as file:
+                for part in _parts(state):
+                    file.write(part)
+                file.truncate()
+            sync(partial)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()  # it may be what fills the disk
+            raise
+        partial.replace(path)
+        sync(path.parent)
+
+
+def _parts(state: State) -> Iterator[bytes | memoryview]:
+    """Yield the file: u64 length of the header, the header as JSON, the leaves one after the other."""
+    facts = json.dumps(state.facts, sort_keys=True)
+    header: dict[str, object] = {"__metadata__": {"facts": facts, "digest": _digest(state.tree, facts).hex()}}
+    leaves = dict(sorted(state.tree.items(), key=lambda item: (-item[1].itemsize, item[0])))  # so that each is aligned
+    end = 0
+    for key, leaf in leaves.items():
+        start, end = end, end + leaf.nbytes
+        header[key] = {"dtype": DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, end]}
+    data = json.dumps(header, separators=(",", ":")).encode()
+    data += b" " * (-len(data) % ALIGN)
+    yield len(data).to_bytes(8, "little") + data
+    yield from (raw(leaf) for leaf in leaves.values())
 
 
 def load(path: Path) -> State:
@@ -55,11 +99,19 @@ def load(path: Path) -> State:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a corrupt file so that it can be looked at and is never read again; return its new path."""
+    """Rename a corrupt file so that it can be looked at and is never read again; return its new path.
+
+    The last few of a folder are kept.
+
+    Raises:
+        Unwritable: The disk is read-only.
+    """
     number = 1
     while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
         number += 1
-    path.rename(aside)
+    with explained(path):
+        path.rename(aside)
+        drop_oldest(path.parent.glob("*.corrupt-*"))
     return aside
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.disks import Disk, mounted
 
 ROOT = Path(__file__).parent.parent
 
@@ -17,3 +20,10 @@ def data_root() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is absent; set FIELDFLEET_DATA to the folder of data sets")
     return folder
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Mount a disk of 4 MiB for the test."""
+    with mounted(tmp_path / "disk") as small:
+        yield small

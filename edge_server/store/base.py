@@ -97,12 +97,18 @@ AnyRecord: TypeAlias = RunOpened | RoundOpened | UpdateAccepted | RoundClosed | 
 
 
 class Store(Protocol):
-    """One run's journal, its checkpoints and its accepted updates."""
+    """One run's journal, its checkpoints and its accepted updates.
+
+    Attributes:
+        folder: Where all of it lies.
+        retry_s: Seconds after which to try again what the disk refuses; None to give up.
+    """
 
     folder: Path
+    retry_s: float | None
 
     def append(self, record: AnyRecord) -> None:
-        """Add a record; it is durable when this returns."""
+        """Add a record; it is durable when this returns. Raises Unwritable, and then it is not there."""
         ...
 
     def records(self) -> list[AnyRecord]:
@@ -110,7 +116,7 @@ class Store(Protocol):
         ...
 
     def save(self, number: int, state: State) -> None:
-        """Keep the server state after a round, durably."""
+        """Keep the server state after a round, durably. Raises Unwritable, and then nothing has changed."""
         ...
 
     def load(self, number: int) -> State:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared import tensorfile
+from shared.durable import explained
 from shared.tree import State
 
 KEEP = 2
+SPARE = ".spare"
 
 
 def path_of(folder: Path, number: int) -> Path:
@@ -16,15 +18,21 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def save(folder: Path, number: int, state: State) -> None:
-    """Write the state after a round, then remove those older than the last `KEEP`.
+    """Write the state after a round, then part with those older than the last `KEEP`, and with those of void rounds.
+
+    One of them stays as the file that the next is written into, since overwriting costs half of making one.
 
     Raises:
-        OSError: The disk is full or cannot be written; older states are untouched.
+        Unwritable: The disk is full or cannot be written; older states are untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensorfile.save(path_of(folder, number), state)
-    for old in sorted(folder.glob("round-*.safetensors"))[:-KEEP]:
-        old.unlink()
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = path_of(folder, number)
+        tensorfile.save(path, state, spare=folder / SPARE)
+        kept = sorted(folder.glob("round-*.safetensors"))
+        until = kept.index(path) + 1
+        for other in kept[: max(0, until - KEEP)] + kept[until:]:
+            other.replace(folder / SPARE)
 
 
 def load(folder: Path, number: int) -> State:

@@ -2,55 +2,86 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 import threading
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-import msgspec
-
-from edge_server.store import checkpoints
+from edge_server.store import checkpoints, rows
 from edge_server.store.base import AnyRecord
+from edge_server.store.persist import RETRY_S
+from edge_server.store.salvage import salvage
+from shared.durable import explained, unwritable
 from shared.errors import CorruptFile
 from shared.tree import State
 
 JOURNAL = "journal.sqlite"
 ATTEMPTS = 50
 
-_encoder = msgspec.json.Encoder(order="deterministic")
-_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+_DISK: Mapping[int, int] = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+}
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table has rotted away
 
 
 class SqliteStore:
     """One run's folder. May be used from several threads, one call at a time."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        """Open or create a run's folder.
+        """Open or create a run's folder; a damaged journal is set aside, and what of it is whole is gone on with.
+
+        Args:
+            folder: The run's folder.
+            durable: Whether to wait for the disk: until a record is on it, and where it is full, for room.
 
         Raises:
-            CorruptFile: The journal there is torn.
+            Unwritable: The disk takes nothing more.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self._lock = threading.Lock()
-        self._connection = sqlite3.connect(folder / JOURNAL, check_same_thread=False, isolation_level=None)
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.retry_s = folder, RETRY_S if durable else None
+        self._lock, self._durable = threading.Lock(), durable
         try:
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-            self._connection.execute("CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL)")
-        except sqlite3.DatabaseError as error:
+            self._open()
+        except CorruptFile as error:
+            salvage(folder / JOURNAL, error)
+            self._open()
+
+    def _open(self) -> None:
+        path = self.folder / JOURNAL
+        with _explained(path):
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        try:
+            with _explained(path):
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+                self._connection.execute(rows.SCHEMA)
+                _require_table(path, self._connection.execute(rows.FOUND).fetchone())
+                self._connection.execute("BEGIN")  # what can be read may not take another record
+                self._connection.execute(rows.INSERT, (b"", 0))
+                self._connection.execute("ROLLBACK")
+                [[found]] = self._connection.execute("PRAGMA quick_check(1)").fetchall()
+            _require(path, whole=found == "ok", cause=found)
+            self.records()
+        except BaseException:
             self._connection.close()
-            raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
+            raise
 
     def append(self, record: AnyRecord) -> None:
-        body = _encoder.encode(record).decode()
-        with self._lock:
-            self._connection.execute("INSERT INTO records (body) VALUES (?)", (body,))
+        body = rows.encode(record)
+        with self._lock, _explained(self.folder / JOURNAL):
+            [before] = self._connection.execute(rows.LAST).fetchone() or [0]
+            self._connection.execute(rows.INSERT, (body, rows.mark(body, before)))
 
     def records(self) -> list[AnyRecord]:
-        with self._lock:
-            rows = self._connection.execute("SELECT body FROM records ORDER BY seq").fetchall()
-        return _parse(self.folder, rows)
+        with self._lock, _explained(self.folder / JOURNAL):
+            found = self._connection.execute(rows.SELECT, (0,)).fetchall()
+        return _decode(self.folder, found)
 
     def save(self, number: int, state: State) -> None:
         checkpoints.save(self.folder / "checkpoints", number, state)
@@ -61,7 +92,7 @@ class SqliteStore:
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""
         path = self.folder / "journal.jsonl"
-        path.write_bytes(b"".join(_encoder.encode(record) + b"\n" for record in self.records()))
+        path.write_bytes(b"".join(rows.encode(record) + b"\n" for record in self.records()))
         return path
 
     def close(self) -> None:
@@ -78,23 +109,61 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _parse(folder, _rows(folder, after))
+            return _decode(folder, _rows(folder, after), after)
         except sqlite3.DatabaseError as error:
             # Between a writer's last words and its end, its shared memory file goes away under a reader's feet.
             if attempt == ATTEMPTS or error.sqlite_errorcode != sqlite3.SQLITE_CANTOPEN:
                 raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
     return []
 
 
-def _rows(folder: Path, after: int) -> list[tuple[str]]:
-    with closing(sqlite3.connect(f"file:{folder / JOURNAL}?mode=ro", uri=True)) as connection:
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone():
+def _rows(folder: Path, after: int) -> list[rows.Row]:
+    """Return the rows from number `after` on."""
+    # Where nobody can write, SQLite cannot make its shared memory file and must be told that it needs none.
+    mode = "mode=ro" if os.access(folder, os.W_OK) else "immutable=1"
+    with closing(sqlite3.connect(f"file:{folder / JOURNAL}?{mode}", uri=True)) as connection:
+        if not (table := connection.execute(rows.FOUND).fetchone()):
             return []  # the writer has made the file and not yet the table
-        return connection.execute("SELECT body FROM records WHERE seq > ? ORDER BY seq", (after,)).fetchall()
+        _require_table(folder / JOURNAL, table)
+        return connection.execute(rows.SELECT, (after,)).fetchall()
 
 
-def _parse(folder: Path, rows: list[tuple[str]]) -> list[AnyRecord]:
+def _require_table(path: Path, found: tuple[bytes] | None) -> None:
+    whole = found == (rows.TABLE.encode(),)
+    _require(path, whole=whole, cause="its table of records is not ours, or of an earlier version")
+
+
+def _require(path: Path, *, whole: bool, cause: str) -> None:
+    if not whole:
+        raise CorruptFile(f"{path}: {cause}")
+
+
+def _decode(folder: Path, found: list[rows.Row], after: int = 0) -> list[AnyRecord]:
+    """Return the records of rows that begin with the number `after`, but not that row's own."""
+    before = found[0][1] if after and found else 0
     try:
-        return [_decoder.decode(body) for (body,) in rows]
-    except msgspec.DecodeError as error:
+        return rows.decode(found[bool(after) :], before)
+    except CorruptFile as error:
         raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn an error of SQLite's into ours: what the disk refuses, and what has rotted on it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:  # it would name a table of which the name has rotted
+        raise CorruptFile(f"{path}: {error}") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK):
+            code = sqlite3.SQLITE_READONLY
+        elif code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK):
+            code = sqlite3.SQLITE_CORRUPT  # it takes itself for one of a later version
+        if code in _DISK:
+            raise unwritable(path, _DISK[code]) from error
+        if code in _CORRUPT:
+            raise CorruptFile(f"{path}: {error}") from error
+        raise

@@ -7,20 +7,22 @@ import logging
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from edge_server.broker import end, running
+from edge_server.broker import PrivateBroker, end, running
 from edge_server.store.base import AnyRecord, RunClosed
 from edge_server.trial.plan import DevicePlan, Plan, devices, share
 from edge_server.trial.progress import follow
 from shared.errors import TaskFailed
 
 log = logging.getLogger(__name__)
+
+SERVER = "edge-server"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Local:
         run: The run's name.
         count: Agents.
         embedded: Use the embedded broker even where mosquitto is installed.
+        log_level: What the processes write into their logs.
     """
 
     plan_path: Path
@@ -44,6 +47,7 @@ class Local:
     run: str
     count: int
     embedded: bool = False
+    log_level: str = "info"
 
     @property
     def folder(self) -> Path:
@@ -62,13 +66,10 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
     place.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(running(place, embedded=local.embedded))
-        version = 5 if broker.kind == "mosquitto" else 3
-        address = {"host": "127.0.0.1", "port": broker.port, "version": version}
-        children = {"edge-server": await stack.enter_async_context(_server(local, place, address))}
+        children = {SERVER: await stack.enter_async_context(server(local, place, broker))}
         fleet = devices(local.plan, local.count)
         for index, device in enumerate(fleet):
-            agent = _agent(local, place, address, fleet, index)
-            children[device.name] = await stack.enter_async_context(agent)
+            children[device.name] = await stack.enter_async_context(agent(local, place, broker, fleet, index))
         return await _until_closed(local.folder, children, tell, place)
 
 
@@ -94,28 +95,38 @@ async def _until_closed(
     raise TaskFailed(f"{name} ended with exit code {children[name].returncode}; see {place / name}.log")
 
 
-def _server(local: Local, place: Path, broker: dict[str, Any]) -> Any:
+def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncContextManager[Process]:
+    """Run the server of a trial; its files lie in `place`."""
     config = {
         "plan": str(local.plan_path.resolve()),
         "run": local.run,
         "data_dir": str(local.data_dir.resolve()),
         "data_root": str(local.data_root.resolve()),
-        "broker": broker,
+        "broker": _address(broker),
         "threads": 1,
+        "log_level": local.log_level,
     }
-    return _child(place, "edge-server", "edge_server", config)
+    return _child(place, SERVER, "edge_server", config)
 
 
-def _agent(local: Local, place: Path, broker: dict[str, Any], fleet: list[DevicePlan], index: int) -> Any:
+def agent(
+    local: Local, place: Path, broker: PrivateBroker, fleet: list[DevicePlan], index: int
+) -> AbstractAsyncContextManager[Process]:
+    """Run the agent of a fleet's device; its files lie in `place`."""
     device = fleet[index]
     config = {
         "device": device.name,
         "state_dir": str((place / device.name).resolve()),
         "data": share(local.plan, fleet, index),
-        "broker": broker,
+        "broker": _address(broker),
         "trainer": {"threads": 1},
+        "log_level": local.log_level,
     }
     return _child(place, device.name, "device_agent", config)
+
+
+def _address(broker: PrivateBroker) -> dict[str, Any]:
+    return {"host": "127.0.0.1", "port": broker.port, "version": 5 if broker.kind == "mosquitto" else 3}
 
 
 @asynccontextmanager

@@ -19,6 +19,8 @@ from shared.messages import Hyper, Spec
 from shared.registry import build
 from shared.topics import checked_name
 
+MAX_OVER_SELECTION = 10
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the plan's sections."""
@@ -36,12 +38,15 @@ class CohortPlan(Section, frozen=True, kw_only=True):
     """Which devices take part.
 
     Attributes:
-        size: Devices a round; 0 for all that are connected.
+        size: Updates a round needs, of which `[round] quorum` is a share; 0 for one of every device that is connected.
+        over_selection: Devices asked beyond `size`, as a share of it, so that the slowest need not be waited for; the
+            round ends with the first `size` updates, and those that come later are late.
         min_devices: Devices that must be connected before a round begins.
         wait_s: Seconds to wait for them before the round counts as missed.
     """
 
     size: int = 0
+    over_selection: float = 0.0
     min_devices: int = 1
     wait_s: float = 60.0
 
@@ -49,6 +54,10 @@ class CohortPlan(Section, frozen=True, kw_only=True):
         """Refuse a cohort that nobody could be in."""
         if self.size < 0 or self.min_devices < 1 or not 0 < self.wait_s < math.inf:
             raise ValueError("size must be >= 0, min_devices >= 1, wait_s > 0 and finite")
+        if not 0 <= self.over_selection <= MAX_OVER_SELECTION or (self.over_selection and not self.size):
+            raise ValueError(
+                f"over_selection must be 0 to {MAX_OVER_SELECTION}, and needs a size of which it is a share"
+            )
 
 
 class RoundPlan(Section, frozen=True, kw_only=True):
@@ -93,6 +102,11 @@ class PartitionPlan(Section, frozen=True, kw_only=True):
     min_examples: int = 8
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what the journal could not hold; the rest is for the data set to say."""
+        if not 0 < self.alpha < math.inf:
+            raise ValueError("alpha must be > 0 and finite")
+
 
 class DevicePlan(Section, frozen=True, kw_only=True):
     """One device: its name, and in replay how long its tasks take and how fast its link is.
@@ -115,8 +129,8 @@ class DevicePlan(Section, frozen=True, kw_only=True):
         """Refuse a board or a link that does not exist."""
         if not 0 <= self.compute_s < math.inf or not 0 <= self.delay_s < math.inf:
             raise ValueError("compute_s and delay_s must be >= 0")
-        if not all(rate is None or rate > 0 for rate in (self.up_mbit_s, self.down_mbit_s)):
-            raise ValueError("up_mbit_s and down_mbit_s must be > 0; leave them out for no limit")
+        if not all(rate is None or 0 < rate < math.inf for rate in (self.up_mbit_s, self.down_mbit_s)):
+            raise ValueError("up_mbit_s and down_mbit_s must be > 0 and finite; leave them out for no limit")
 
 
 class Plan(Section, frozen=True, kw_only=True):
@@ -154,21 +168,25 @@ def load(path: Path, data_root: Path) -> Plan:
         ConfigError: As `shared.config.read`, or names clash.
     """
     plan = read(path, Plan)
+    check(plan, path)
+    if not plan.data.path:
+        return plan
+    return msgspec.structs.replace(plan, data=msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)))
+
+
+def check(plan: Plan, path: Path) -> None:
+    """Refuse what no single section of the plan that stands in `path` can tell to be wrong.
+
+    Raises:
+        ConfigError: Names clash or are none, or something or an option of it is unknown.
+    """
     checked_name(plan.name, f"{path}: name")
     names = [checked_name(device.name, f"{path}: device.name") for device in plan.device]
     if len(set(names)) != len(names):
         raise ConfigError(f"{path}: device: two devices have the same name; give each its own")
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
-    _require_known(plan, path)
-    if not plan.data.path:
-        return plan
-    return msgspec.structs.replace(plan, data=msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)))
-
-
-def _require_known(plan: Plan, path: Path) -> None:
-    """Try the names and options of a plan, so that a mistake is found before anything is started."""
-    try:
+    try:  # the names and options, so that a mistake is found before anything is started
         build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")
         skeleton(plan.model)

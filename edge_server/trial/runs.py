@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.store.base import AnyRecord, RunClosed, RunOpened, closed_rounds
+from edge_server.store.salvage import salvageable
 from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.plan import Plan
 from shared.clock import utc_stamp
@@ -56,7 +57,14 @@ def new_name(plan: Plan) -> str:
 
 def exists(data_dir: Path, run: str) -> bool:
     """Tell whether a run of that name was ever begun here."""
-    return (data_dir / run / JOURNAL).exists()
+    return _holds_run(data_dir / run)
+
+
+def _holds_run(folder: Path) -> bool:
+    try:
+        return (folder / JOURNAL).exists()
+    except OSError:  # a name longer than file systems take, a folder that we may not look into
+        return False
 
 
 def find(data_dir: Path, run: str) -> Run:
@@ -65,13 +73,13 @@ def find(data_dir: Path, run: str) -> Run:
     Raises:
         ConfigError: There is none, or its journal cannot be read.
     """
-    folder = next((path for path in (data_dir / run, Path(run)) if (path / JOURNAL).exists()), None)
+    folder = next(filter(_holds_run, (data_dir / run, Path(run))), None)
     if folder is None:
         raise ConfigError(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are")
     try:
         return Run(folder, read(folder))
     except CorruptFile as error:
-        raise ConfigError(f"{error}; restore the file from a copy") from error
+        raise ConfigError(f"{error}; restore the file from a copy, or go on with what of the run is whole") from error
 
 
 def all_runs(data_dir: Path) -> list[Run]:
@@ -86,9 +94,10 @@ def all_runs(data_dir: Path) -> list[Run]:
 
 
 def unfinished(data_dir: Path, plan: Plan) -> str | None:
-    """Return the name of the latest run of this very plan that has not ended."""
-    for run in reversed(all_runs(data_dir)):
-        if run.opened and run.opened.plan == plan and not run.closed:
+    """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time."""
+    runs = [Run(path.parent, salvageable(path)) for path in data_dir.glob(f"*/{JOURNAL}")]
+    for run in sorted(runs, key=lambda run: run.opened.started if run.opened else "", reverse=True):
+        if run.opened and run.opened.started and run.opened.plan == plan and not run.closed:
             return run.opened.run
     return None
 

@@ -54,6 +54,11 @@ class Inbox:
 class Transport(Protocol):
     """Delivery of opaque payloads by topic."""
 
+    @property
+    def max_payload_bytes(self) -> int:
+        """What one publication may carry now; it may change with every connection and every refusal."""
+        ...
+
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         """Hand over one payload.
 
@@ -61,9 +66,10 @@ class Transport(Protocol):
             topic: Where to.
             payload: What; an empty retained payload removes what was retained.
             retain: Whether later subscribers get it too.
-            assured: At least once if true; at most once if false, for frames whose loss the receiver repairs.
+            assured: At least once if true; if false it may be lost, for frames whose loss the receiver repairs.
 
         Raises:
+            TooLarge: More than `max_payload_bytes`; nothing was sent, the connection stands.
             Unreachable: Not accepted; the caller keeps it and tries again later.
         """
         ...

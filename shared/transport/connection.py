@@ -10,6 +10,8 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from paho.mqtt import client as mqtt
@@ -20,15 +22,26 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import Unreachable
 from shared.transport.base import Broker, Presence
+from shared.transport.dial import dialled
+from shared.transport.limit import Carried
 
 MISC_S = 1.0
 MQTT_5 = 5
 NO_ANSWER = "no answer"
+PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
 Message: TypeAlias = mqtt.MQTTMessage
+Answer: TypeAlias = "asyncio.Future[list[str]]"
+"""For each thing asked why it was refused; the empty string where it was not."""
 
 
 class Connection:
-    """A client id's connection, from CONNECT to its loss; a new one is made for every attempt."""
+    """A client id's connection, from CONNECT to its loss; a new one is made for every attempt.
+
+    Attributes:
+        lost: Done when the connection is gone; why.
+        packet_bytes: Largest packet that the broker takes by its own word, None if it said nothing.
+        carried: The large payloads that it carried.
+    """
 
     def __init__(
         self, broker: Broker, client_id: str, will: Presence | None, take: Callable[[str, bytes], None]
@@ -37,7 +50,9 @@ class Connection:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        self.packet_bytes: int | None = None
+        self.carried = Carried()
+        self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
         self._wants_to_write = self._waits_to_write = False
         self.client = client = mqtt.Client(
@@ -69,7 +84,8 @@ class Connection:
             properties.SessionExpiryInterval = broker.session_expiry_s
             extra = {"clean_start": False, "properties": properties}
         try:
-            await asyncio.to_thread(self.client.connect, broker.host, broker.port, broker.keepalive_s, **extra)
+            dial = partial(self.client.connect, broker.host, broker.port, broker.keepalive_s, **extra)
+            await dialled(dial, self._hang_up)
         except (OSError, ValueError) as error:
             raise Unreachable(str(error)) from error
         self._write()
@@ -84,33 +100,39 @@ class Connection:
         self._accepted.result()
         self._tick()
 
-    def send(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> asyncio.Future[None] | None:
+    def send(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> Answer | None:
         """Queue a message; with QoS 1 return what is done when the broker has it.
+
+        The first payload of a size that this connection has not carried yet goes with QoS 1 in any case: the answer
+        tells that the broker takes such.
 
         Raises:
             Unreachable: The connection is gone, or the payload too large for MQTT.
         """
+        is_larger = self.carried.is_larger(len(payload))
         try:
-            info = self.client.publish(topic, payload, qos, retain)
+            info = self.client.publish(topic, payload, 1 if is_larger else qos, retain)
         except ValueError as error:
             raise Unreachable(str(error)) from error
         if info.rc != mqtt.MQTT_ERR_SUCCESS:
             raise Unreachable(mqtt.error_string(info.rc))
+        if is_larger:
+            self.carried.sent(info.mid, len(payload))
         self._write()
         return self._answer(info.mid) if qos else None
 
-    def subscribe(self, patterns: list[str]) -> asyncio.Future[None]:
+    def subscribe(self, patterns: list[str]) -> Answer:
         """Ask for subscriptions with QoS 1; return what is done when the broker has them."""
         code, mid = self.client.subscribe([(pattern, 1) for pattern in patterns])
         return self._asked(code, mid)
 
-    def unsubscribe(self, patterns: list[str]) -> asyncio.Future[None]:
+    def unsubscribe(self, patterns: list[str]) -> Answer:
         """End subscriptions."""
         code, mid = self.client.unsubscribe(patterns)
         return self._asked(code, mid)
 
-    async def settled(self, answer: asyncio.Future[None]) -> None:
-        """Wait for the broker's answer.
+    async def settled(self, answer: Answer) -> list[str]:
+        """Wait for the broker's answer; return why it refused, for each thing asked.
 
         Raises:
             Unreachable: The connection was lost first; whether the message arrived is not known.
@@ -119,6 +141,7 @@ class Connection:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise Unreachable("the connection was lost meanwhile")
+        return answer.result()
 
     def close(self) -> None:
         """End the connection, politely if it still stands."""
@@ -128,14 +151,19 @@ class Connection:
         self._write()
         self._lose("closed")
 
-    def _asked(self, code: int, mid: int | None) -> asyncio.Future[None]:
+    def _hang_up(self) -> None:
+        """Say goodbye at once, if anybody answers."""
+        self.client.disconnect()
+        self.client.loop_write()
+
+    def _asked(self, code: int, mid: int | None) -> Answer:
         if code != mqtt.MQTT_ERR_SUCCESS or mid is None:
             raise Unreachable(mqtt.error_string(MQTTErrorCode(code)))
         self._write()
         return self._answer(mid)
 
-    def _answer(self, mid: int) -> asyncio.Future[None]:
-        answer: asyncio.Future[None] = self._loop.create_future()
+    def _answer(self, mid: int) -> Answer:
+        answer: Answer = self._loop.create_future()
         self._answers[mid] = answer
         return answer
 
@@ -154,7 +182,8 @@ class Connection:
         if threading.get_ident() == self._thread:
             function(*arguments)
         else:
-            self._loop.call_soon_threadsafe(function, *arguments)
+            with suppress(RuntimeError):  # the loop is closed: we were left, see `dialled`
+                self._loop.call_soon_threadsafe(function, *arguments)
 
     def _read(self) -> None:
         try:
@@ -194,7 +223,8 @@ class Connection:
             self._loop.remove_writer(sock.fileno())
         self._waits_to_write = False
 
-    def _on_connect(self, _c: object, _d: object, _flags: object, code: ReasonCode, _properties: object) -> None:
+    def _on_connect(self, _c: object, _d: object, _flags: object, code: ReasonCode, properties: object) -> None:
+        self.packet_bytes = getattr(properties, "MaximumPacketSize", None)
         if code.is_failure:
             self._lose(str(code))
         elif not self._accepted.done():
@@ -206,6 +236,10 @@ class Connection:
     def _on_message(self, _client: object, _data: object, message: Message) -> None:
         self._take(message.topic, bytes(message.payload))
 
-    def _on_answer(self, _client: object, _data: object, mid: int, *_: object) -> None:
+    def _on_answer(
+        self, _client: object, _data: object, mid: int, codes: ReasonCode | list[ReasonCode], _properties: object
+    ) -> None:
+        self.carried.arrived(mid)
         if (answer := self._answers.pop(mid, None)) and not answer.done():
-            answer.set_result(None)
+            codes = codes if isinstance(codes, list) else [codes]
+            answer.set_result([str(code) if code.is_failure else "" for code in codes])

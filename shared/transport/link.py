@@ -69,6 +69,10 @@ class Link:
         self._down = _Way(self.clock, self.rate.down_bits_per_second, self.rate.delay_s)
         self._random = Random(self.seed)  # noqa: S311 - a model of a radio, not a secret
 
+    @property
+    def max_payload_bytes(self) -> int:
+        return self.inner.max_payload_bytes
+
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         left, arrives = self._up.enter(len(payload))
         flight = self._flight

@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager
 
 from shared.topics import matches
 from shared.transport.base import Inbox
+from shared.transport.limit import MOST_BYTES
 
 
 class MemoryTransport:
     """Topic semantics of MQTT (wildcards, retained messages), no network; one instance is shared by all sides."""
+
+    max_payload_bytes = MOST_BYTES
 
     def __init__(self) -> None:
         self._inboxes: list[tuple[tuple[str, ...], Inbox]] = []

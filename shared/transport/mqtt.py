@@ -16,16 +16,18 @@ from random import Random
 import msgspec
 
 from shared.background import background
-from shared.errors import Unreachable
+from shared.errors import TooLarge, Unreachable
 from shared.topics import matches
+from shared.transport.backoff import LAST_S, STEADY_S, longest_wait
 from shared.transport.base import Broker, Inbox, Presence
-from shared.transport.connection import MQTT_5, NO_ANSWER, Connection
+from shared.transport.connection import MQTT_5, NO_ANSWER, PACKET_TOO_LARGE, SILENT, TAKEN_OVER, Connection
+from shared.transport.limit import Limit, announce, arrived, ended, refused
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 30.0
 CONNECT_S = 10.0
 GOODBYE_S = 2.0
+ONE_EACH = "no two may have the same site and device name; rename one in its configuration, or stop it"
 
 
 @dataclass
@@ -37,6 +39,7 @@ class MqttTransport:
         client_id: The MQTT client id; its session outlives the connection.
         presence: Called for every session; gives its birth and its will.
         connect_s: How long the broker may take to accept us.
+        steady_s: A connection that lasts this long makes the waits before further attempts short again.
         connected: Set while there is a connection.
     """
 
@@ -44,11 +47,19 @@ class MqttTransport:
     client_id: str
     presence: Callable[[], Presence] | None = None
     connect_s: float = CONNECT_S
+    steady_s: float = STEADY_S
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
+    _left: set[str] = field(default_factory=set)
     _born: Presence | None = None
     _speaks_3: bool = False
+    _limit: Limit = field(default_factory=Limit)
+    _told: set[str] = field(default_factory=set)
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self._limit.payload_bytes
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[MqttTransport]:
@@ -69,48 +80,71 @@ class MqttTransport:
             log.debug("no broker to say goodbye to")
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
-        connection = self._connection
+        connection, most = self._connection, self.max_payload_bytes
         if connection is None:
             raise Unreachable(f"not connected to {self.broker.host}:{self.broker.port}")
+        if len(payload) > most:
+            error = TooLarge(f"{len(payload)} bytes for {topic}, and this broker takes {most} (its max_packet_size)")
+            if assured:  # a frame is cut anew; a message cannot be
+                self._tell_once(topic, str(error))
+            raise error
         if answer := connection.send(topic, payload, qos=int(assured), retain=retain):
-            await connection.settled(answer)
+            reasons = await connection.settled(answer)
+            if self._refused("publishing to", [topic], reasons):
+                raise Unreachable(f"the broker denies publishing to {topic}: {reasons[0]}")
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
         entry = (patterns, Inbox())
         self._inboxes.append(entry)
         try:
-            await self._tell_broker(subscribe=list(patterns))
+            if self._connection:  # else all are renewed on connecting
+                await self._tell_broker(self._connection, list(patterns))
             yield entry[1]
         finally:
             self._inboxes.remove(entry)
-            still_wanted = self._patterns()
-            await self._tell_broker(unsubscribe=[pattern for pattern in patterns if pattern not in still_wanted])
+            self._leave(set(patterns))
 
     def _patterns(self) -> set[str]:
         return {pattern for patterns, _ in self._inboxes for pattern in patterns}
 
-    async def _tell_broker(self, *, subscribe: list[str] | None = None, unsubscribe: list[str] | None = None) -> None:
-        connection = self._connection
-        if connection is None:
-            return  # every open subscription is renewed on connecting
+    async def _tell_broker(self, connection: Connection, patterns: list[str]) -> None:
         try:
-            if subscribe:
-                await connection.settled(connection.subscribe(subscribe))
-            if unsubscribe:
-                connection.unsubscribe(unsubscribe)  # nobody waits for the answer: what still comes finds no inbox
+            await self._open(connection, patterns)
         except Unreachable as error:
             log.debug("subscriptions are renewed on reconnecting: %s", error)
 
+    async def _open(self, connection: Connection, patterns: list[str]) -> None:
+        self._refused("subscribing to", patterns, await connection.settled(connection.subscribe(patterns)))
+
+    def _leave(self, patterns: set[str]) -> None:
+        """End subscriptions that no inbox has any more. Nobody waits for the answer: what still comes finds no inbox.
+
+        The broker's session outlives the connection, so what it has not confirmed is told again on the next one.
+        """
+        gone = patterns - self._patterns()
+        self._left |= gone
+        if not gone or not self._connection:
+            return
+        try:
+            answer = self._connection.unsubscribe(sorted(gone))
+        except Unreachable as error:
+            log.debug("told again on reconnecting: %s", error)
+        else:
+            answer.add_done_callback(lambda _: self._left.difference_update(gone))
+
     async def _keep_connected(self) -> None:
         """Connect, and connect again; say so once a state, wait longer each time, never in step with others."""
-        jitter, backoff, told = Random(), FIRST_BACKOFF_S, False  # noqa: S311 - spreads reconnects
+        loop, jitter = asyncio.get_running_loop(), Random()  # noqa: S311 - spreads reconnects
+        longest_s, told = 0.0, False
         while True:
+            anew = False
             try:
                 async with self._connect() as connection:
                     log.info("connected broker=%s:%s client=%s", self.broker.host, self.broker.port, self.client_id)
-                    backoff, told = FIRST_BACKOFF_S, False
+                    since, told = loop.time(), False
                     reason = await connection.lost
+                    anew = self._learn(connection, reason) or loop.time() - since >= self.steady_s
             except Unreachable as error:
                 reason = str(error)
             self._fall_back(reason)
@@ -118,8 +152,11 @@ class MqttTransport:
                 place = f"{self.broker.host}:{self.broker.port}"
                 log.warning("no broker at %s (%s), trying again until there is one", place, reason)
             told = True
-            await asyncio.sleep(backoff * jitter.uniform(0.5, 1.5))
-            backoff = min(2 * backoff, LAST_BACKOFF_S)
+            longest_s = longest_wait(longest_s, anew=anew)
+            if reason == TAKEN_OVER:
+                longest_s = LAST_S  # to connect is to throw the other one out
+                self._tell_once(reason, f"another client is connected as {self.client_id}: {ONE_EACH}")
+            await asyncio.sleep(jitter.uniform(0.0, longest_s))
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
@@ -127,13 +164,14 @@ class MqttTransport:
         connection = Connection(self._spoken(), self.client_id, born, self._take)
         try:
             await connection.open(self.connect_s)
-            renewed: set[str] = set()
-            while missing := sorted(self._patterns() - renewed):  # some may be opened while we wait
-                await connection.settled(connection.subscribe(missing))
-                renewed.update(missing)
-            self._connection = connection
+            self._limit = announce(self._limit, connection.packet_bytes)
+            await self._renew(connection)
             if born:
-                await self.publish(born.topic, born.birth, retain=True)
+                try:
+                    await self.publish(born.topic, born.birth, retain=True)
+                except Unreachable:  # if the broker refuses it, the rest may still work
+                    if connection.lost.done():
+                        raise
             self.connected.set()
             yield connection
         finally:
@@ -141,10 +179,54 @@ class MqttTransport:
             self.connected.clear()
             connection.close()
 
+    async def _renew(self, connection: Connection) -> None:
+        """Tell the broker which subscriptions are open and which are not; from then on the connection is in use."""
+        renewed: set[str] = set()
+        while missing := sorted(self._patterns() - renewed):  # some may be opened while we wait
+            await self._open(connection, missing)
+            renewed.update(missing)
+        self._connection = connection
+        self._leave(self._left)
+
     def _take(self, topic: str, payload: bytes) -> None:
+        heard = False
         for patterns, inbox in self._inboxes:
             if any(matches(pattern, topic) for pattern in patterns):
                 inbox.put((topic, payload))
+                heard = True
+        if not heard and self._connection and topic not in self._left:
+            # An earlier process of ours, killed before it could unsubscribe. Not now: this is the client's callback.
+            asyncio.get_running_loop().call_soon(self._leave, {topic})
+
+    def _refused(self, deed: str, topics: list[str], reasons: list[str]) -> bool:
+        """Tell whether the broker refused any of it; say so once each."""
+        for topic, reason in zip(topics, reasons, strict=False):
+            if reason:
+                what = f"{deed} {topic}"
+                self._tell_once(
+                    what, f"the broker denies {what} ({reason}): allow it to {self.client_id} in its access list"
+                )
+        return any(reasons)
+
+    def _tell_once(self, about: str, message: str) -> None:
+        """Log what an operator must mend, however often it is met."""
+        if about not in self._told:
+            self._told.add(about)
+            log.error("%s", message)
+
+    def _learn(self, connection: Connection, reason: str) -> bool:
+        """Take smaller payloads if the broker seems to have closed the connection because of a large one."""
+        carried = connection.carried
+        limit = arrived(self._limit, carried.acknowledged)
+        if reason == PACKET_TOO_LARGE:
+            limit = refused(limit, carried.doubtful)
+        elif reason != SILENT:  # a link that died, and a broker that hangs, refuse nothing
+            limit = ended(limit, carried.doubtful)
+        before, self._limit = self._limit, limit
+        if is_smaller := limit.payload_bytes < before.payload_bytes:
+            size = carried.doubtful
+            log.warning("this broker seems to refuse %d bytes at once, going on with %d", size, limit.payload_bytes)
+        return is_smaller
 
     def _fall_back(self, reason: str) -> None:
         """Speak 3.1.1 where the broker knows nothing newer.

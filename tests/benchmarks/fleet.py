@@ -54,6 +54,7 @@ class Run:
         model_bytes: Size of the parameters.
         idle_bytes: The server's resident memory before the first round.
         peak_bytes: The most it took later.
+        broker_bytes: The most that the broker took over idle.
         sent_bytes: What the server sent in the whole run, at its socket.
         rounds: How many there were.
     """
@@ -63,6 +64,7 @@ class Run:
     model_bytes: int
     idle_bytes: int
     peak_bytes: int
+    broker_bytes: int
     sent_bytes: int
     rounds: int
 
@@ -157,9 +159,10 @@ async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = F
             server = {"plan": "plan.toml", "run": "bench", "data_dir": str(place.path), "threads": 1}
             pid = await place.configured("server", "edge_server", {**server, "broker": {"port": relay.port}})
             await until(lambda: "INFO edge_server.commands run " in place.log("server"))
-            peak = Peak(pid)
+            peak, queued = Peak(pid), Peak(broker.process.pid)
             if memory:
                 peak.start()
+                queued.start()
             await _agents(place, broker.port, devices, echo=echo)
             await until(lambda: len(ROUND_LINE.findall(place.log("server"))) > WARM_UP)
             began, cpu = len(ROUND_LINE.findall(place.log("server"))), place.cpu_s()
@@ -167,11 +170,13 @@ async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = F
             cpu = (place.cpu_s() - cpu) / (rounds - 1 - began)
             if memory:
                 peak.stop()
+                queued.stop()
             await until(lambda: f"round={rounds}/" in place.log("server"))
             if " missed " in place.log("server"):
                 raise RuntimeError("a round was missed: the figures would be of something else")
             size = 4 * (hidden * HIDDEN_PER_PARAMETER + 10)
-            return Run(_rounds(place.log("server")), cpu, size, peak.idle, peak.most, relay.sent, rounds)
+            broker_bytes = queued.most - queued.idle
+            return Run(_rounds(place.log("server")), cpu, size, peak.idle, peak.most, broker_bytes, relay.sent, rounds)
 
 
 async def _agents(place: Place, port: int, devices: int, *, echo: bool) -> None:

@@ -18,6 +18,7 @@ def run() -> list[Figure]:
     return [
         Figure("server memory over idle, 2 devices, 100 MB", two.peak_models, "models", "<= 4"),
         Figure("server memory over idle, 20 devices, 25 MB", many.peak_models, "models", "<= 4"),
+        Figure("broker memory over idle, 20 devices, 25 MB", many.broker_bytes / 1e6, "MB", "<= 100"),
         Figure("server sent a round, 1 device", one.sent_bytes / one.rounds / one.model_bytes, "models"),
         Figure("server sent a round, 20 devices", many.sent_bytes / many.rounds / many.model_bytes, "models"),
         Figure("server sent, 20 devices over 1", many.sent_bytes / one.sent_bytes, "x", "<= 1.05"),

@@ -54,8 +54,8 @@ class Desk:
                 self.moments.append(asyncio.get_running_loop().time())
             else:
                 frame = chunks.decode(data)
-                assert frame.data == DATA[frame.index * 1024 : (frame.index + 1) * 1024]
-                self.frames.append(frame.index)
+                assert frame.data == DATA[frame.start * 1024 : (frame.start + 1) * 1024]
+                self.frames.append(frame.start)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

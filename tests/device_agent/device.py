@@ -12,7 +12,7 @@ from device_agent import outbox
 from device_agent.metering import ProcessMeter
 from device_agent.outbox import Outbox
 from device_agent.training import Bench, perform
-from shared import payload, spool, wire
+from shared import payload, spool
 from shared.codecs.dense import dense
 from shared.messages import Update
 from shared.tree import Tree
@@ -43,7 +43,7 @@ class Device:
 
 
 def update_of(draft: Path) -> Update:
-    return wire.decode_as(Update, (draft / outbox.UPDATE).read_bytes())
+    return outbox.read(draft)
 
 
 def moved(draft: Path) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class Host:
         return training
 
     @property
+    def rounds(self) -> list[int]:
+        """Rounds whose updates wait in the outbox."""
+        return [entry.update.round for entry in self.outbox.entries()]
+
+    @property
     def pid(self) -> int:
         return self.trainer._process.pid
 
@@ -58,6 +64,16 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a living trainer holds its lock."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:

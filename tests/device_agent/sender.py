@@ -11,7 +11,7 @@ from random import Random
 from device_agent.download import Download
 from shared import chunks, wire
 from shared.background import background
-from shared.messages import Transfer, Want
+from shared.messages import BLOCK_BYTES, Transfer, Want
 from shared.topics import topic
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
@@ -49,7 +49,7 @@ class Sender:
         async for _, data in inbox:
             want = wire.decode_as(Want, data)
             assert want.digest == self.transfer.digest
-            for index in chunks.from_ranges(want.ranges, self.transfer.count, limit=chunks.MAX_WINDOW):
+            for index, _ in chunks.pieces(want, self.transfer, BLOCK_BYTES):
                 self.asked.append(index)
                 waiting.put_nowait(index)
             self.times.append(asyncio.get_running_loop().time())

@@ -16,7 +16,7 @@ from device_agent.outbox import Outbox
 from shared import chunks, payload, wire
 from shared.background import background
 from shared.data.spec import Data
-from shared.messages import Message, Report, Transfer, Update, Want
+from shared.messages import BLOCK_BYTES, Message, Report, Transfer, Update, Want
 from shared.topics import topic
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
@@ -52,7 +52,8 @@ class StubTrainer:
         (draft / files.PAYLOAD).write_bytes(RESULT)
         transfer = Transfer(digest=payload.digest([memoryview(RESULT)]), size=len(RESULT), frame_bytes=job.frame_bytes)
         task = job.task
-        files.write(draft, Update(run=task.run, round=task.round, device=task.device, params=transfer, cost=job.cost))
+        about = {"run": task.run, "round": task.round, "device": task.device, "start": task.params.digest}
+        files.write(draft, Update(**about, params=transfer, cost=job.cost))
 
     @property
     def rounds(self) -> list[int]:
@@ -115,10 +116,8 @@ class Site:
                 case Want() as want if want.digest != payload.digest([memoryview(self.parameters)]):
                     pass
                 case Want() as want:
-                    transfer = Transfer(
-                        digest=want.digest, size=len(self.parameters), frame_bytes=chunks.MIN_FRAME_BYTES
-                    )
-                    for index in chunks.from_ranges(want.ranges, transfer.count, limit=chunks.MAX_WINDOW):
+                    transfer = Transfer(digest=want.digest, size=len(self.parameters), frame_bytes=BLOCK_BYTES)
+                    for index, _ in chunks.pieces(want, transfer, BLOCK_BYTES):
                         await asyncio.sleep(self.frame_s)
                         frame = self.cut(self.parameters, transfer, index)
                         await self.transport.publish(topic(SITE, DEVICE, "model"), frame)

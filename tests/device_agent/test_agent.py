@@ -44,7 +44,9 @@ def test_round_after_round_each_once(site, live, make_task) -> None:
     async def story() -> None:
         for number in (1, 2, 3):
             await site.tell("task", make_task(round=number), 1.5)
-            await site.tell("ack", Ack(run="trial", round=number, device=DEVICE, verdict="accepted"), 0.1)
+            start = site.offers[-1].start
+            settled = Ack(run="trial", round=number, device=DEVICE, start=start, verdict="accepted")
+            await site.tell("ack", settled, 0.1)
         assert site.trainer.rounds == site.offered == [1, 2, 3]
         assert site.agent.outbox.entries() == []
 

@@ -98,6 +98,8 @@ def test_a_wrong_key_is_named_with_a_remedy(refused: Callable[[str], str], text:
         ("trainer", "memory_mb = -1", "memory_mb and threads must be"),
         ("trainer", "memory_mb = 1.5", "memory_mb: Expected `int`, got `float`; correct the value"),
         ("trainer", "threads = -2", "memory_mb and threads must be"),
+        ("trainer", "threads = 5000000000", "up to 1048576 and 1024"),
+        ("trainer", "memory_mb = 9000000000000000000", "up to 1048576 and 1024"),
         ("link", "windows = 3", "unknown field `windows`; remove it or correct its spelling"),
         ("link", "frame_bytes = 1023", "frame_bytes must be 1024 to 4194304"),
         ("link", "frame_bytes = 4194305", "frame_bytes must be 1024 to 4194304"),

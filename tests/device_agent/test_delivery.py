@@ -39,9 +39,9 @@ def test_exactly_the_frames_that_are_wanted_are_sent(desk, at_desk, describe) ->
     async def story() -> None:
         digest = describe(DATA).digest
         assert desk.frames == []
-        await desk.tell(Want(digest=digest, ranges=[(1, 3), (5, 6)]))
+        await desk.tell(Want(digest=digest, frame_bytes=1024, ranges=[(1, 3), (5, 6)]))
         assert desk.frames == [1, 2, 5]
-        await desk.tell(Want(digest=digest, ranges=[(2, 3)]))
+        await desk.tell(Want(digest=digest, frame_bytes=1024, ranges=[(2, 3)]))
         assert desk.frames == [1, 2, 5, 2]
         assert desk.delivery.bytes_sent == 3 * 1024 + 17 + 4 * chunks.HEADER_BYTES
 
@@ -54,7 +54,7 @@ def test_two_updates_of_the_same_content_answer_once(desk, at_desk, describe) ->
     desk.put(2, DATA, describe(DATA))
 
     async def story() -> None:
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 6)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)]))
         assert desk.frames == list(range(6))
 
     at_desk(story)
@@ -69,8 +69,8 @@ def test_a_settled_update_leaves_the_outbox_and_is_silent(desk, at_desk, describ
 
     async def story() -> None:
         await desk.tell(ack(1, verdict, "shape"))
-        assert not desk.outbox.has("trial", 1)
-        assert desk.outbox.has("trial", 2)
+        assert not desk.outbox.has("trial", 1, b"")
+        assert desk.outbox.has("trial", 2, b"")
         await asyncio.sleep(PAST_JITTER_S)
         assert desk.rounds == [1, 2, 2]
 
@@ -84,10 +84,10 @@ def test_an_update_is_kept_until_it_is_settled(desk, at_desk, describe) -> None:
     desk.put(1, DATA, describe(DATA))
 
     async def story() -> None:
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 6)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)]))
         await desk.tell(ack(7))
         await desk.tell(Ack(run="other", round=1, device=DEVICE, verdict="accepted"))
-        assert desk.outbox.has("trial", 1)
+        assert desk.outbox.has("trial", 1, b"")
 
     at_desk(story)
 
@@ -128,7 +128,7 @@ def test_a_sign_of_life_makes_pauses_short_again(desk, at_desk, describe) -> Non
 
     async def story() -> None:
         await asyncio.sleep(60)
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 1)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 1)]))
         before = len(desk.offers)
         await asyncio.sleep(PAST_JITTER_S)
         assert len(desk.offers) == before + 1

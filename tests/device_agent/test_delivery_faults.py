@@ -19,9 +19,9 @@ def test_frames_that_do_not_exist_are_not_sent(desk, at_desk, describe, ranges) 
     desk.put(1, DATA, describe(DATA))
 
     async def story() -> None:
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=ranges))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=ranges))
         assert desk.frames == []
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 1)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 1)]))
         assert desk.frames == [0]
 
     at_desk(story)
@@ -34,11 +34,11 @@ def test_a_want_for_what_is_not_here_is_harmless(desk, at_desk, describe) -> Non
     desk.put(3, b"other", describe(b"other"))
 
     async def story() -> None:
-        await desk.tell(Want(digest=bytes(16), ranges=[(0, 1)]))
+        await desk.tell(Want(digest=bytes(16), frame_bytes=1024, ranges=[(0, 1)]))
         (desk.outbox.entries()[2].payload).unlink()
-        await desk.tell(Want(digest=describe(b"other").digest, ranges=[(0, 1)]))
+        await desk.tell(Want(digest=describe(b"other").digest, frame_bytes=1024, ranges=[(0, 1)]))
         assert desk.frames == []
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 1)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 1)]))
         assert desk.frames == [0]
 
     at_desk(story)
@@ -79,7 +79,7 @@ def test_bytes_that_say_nothing_are_dropped(desk, at_desk, describe, data) -> No
 
     async def story() -> None:
         await desk.transport.publish(topic(SITE, DEVICE, "ack"), data)
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 1)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 1)]))
         assert desk.frames == [0]
 
     at_desk(story)
@@ -99,13 +99,13 @@ def test_a_broker_that_is_away_only_delays(desk, at_desk, describe) -> None:
     desk.put(1, DATA, describe(DATA))
 
     async def story() -> None:
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 2)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 2)]))
         assert desk.offers == []
         assert desk.frames == []
         refusing[0] = False
         await asyncio.sleep(PAST_JITTER_S)
         assert desk.rounds == [1]
-        await desk.tell(Want(digest=describe(DATA).digest, ranges=[(0, 2)]))
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 2)]))
         assert desk.frames == [0, 1]
 
     at_desk(story)

@@ -28,7 +28,7 @@ def test_a_damaged_frame_is_dropped_and_asked_again(sender, fetch) -> None:
         3: lambda frame: frame[:2] + b"\x09" + frame[3:],
         4: lambda _frame: b"",
         5: lambda _frame: b"hello",
-        6: lambda _frame: wire.encode(Want(digest=bytes(16), ranges=[])),
+        6: lambda _frame: wire.encode(Want(digest=bytes(16), frame_bytes=1024, ranges=[])),
         7: lambda _frame: b"FM\x01\xc1",
     }
     sender.reply = lambda frame, index, asked: damages[index](frame) if index in damages and asked == 1 else frame

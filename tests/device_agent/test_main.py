@@ -16,7 +16,7 @@ import pytest
 
 from edge_server.broker import free_port, running
 from shared import chunks, wire
-from shared.messages import Assignment, Hyper, Status, Task, Transfer, Update, Want
+from shared.messages import BLOCK_BYTES, Assignment, Hyper, Status, Task, Transfer, Update, Want
 from shared.topics import topic
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
@@ -46,10 +46,10 @@ async def status(inbox: Inbox) -> Status:
 
 async def serve(inbox: Inbox, transport: MqttTransport, parameters: bytes, cut, task: Task) -> None:
     """Send a task's parameters as they are asked for, until all are gone."""
-    lacking = set(range(task.params.count))
+    lacking = set(range(task.params.blocks))
     async for _, data in inbox:
         want = wire.decode_as(Want, data)
-        for index in chunks.from_ranges(want.ranges, task.params.count, limit=chunks.MAX_WINDOW):
+        for index, _ in chunks.pieces(want, task.params, BLOCK_BYTES):
             await transport.publish(topic(SITE, DEVICE, "model"), cut(parameters, task.params, index))
             lacking.discard(index)
         if not lacking:

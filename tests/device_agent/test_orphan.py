@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from device_agent.outbox import Outbox
-from device_agent.trainer import TrainerProcess, _is_locked
+from device_agent.trainer import TrainerProcess
 from shared.messages import Assignment, Hyper
+from tests.device_agent.host import is_locked
 
 AGENT = """
 import asyncio, sys
@@ -59,8 +60,8 @@ def test_a_trainer_finishes_the_task_of_a_killed_agent(tmp_path: Path, make_job,
         agent.kill()
         assert await agent.wait() == -signal.SIGKILL
         successor, its_box = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1), Outbox(*folders)
-        assert _is_locked(tmp_path / "lock")
-        assert not its_box.has("trial", 1)
+        assert is_locked(tmp_path / "lock")
+        assert not its_box.has("trial", 1, b"")
         began = time.monotonic()
         await successor.ready()
         assert time.monotonic() - began > 0.1

@@ -45,10 +45,10 @@ def test_a_draft_counts_once_it_is_committed(reopen: Callable[[], Outbox], fill:
     """Neither `has` nor `entries` sees a draft; a committed one is there whole."""
     box = reopen()
     draft = fill(box.draft("trial", 1))
-    assert not box.has("trial", 1)
+    assert not box.has("trial", 1, b"")
     assert box.entries() == []
     box.commit(draft)
-    assert box.has("trial", 1)
+    assert box.has("trial", 1, b"")
     (entry,) = box.entries()
     assert (entry.update.run, entry.update.round, entry.update.weight) == ("trial", 1, 3.0)
     assert entry.payload.read_bytes() == BYTES
@@ -73,7 +73,7 @@ def test_a_removed_entry_leaves_one_spare_file(reopen: Callable[[], Outbox], fil
     first, second = box.entries()
     box.remove(first)
     box.remove(first)
-    assert not box.has("trial", 1)
+    assert not box.has("trial", 1, b"")
     assert [entry.update.round for entry in box.entries()] == [2]
     box.remove(second)
     assert [path.name for path in (tmp_path / "outbox").iterdir()] == [outbox.SPARE]
@@ -138,7 +138,7 @@ def test_a_restarted_agent_leaves_the_draft_of_a_trainer_that_outlived_it(
     draft = reopen().draft("trial", 3)
     box = reopen()
     outbox.commit(fill(draft, 3))
-    assert box.has("trial", 3)
+    assert box.has("trial", 3, b"")
 
 
 def test_the_state_of_a_committed_entry_is_promoted_at_start(
@@ -149,7 +149,7 @@ def test_the_state_of_a_committed_entry_is_promoted_at_start(
     assert not (tmp_path / "state" / "trial").exists()
     box = reopen()
     assert (tmp_path / "state" / "trial").read_bytes() == b"after round 1"
-    assert box.has("trial", 1)
+    assert box.has("trial", 1, b"")
 
 
 def test_a_state_committed_late_is_promoted_before_the_next_task(
@@ -199,7 +199,7 @@ def test_a_corrupt_update_is_set_aside_and_the_others_are_delivered(
         assert [entry.update.round for entry in reopen().entries()] == [1, 3]
     assert len(caplog.records) == 1
     assert "trial@000002" in caplog.text
-    assert not box.has("trial", 2)
+    assert not box.has("trial", 2, b"")
     box.add(update(2))
     assert [entry.update.round for entry in box.entries()] == [1, 2, 3]
     aside = [path for path in (tmp_path / "outbox").iterdir() if "corrupt" in path.name]

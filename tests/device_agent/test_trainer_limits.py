@@ -9,7 +9,7 @@ import pytest
 
 from device_agent.outbox import Outbox
 from device_agent.trainer import TrainerProcess
-from shared.errors import TaskFailed
+from shared.errors import TaskFailed, TrainerDied
 from shared.messages import Spec
 from tests.device_agent.host import START_S, Host, is_alive, until
 
@@ -68,7 +68,7 @@ def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, m
         trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=64, threads=1)
         host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
         for number in (1, 2):
-            with pytest.raises(TaskFailed, match=r"the trainer (ended|died|was killed)"):
+            with pytest.raises(TrainerDied, match=r"the trainer (ended|died|was killed)"):
                 await host.train(make_task(round=number))
         assert host.outbox.entries() == []
         await trainer.close()

@@ -23,7 +23,7 @@ from edge_server.trial.runs import exists
 from shared import chunks, payload, wire
 from shared.clock import VirtualLoop
 from shared.codecs.dense import dense
-from shared.messages import Ack, Message, Status, Task, Transfer, Update, Want
+from shared.messages import BLOCK_BYTES, Ack, Message, Status, Task, Transfer, Update, Want
 from shared.models.init import initial
 from shared.topics import topic
 from shared.transport.base import Inbox, Transport
@@ -126,7 +126,7 @@ class Puppet:
         await self.say(update)
         while isinstance(message := await self.heard(), Want):
             assert update.params is not None
-            for index in chunks.from_ranges(message.ranges, update.params.count, limit=chunks.MAX_WINDOW):
+            for index, _ in chunks.pieces(message, update.params, BLOCK_BYTES):
                 await self.say(frame(update.params, index, data))
         return message
 

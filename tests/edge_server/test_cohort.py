@@ -1,13 +1,16 @@
-"""Who takes part is a function of the seed, the round and who is there."""
+"""Who takes part is a function of the seed, the round and who is there; how many must answer, of the plan."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.cohort import select
+from edge_server.cohort import needed, select
 
 names = st.lists(st.text("abcdefgh0123456789", min_size=1, max_size=4), unique=True, max_size=12)
 
@@ -39,3 +42,38 @@ def test_the_draw_is_the_same_for_ever():
     online = ["a", "b", "c", "d", "e"]
     draws = [select(online, size=2, seed=7, number=number) for number in (1, 2, 3)]
     assert draws == [("a", "b"), ("c", "d"), ("a", "d")]
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(online=names, size=st.integers(1, 9), tenths=st.integers(0, 30), seed=st.integers(), number=st.integers(1, 99))
+def test_over_selection_asks_for_a_share_more(online, size, tenths, seed, number):
+    """ceil(size * (1 + share)), reckoned in exact fractions, of those who are there; a draw like any other."""
+    wanted = math.ceil(size * (1 + Fraction(tenths, 10)))
+    cohort = select(online, size=size, seed=seed, number=number, over_selection=tenths / 10)
+    assert len(cohort) == min(wanted, len(online))
+    assert set(cohort) <= set(online)
+    assert cohort == select(list(reversed(online)), size=size, seed=seed, number=number, over_selection=tenths / 10)
+    assert cohort == select(online, size=wanted, seed=seed, number=number)
+
+
+def test_over_selection_is_not_rounded_up_for_what_binary_fractions_add():
+    """50 and a tenth of it are 55; in floating point they are a little more."""
+    online = [f"d{number}" for number in range(100)]
+    assert len(select(online, size=50, seed=1, number=1, over_selection=0.1)) == 55
+
+
+@pytest.mark.parametrize(
+    ("asked", "size", "quorum", "updates"),
+    [
+        (10, 0, 1.0, 10),  # everybody who is there
+        (25, 0, 0.28, 7),  # 7.000000000000001 in binary
+        (13, 10, 1.0, 10),  # three more than needed were asked
+        (13, 10, 0.75, 8),  # 7.5 of the ten, not 9.75 of the thirteen
+        (7, 10, 1.0, 7),  # fewer are there than the plan wants
+        (7, 10, 0.5, 4),
+        (1, 3, 0.1, 1),
+        (0, 3, 1.0, 0),
+    ],
+)
+def test_a_quorum_is_a_share_of_the_cohort_without_those_asked_in_addition(asked, size, quorum, updates):
+    assert needed(asked, size=size, quorum=quorum) == updates

@@ -67,6 +67,8 @@ def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
         ('plan = "p"\n[link]\nbudget = 0', "link", "budget must be >= 1"),
         ('plan = "p"\n[link]\npatience_s = 0.0', "link", "patience_s > 0"),
         ('plan = "p"\n[link]\npatience_s = nan', "link", "patience_s > 0"),
+        ('plan = "p"\nthreads = -1', "threads", "threads must be 0"),
+        ('plan = "p"\nthreads = 5000000000', "threads", "to 1024"),
         ("plan = p", "line 1", "correct that line"),
     ],
 )

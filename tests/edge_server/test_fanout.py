@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,18 @@ from edge_server.fanout import ALL, Fanout
 
 PATIENCE_S = 1.0
 FRAMES = 12
+
+
+def pieces(starts: Iterable[int]) -> list[tuple[int, int]]:
+    """Return pieces of one block each."""
+    return [(start, start + 1) for start in starts]
+
+
+def due(fanout: Fanout, now: float) -> list[tuple[int, str]]:
+    """Return what is due: where pieces start, and to whom they go; they stop where they were asked to."""
+    found = fanout.due(now)
+    assert all(stop == start + 1 for (start, stop), _ in found)
+    return [(start, audience) for (start, _), audience in found]
 
 
 class Fleet:
@@ -27,11 +40,11 @@ class Fleet:
     def ask(self, device: str) -> None:
         """Ask for the first frames that lack."""
         lacking = [index for index in range(self.frames) if index not in self.have[device]]
-        self.fanout.want(device, lacking[: self.window], self.now)
+        self.fanout.want(device, pieces(lacking[: self.window]), self.now)
 
     def deliver(self, lost: frozenset[str] = frozenset()) -> None:
         """Send what is due; `lost` devices hear nothing of it."""
-        for index, audience in self.fanout.due(self.now):
+        for index, audience in due(self.fanout, self.now):
             self.sends[index, audience] += 1
             for device in self.shared - lost if audience == ALL else {audience} - lost:
                 self.have.setdefault(device, set()).add(index)
@@ -86,7 +99,7 @@ def test_every_device_that_goes_on_asking_gets_every_frame(steps, count, window)
         fleet.deliver(lost=frozenset({device} if action == "lose" else ()))
     fleet.settle(gone)
     assert not [device for device in fleet.have if device not in gone and fleet.lacking(device)]
-    assert fleet.fanout.due(fleet.now + 100) == []
+    assert due(fleet.fanout, fleet.now + 100) == []
     assert fleet.fanout.patience(fleet.now) is None
 
 
@@ -106,12 +119,12 @@ def test_devices_in_step_cost_one_send_a_frame(count, window, frames):
 def test_a_frame_waits_until_the_last_member_has_asked_for_it():
     """Else it would have to be sent again to those who were not ready."""
     fanout = Fanout(["a", "b"], patience_s=PATIENCE_S)
-    fanout.want("a", range(4), 0.0)
-    assert fanout.due(0.0) == []
-    fanout.want("b", range(2), 0.1)
-    assert fanout.due(0.1) == [(0, ALL), (1, ALL)]
-    fanout.want("b", range(2, 4), 0.2)
-    assert fanout.due(0.2) == [(2, ALL), (3, ALL)]
+    fanout.want("a", pieces(range(4)), 0.0)
+    assert due(fanout, 0.0) == []
+    fanout.want("b", pieces(range(2)), 0.1)
+    assert due(fanout, 0.1) == [(0, ALL), (1, ALL)]
+    fanout.want("b", pieces(range(2, 4)), 0.2)
+    assert due(fanout, 0.2) == [(2, ALL), (3, ALL)]
     assert fanout.patience(0.2) is None
 
 
@@ -119,24 +132,24 @@ def test_one_lost_frame_is_sent_to_its_loser_alone():
     """The others have it and need not hear it again."""
     fanout = Fanout(["a", "b", "c"], patience_s=PATIENCE_S)
     for device in "abc":
-        fanout.want(device, [0, 1], 0.0)
-    assert fanout.due(0.0) == [(0, ALL), (1, ALL)]
-    fanout.want("b", [0], 2.0)
-    assert fanout.due(2.0) == [(0, "b")]
+        fanout.want(device, pieces([0, 1]), 0.0)
+    assert due(fanout, 0.0) == [(0, ALL), (1, ALL)]
+    fanout.want("b", pieces([0]), 2.0)
+    assert due(fanout, 2.0) == [(0, "b")]
 
 
 def test_a_laggard_is_served_alone_after_the_patience_and_the_others_go_on():
     """It is told to leave once; what it had asked for is forgotten, since it asks anew when it has left."""
     fanout = Fanout(["quick", "slow", "swift"], patience_s=PATIENCE_S)
     for device in ("quick", "swift"):
-        fanout.want(device, range(4), 5.0)
+        fanout.want(device, pieces(range(4)), 5.0)
     assert fanout.patience(5.25) == 0.75
     assert fanout.laggards(5.25) == []
     assert fanout.laggards(6.0) == ["slow"]
-    assert fanout.due(6.0) == [(index, ALL) for index in range(4)]
+    assert due(fanout, 6.0) == [(index, ALL) for index in range(4)]
     assert fanout.laggards(60.0) == []
-    fanout.want("slow", [0, 1], 7.0)
-    assert fanout.due(7.0) == [(0, "slow"), (1, "slow")]
+    fanout.want("slow", pieces([0, 1]), 7.0)
+    assert due(fanout, 7.0) == [(0, "slow"), (1, "slow")]
     assert fanout.patience(7.0) is None
 
 
@@ -145,9 +158,9 @@ def test_patience_grows_with_the_time_the_group_takes_for_a_frame():
     fanout = Fanout(["a", "b"], patience_s=PATIENCE_S)
     for now in (0.0, 10.0):
         for device in "ab":
-            fanout.want(device, [int(now)], now)
-        fanout.due(now)
-    fanout.want("a", [11], 20.0)
+            fanout.want(device, pieces([int(now)]), now)
+        due(fanout, now)
+    fanout.want("a", pieces([11]), 20.0)
     assert fanout.patience(20.0) == 5.0
 
 
@@ -155,25 +168,25 @@ def test_a_device_that_drops_does_not_block_the_others():
     """Nor does it go on being waited for, nor is anybody blamed for what only it had asked for."""
     fanout = Fanout(["a", "b", "c"], patience_s=PATIENCE_S)
     for device in "ab":
-        fanout.want(device, [0, 1], 0.0)
+        fanout.want(device, pieces([0, 1]), 0.0)
     fanout.drop("c")
-    assert fanout.due(0.0) == [(0, ALL), (1, ALL)]
-    fanout.want("a", [2], 0.5)
+    assert due(fanout, 0.0) == [(0, ALL), (1, ALL)]
+    fanout.want("a", pieces([2]), 0.5)
     fanout.drop("a")
     assert fanout.patience(9.0) is None
     assert fanout.laggards(9.0) == []
-    assert fanout.due(9.0) == []
-    fanout.want("b", [2], 9.0)
-    assert fanout.due(9.0) == [(2, ALL)]
+    assert due(fanout, 9.0) == []
+    fanout.want("b", pieces([2]), 9.0)
+    assert due(fanout, 9.0) == [(2, ALL)]
 
 
 def test_a_device_that_comes_late_is_served_alone_and_keeps_nobody_waiting():
     """It was not of the group, or has left it; the group's frames do not wait for it."""
     fanout = Fanout(["a", "b"], patience_s=PATIENCE_S)
     for device in "ab":
-        fanout.want(device, [0], 0.0)
-    fanout.want("late", [0, 1], 0.0)
-    assert fanout.due(0.0) == [(0, "late"), (1, "late"), (0, ALL)]
+        fanout.want(device, pieces([0]), 0.0)
+    fanout.want("late", pieces([0, 1]), 0.0)
+    assert due(fanout, 0.0) == [(0, "late"), (1, "late"), (0, ALL)]
     for device in "ab":
-        fanout.want(device, [1], 1.0)
-    assert fanout.due(1.0) == [(1, ALL)]
+        fanout.want(device, pieces([1]), 1.0)
+    assert due(fanout, 1.0) == [(1, ALL)]

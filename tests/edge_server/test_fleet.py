@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.fleet import Fleet, observe
+from edge_server.fleet import REMEMBERED, Fleet, is_used_twice, observe
 from shared.messages import Report, Status
 
 
@@ -51,6 +51,70 @@ def test_no_order_of_old_deaths_ends_the_newest_session(deaths, last):
     """Whatever arrives of sessions before the last."""
     old = [status(session, online=False) for session in deaths if session < last]
     assert after(status(last, online=True), *old).online == ("pi",)
+
+
+def test_a_late_will_from_before_the_disk_was_replaced_does_not_end_the_new_board():
+    """Its number is far larger than any of the new board's, but its process has been superseded."""
+    replaced = after(status(57, online=True), status(1, online=True, instance="b"))
+    assert observe(replaced, status(57, online=False)) is replaced
+    assert observe(replaced, status(58, online=False)) is replaced
+
+
+def test_what_a_process_said_before_changes_nothing_when_it_comes_again():
+    """A broker may repeat an old birth, of this process or of the one before; a repeated present one is harmless."""
+    fleet = after(status(1, online=True), status(2, online=True), status(3, online=True, instance="b"))
+    assert observe(fleet, status(2, online=True)) is fleet
+    newer = observe(fleet, status(4, online=True, instance="b"))
+    assert observe(newer, status(3, online=True, instance="b")) is newer
+    assert observe(newer, status(4, online=True, instance="b")) == newer
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(["reconnect", "restart", "new disk", "unwritable disk"]), max_size=12),
+    data=st.data(),
+)
+def test_only_the_newest_sessions_own_death_ends_it(steps, data):
+    """Births in order, earlier deaths at any later moment, twice, or never; counters that begin anew or repeat."""
+    fleet, instance, number, stored, dead = Fleet(), 0, 0, 0, []
+    for step in ["restart", *steps]:
+        if step != "reconnect":
+            instance += 1
+            number = stored if step != "new disk" else 0
+        number += 1
+        stored = stored if step == "unwritable disk" else number
+        fleet = observe(fleet, status(number, online=True, instance=f"{instance}"))
+        late = data.draw(st.lists(st.sampled_from(dead), max_size=3)) if dead else []
+        for death in late:
+            fleet = observe(fleet, death)
+        assert fleet.online == ("pi",)
+        dead.append(status(number, online=False, instance=f"{instance}"))
+    assert observe(fleet, dead[-1]).online == ()
+
+
+def doubles(*messages: Status) -> list[int]:
+    """Return the places of the messages that showed an id used twice."""
+    fleet, found = Fleet(), []
+    for place, message in enumerate(messages):
+        if is_used_twice(fleet, message):
+            found.append(place)
+        fleet = observe(fleet, message)
+    return found
+
+
+def test_births_that_take_turns_show_an_id_used_twice():
+    """A, B, A, B: from the third on. What a board does alone shows nothing: it reconnects, restarts, repeats itself."""
+    a, b = (lambda n: status(n, online=True, instance="a")), (lambda n: status(n, online=True, instance="b"))
+    assert doubles(a(1), b(1), a(2), b(2)) == [2, 3]
+    assert doubles(a(1), b(9), status(9, online=False, instance="b"), a(2)) == [3]
+    assert doubles(a(1), a(2), b(3), b(4), status(2, online=False, instance="a")) == []
+    assert doubles(a(1), b(2), a(1), b(2)) == []
+
+
+def test_what_is_remembered_of_a_device_is_bounded():
+    """A device that restarts all the time, or pretends to, takes no more room than the last of its processes."""
+    fleet = after(*(status(number, online=True, instance=f"{number}") for number in range(1, 100)))
+    assert list(fleet.sessions["pi"]) == [f"{number}" for number in range(100 - REMEMBERED, 100)]
 
 
 def test_the_latest_report_stands():

@@ -10,7 +10,7 @@ import torch
 
 from edge_server.store.base import RoundClosed, UpdateAccepted
 from shared import chunks
-from shared.messages import Ack, Transfer, Want
+from shared.messages import BLOCK_BYTES, Ack, Transfer, Want
 from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual
 
 FAILED = {"bad": "no memory"}
@@ -141,7 +141,7 @@ def test_what_is_damaged_on_its_way_is_taken_at_the_next_offer(tmp_path):
             assert update.params
             await one.say(update)
             await one.heard()
-            for index in range(update.params.count):
+            for index in range(update.params.blocks):
                 await one.say(frame(update.params, index, data[:-1] + b"!"))
             await asyncio.sleep(1)
             assert here.server._gather
@@ -169,11 +169,11 @@ def test_a_frame_that_does_not_come_is_asked_for_again(tmp_path):
             asked: Counter[int] = Counter()
             await one.say(update)
             while isinstance(message := await one.heard(), Want):
-                for index in chunks.from_ranges(message.ranges, update.params.count, limit=100):
+                for index, _ in chunks.pieces(message, update.params, BLOCK_BYTES):
                     asked[index] += 1
                     if index != 1 or asked[1] == 3:
                         await one.say(frame(update.params, index, data))
-            assert message == Ack(run=RUN, round=1, device="one", verdict="accepted")
+            assert message == Ack(run=RUN, round=1, device="one", start=update.start, verdict="accepted")
             await two.answer(await two.task(), moved(here.plan, 0.5))
             await here.ended()
             return asked

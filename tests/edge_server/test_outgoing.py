@@ -186,6 +186,7 @@ class Flaky:
     def __init__(self, inner: Transport) -> None:
         self.inner, self.count = inner, 0
         self.subscribe = inner.subscribe
+        self.max_payload_bytes = inner.max_payload_bytes
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         self.count += 1
@@ -214,9 +215,9 @@ def test_nonsense_wants_are_refused_and_strangers_ignored():
             digest = outgoing.transfer.digest
             for ranges in ([(0, FRAMES + 1)], [(-1, 2)], [(3, 3)], [(5, 2)]):
                 with pytest.raises(WireError) as refused:
-                    outgoing.want("a", Want(digest=digest, ranges=ranges))
+                    outgoing.want("a", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=ranges))
                 assert refused.value.reason == "shape"
-            outgoing.want("stranger", Want(digest=digest, ranges=[(0, FRAMES)]))
+            outgoing.want("stranger", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=[(0, FRAMES)]))
             await asyncio.sleep(5)
             assert outgoing.bytes_sent == 0
 
@@ -226,7 +227,7 @@ def test_nonsense_wants_are_refused_and_strangers_ignored():
 def test_a_payload_is_described_by_its_content():
     """Size and digest are those of the bytes that the frames add up to, cut from the tensors in place."""
     transfer, scattered = describe(PAYLOAD, FRAME_BYTES)
-    assert (transfer.size, transfer.count) == (len(BYTES), FRAMES)
+    assert (transfer.size, transfer.blocks) == (len(BYTES), FRAMES)
     assert b"".join(scattered.read(0, transfer.size)) == BYTES
     other = dense().encode({"weight": torch.arange(10_000, dtype=torch.float32) + 1}, None)[0]
     assert describe(other, FRAME_BYTES)[0] == msgspec.structs.replace(transfer, digest=describe(other, 2048)[0].digest)

@@ -22,7 +22,7 @@ from edge_server.store.base import (
     closed_rounds,
 )
 from edge_server.store.checkpoints import path_of
-from edge_server.store.sqlite import SqliteStore
+from edge_server.store.sqlite import SqliteStore, read
 from edge_server.trial.plan import Plan, load
 from shared.errors import ConfigError
 from shared.tree import State
@@ -207,3 +207,24 @@ def test_devices_that_stayed_take_part_in_rounds_that_are_done_again(tmp_path, u
             return await here.serve()
 
     require_same(here.network.run(play()), undisturbed)
+
+
+def test_a_stored_update_that_rotted_while_the_server_was_away_is_asked_for_again(tmp_path, undisturbed, caplog):
+    """Its size still holds, its digest does not: it must not count, and the round ends as if nothing had happened."""
+    here = Site(Network(), make_plan(tmp_path), tmp_path)
+
+    async def play() -> tuple[str, End]:
+        async with here.devices(*NAMES):
+            store = Stopping(tmp_path / RUN, MOMENTS["an update is stored"])
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(here.serve(store))
+            record = [one for one in read(tmp_path / RUN) if isinstance(one, UpdateAccepted) and one.round == 2][-1]
+            path = tmp_path / RUN / "updates" / record.device
+            rotten = bytearray(path.read_bytes())
+            rotten[-100] ^= 1
+            path.write_bytes(rotten)
+            return record.device, await here.serve()
+
+    device, end = here.network.run(play())
+    require_same(end, undisturbed)
+    assert f"the stored update of {device} in round 2 is damaged, asking for it again" in caplog.text

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -100,6 +104,51 @@ def test_not_json(mistake):
 
 def test_not_text(mistake):
     assert mistake(b"name = '\xff\xfe'").startswith("cannot be read as UTF-8 text")
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "problem"),
+    [
+        ("name = " + "[" * 5000, ".toml", "within one another beyond all measure; flatten them"),
+        ("name = " + "{a=" * 5000, ".toml", "within one another beyond all measure; flatten them"),
+        ("a." * 30_000 + "a = 1", ".toml", "a key of more than 64 parts"),
+        ("[" + "a." * 64 + "a]", ".toml", "a key of more than 64 parts"),
+        ('"a.b" . ' * 64 + "c = 1", ".toml", "a key of more than 64 parts"),
+        ("rounds = " + "1" * 5000, ".toml", "an integer of more than 64 bits"),
+        ('name = "x"\nrounds = 0x' + "f" * 17, ".toml", "an integer of more than 64 bits"),
+        ('{"name": "x", "rounds": 1' + "0" * 30 + "}", ".json", "an integer of more than 64 bits"),
+        ('{"rounds": 1' + "0" * 5000 + "}", ".json", "rounds: Integer value out of range"),
+        ("[" * 100_000, ".json", "Expected `object`, got `array`"),
+        ('{"x":' * 100_000, ".json", "unknown field `x`"),
+        (r'{"name": "\ud800"}', ".json", "; correct that line"),
+        (r'name = "\ud800"', ".toml", "not a Unicode scalar value"),
+        (r'"a\nb\u001b[2J" = 1', ".toml", r"unknown field `a\nb\x1b[2J`"),
+        ("#" * (config.MAX_BYTES + 1), ".toml", "more than 1048576 bytes"),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_what_no_parser_should_be_given(mistake, text, suffix, problem):
+    """Nesting, numbers, keys and lengths beyond all measure: refused in one line, soon, and without much memory."""
+    tracemalloc.start()
+    try:
+        began = time.process_time()
+        assert problem in mistake(text, suffix)
+        assert time.process_time() - began < 2  # a dotted key of this length took 17 s and 4 GB
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_is_not_read_to_its_end_if_it_has_none():
+    with pytest.raises(ConfigError, match="more than 1048576 bytes; give the path of a configuration"):
+        config.read(Path("/dev/zero"), Plan)
+
+
+def test_a_key_of_some_parts_and_a_line_of_dots_are_read(tmp_path):
+    """The guard against endless keys minds neither."""
+    path = tmp_path / "plan.toml"
+    path.write_text(f"# {'.' * 200}\n" + GOOD + "broker.port = 1884 # 1.5 2.5 3.5\n")
+    assert config.read(path, Plan).broker.port == 1884
 
 
 def test_no_such_file_and_a_folder(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import subprocess  # noqa: TID251 - asks a fresh process
 import sys
 from pathlib import Path
 
@@ -60,3 +61,32 @@ def test_frames_are_kept_and_tensors_are_mapped(how, environment):
     """
     assert asyncio.run(ask("", {}))[0] == "2"
     assert asyncio.run(ask(how, environment)) == ["1", "True", "True"]
+
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FAULTS = """
+import resource, sys
+from shared import heap
+if sys.argv[1] == "huge":
+    heap.huge_pages()
+import torch
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.full((16 << 20,), 1.0)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(
+    not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this kernel has no transparent huge pages"
+)
+def test_a_large_tensor_costs_few_page_faults():
+    """64 MiB in pages of 4 KiB are 16 thousand faults; with huge pages, where the system is free to give them, few."""
+    faults = []
+    for how in ("plain", "huge"):
+        done = subprocess.run(  # noqa: S603 - ours
+            [sys.executable, "-c", FAULTS, how], cwd=ROOT, capture_output=True, check=True
+        )
+        faults.append(int(done.stdout))
+    if faults[0] < 4000:
+        pytest.skip("this system gives huge pages to everybody")
+    assert faults[1] < faults[0] / 3

@@ -6,17 +6,19 @@ import pytest
 
 from shared.pace import Pace
 
+FRAME = 256 * 1024
+
 
 def test_before_the_first_frame():
     """Ten seconds from when it was asked for: nothing is known of the link yet."""
-    pace = Pace(0.5, now=100.0)
+    pace = Pace(0.5, now=100.0, frame_bytes=FRAME)
     assert [pace.left_s(now) for now in (100.0, 104.0, 110.0, 200.0)] == [10.0, 6.0, 0.0, 0.0]
 
 
 def test_a_fast_link_gets_the_floor_and_a_slow_one_four_times_its_pace():
     """Frames every 0.01 s: the floor of 0.5 s. Frames every 5 s: 20 s, counted from the last one."""
     for gap, patience in ((0.01, 0.5), (5.0, 20.0)):
-        pace = Pace(0.5, now=0.0)
+        pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
         for number in range(1, 6):
             pace.heard(number * gap)
         assert pace.left_s(5 * gap) == pytest.approx(patience)
@@ -25,7 +27,7 @@ def test_a_fast_link_gets_the_floor_and_a_slow_one_four_times_its_pace():
 
 def test_the_slowest_recent_gap_counts_and_fades():
     """A burst after a pause of 4 s does not shorten patience at once: 16, then 0.9 of it with each quick frame."""
-    pace = Pace(0.5, now=0.0)
+    pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
     pace.heard(4.0)
     left = []
     for _ in range(4):
@@ -36,7 +38,7 @@ def test_the_slowest_recent_gap_counts_and_fades():
 
 def test_each_silence_doubles_the_next_until_a_frame_comes():
     """1, 2, 4 s after one frame a 0.25 s pace, never more than a minute; one frame, and it is as before."""
-    pace = Pace(0.5, now=0.0)
+    pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
     pace.heard(0.25)
     left = [pace.left_s(0.25)]
     for _ in range(7):
@@ -49,7 +51,7 @@ def test_each_silence_doubles_the_next_until_a_frame_comes():
 
 def test_a_silence_of_days():
     """A minute at a time, for months: still a minute, and no overflow."""
-    pace = Pace(0.5, now=0.0)
+    pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
     for minute in range(100_000):
         pace.gave_up(60.0 * minute)
     assert pace.left_s(60.0 * 99_999) == 60.0
@@ -57,6 +59,54 @@ def test_a_silence_of_days():
 
 def test_a_clock_that_stands_still_gives_patience_all_the_same():
     """In virtual time frames may come at once: the gap is zero, the floor holds."""
-    pace = Pace(0.5, now=0.0)
+    pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
     pace.heard(0.0)
     assert pace.left_s(0.0) == 0.5
+
+
+def test_a_sender_that_is_back_is_waited_for_as_at_first():
+    """An outage doubled the patience twice; what counts from its return is the pace it had before."""
+    pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
+    pace.heard(0.5)
+    for now in (10.0, 20.0):
+        pace.gave_up(now)
+    assert pace.left_s(20.0) == 8.0
+    pace.asked_anew(30.0)
+    assert pace.left_s(30.0) == 2.0
+
+
+def test_what_is_under_way_on_a_slow_link_stays_short():
+    """Frames every 2 s: four of them, 8 s, so that no task waits longer behind them; every 9 s: still two."""
+    for gap, window in ((0.01, 16), (2.0, 4), (9.0, 2)):
+        pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
+        assert pace.window(16) == 16
+        pace.heard(gap)
+        assert pace.window(16) == window
+
+
+def test_a_frame_that_takes_too_long_is_asked_for_in_halves():
+    """6 s, 5.5 s: halved twice; then they come quickly, and grow again to what the sender sends, and not beyond."""
+    pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
+    sizes, now = [], 0.0
+    for gap in (3.0, 6.0, 5.5, 2.0, 0.5, 0.5, 0.5):
+        now += gap
+        pace.heard(now)
+        sizes.append(pace.frame_bytes)
+    assert sizes == [FRAME, FRAME // 2, FRAME // 4, FRAME // 4, FRAME // 2, FRAME, FRAME]
+
+
+def test_frames_that_never_come_whole_are_asked_for_smaller():
+    """One silence may be a broker that restarts; from the second on they are halved, down to 16 KiB."""
+    pace, sizes = Pace(1.0, now=0.0, frame_bytes=FRAME), []
+    for now in range(8):
+        pace.gave_up(float(now))
+        sizes.append(pace.frame_bytes // 1024)
+    assert sizes == [256, 128, 64, 32, 16, 16, 16, 16]
+
+
+@pytest.mark.parametrize("usual", [1024, 5 * 1024])
+def test_small_frames_stay_whole_blocks(usual):
+    pace = Pace(1.0, now=0.0, frame_bytes=usual)
+    for now in range(4):
+        pace.gave_up(float(now))
+        assert pace.frame_bytes == usual

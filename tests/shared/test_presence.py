@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess  # noqa: TID251 - mounts a small disk
+
 import pytest
 
 from shared import wire
@@ -50,3 +53,48 @@ def test_a_corrupt_counter_begins_again(counter, content):
     """No crash at boot, and a number that can be sent; a birth counts for the server whatever its number."""
     counter.write_bytes(content)
     assert [begin(counter)[0].session, begin(counter)[0].session] == [1, 2]
+
+
+def test_the_file_may_vanish_while_the_process_lives(counter):
+    """The disk is replaced under us: our own earlier death must not end us."""
+    session = Session(counter, "pi-4", "attic", "boot-1")
+    counter.write_text("41\n")
+    session.presence()
+    counter.unlink()
+    assert wire.decode_as(Status, session.presence().birth).session == 43
+    assert begin(counter)[0].session == 44
+
+
+@pytest.fixture(params=["ro", "size=4k"])
+def bad_disk(request, tmp_path):
+    """Return a folder on a disk that is read-only, or full; it holds the count of earlier sessions."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    command = [mount, "-t", "tmpfs", "-o", "size=4k,nr_inodes=4", "none", str(disk)]
+    if not mount or subprocess.run(command, capture_output=True, check=False).returncode:  # noqa: S603 - ours
+        pytest.skip("only root may mount a disk")
+    try:
+        (disk / "session").write_text("7\n")
+        if request.param == "ro":
+            subprocess.run([mount, "-o", "remount,ro", str(disk)], check=True)  # noqa: S603 - ours
+        yield disk
+    finally:
+        subprocess.run([shutil.which("umount"), str(disk)], check=True)  # noqa: S603 - ours
+
+
+def test_a_disk_that_cannot_be_written(bad_disk, caplog):
+    """Full, or read-only: the device goes on, its numbers grow from the stored one, and it says so once."""
+    session = Session(bad_disk / "session", "pi-4", "attic", "boot-1")
+    assert [wire.decode_as(Status, session.presence().birth).session for _ in range(3)] == [8, 9, 10]
+    [said] = [record.message for record in caplog.records]
+    assert f"make {bad_disk} writable" in said
+    assert (bad_disk / "session").read_text() == "7\n"
+
+
+def test_a_count_that_cannot_be_read(tmp_path, caplog):
+    """A folder stands where the file should: no crash, and the numbers of this process still grow."""
+    (tmp_path / "session").mkdir()
+    session = Session(tmp_path / "session", "pi-4", "attic", "boot-1")
+    assert [wire.decode_as(Status, session.presence().birth).session for _ in range(3)] == [1, 2, 3]
+    assert len(caplog.records) == 1

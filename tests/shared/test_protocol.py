@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from shared import chunks, payload, wire
-from shared.messages import Verdict
+from shared.messages import BLOCK_BYTES, Verdict
 from shared.topics import ROOT
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -52,7 +52,7 @@ def test_dtypes_and_limits():
     assert f"multiple of\n{payload.ALIGN} bytes" in section("Payloads")
     assert f"Header at most {payload.MAX_HEADER_BYTES >> 20} MiB, {payload.MAX_DIMENSIONS} dimensions" in PAGE
     assert f"At most {wire.MAX_MESSAGE_BYTES >> 20} MiB" in section("Messages")
-    assert (chunks.MIN_FRAME_BYTES, chunks.MAX_FRAME_BYTES, chunks.FRAME_BYTES) == (1 << 10, 4 << 20, 256 << 10)
+    assert (BLOCK_BYTES, chunks.MAX_FRAME_BYTES, chunks.FRAME_BYTES) == (1 << 10, 4 << 20, 256 << 10)
     assert "(1 KiB to 4 MiB, 256 KiB unless configured)" in section("Frames")
     assert f"{ROOT}/<site>/<device>/<channel>" in section("Topics")
     assert {wire.MAJOR, chunks.MAJOR, payload.MAJOR} == {1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import tracemalloc
 from pathlib import Path
 from random import Random
@@ -11,19 +13,19 @@ import pytest
 
 from shared import chunks, payload
 from shared.errors import WireError
-from shared.messages import Transfer
+from shared.messages import BLOCK_BYTES, Transfer
 from shared.payload import Scattered
 from shared.spool import Spool, view
 
 FRAME = 1024
 
 
-def sent(size: int, seed: int = 1) -> tuple[bytes, Transfer, list[bytes]]:
+def sent(size: int, seed: int = 1, frame_bytes: int = FRAME) -> tuple[bytes, Transfer, list[bytes]]:
     """Return a payload, what describes it, and its frames as they come."""
     data = Random(seed).randbytes(size)
-    transfer = Transfer(digest=payload.digest([memoryview(data)]), size=size, frame_bytes=FRAME)
-    source = Scattered([memoryview(data)])
-    return data, transfer, [chunks.encode(transfer, i, source.read(i * FRAME, FRAME)) for i in range(transfer.count)]
+    transfer = Transfer(digest=payload.digest([memoryview(data)]), size=size, frame_bytes=frame_bytes)
+    source, starts = Scattered([memoryview(data)]), range(0, transfer.blocks, frame_bytes // BLOCK_BYTES)
+    return data, transfer, [chunks.encode(transfer, i, source.read(i * BLOCK_BYTES, frame_bytes)) for i in starts]
 
 
 def fill(spool: Spool, frames: list[bytes]) -> list[bool]:
@@ -92,6 +94,116 @@ def test_a_frame_of_another_transfer_writes_nothing(tmp_path):
     spool.close()
     assert (tmp_path / "params").read_bytes() == before
     assert spool.bytes_received == len(frames[0]) + len(longer[3])
+
+
+LARGE, LARGE_FRAME = (2 << 20) + 333, 64 * 1024
+
+
+def test_another_process_goes_on_where_this_one_was_killed(tmp_path):
+    """After `kill -9` at a random frame, and again, with frames of another size: only what lacks is asked for."""
+    data, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
+    path, random, written = tmp_path / "params", Random(4), 0
+    while True:
+        spool = Spool(path, transfer)
+        assert spool.assembly.lacking == transfer.blocks - written * LARGE_FRAME // BLOCK_BYTES
+        if written >= len(frames) // 2:
+            break
+        several = random.randint(1, 6)
+        if (child := os.fork()) == 0:
+            fill(spool, frames[written : written + several])
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        spool.close()
+        written += several
+    ((start, stop),) = spool.assembly.ask(64, LARGE_FRAME)
+    assert start == written * LARGE_FRAME // BLOCK_BYTES
+    assert stop <= transfer.blocks
+    smaller = sent(LARGE, frame_bytes=16 * 1024)[2]
+    assert any(fill(spool, smaller[4 * written :]))
+    spool.finish()
+    assert view(path) == data
+
+
+def test_a_payload_that_is_all_here_is_asked_for_no_more(tmp_path):
+    _, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
+    first = Spool(tmp_path / "params", transfer)
+    fill(first, frames)
+    first.finish()
+    again = Spool(tmp_path / "params", transfer)
+    assert again.assembly.complete
+    again.finish()
+
+
+@pytest.mark.parametrize("between", [LARGE, 10_000])
+def test_what_is_known_of_one_payload_says_nothing_of_the_next(tmp_path, between):
+    """A large or a small one came in between and overwrote the file: the first is fetched anew, from its start."""
+    data, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
+    _, other, others = sent(between, seed=2, frame_bytes=LARGE_FRAME)
+    path = tmp_path / "params"
+    for one, its in ((transfer, frames), (other, others)):
+        spool = Spool(path, one)
+        fill(spool, its)
+        spool.finish()
+    spool = Spool(path, transfer)
+    assert spool.assembly.lacking == transfer.blocks
+    fill(spool, frames)
+    spool.finish()
+    assert view(path) == data
+
+
+def damage_note(note: Path, how: str, path: Path) -> None:
+    """Do to the note or to the file what a torn disk may."""
+    body = note.read_bytes()
+    match how:
+        case "cut":
+            note.write_bytes(body[: len(body) // 2])
+        case "longer":
+            note.write_bytes(body + b"\1")
+        case "other bytes":
+            note.write_bytes(body[:-5] + b"\7" + body[-4:])
+        case "empty":
+            note.write_bytes(b"")
+        case "gone":
+            note.unlink()
+        case "a shorter file":
+            os.truncate(path, 5000)
+        case "no file":
+            path.unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "longer", "other bytes", "empty", "gone", "a shorter file", "no file"])
+def test_a_note_that_cannot_be_right_is_begun_anew(tmp_path, how):
+    data, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
+    path, note = tmp_path / "params", tmp_path / ".params"
+    spool = Spool(path, transfer)
+    fill(spool, frames[:9])
+    spool.close()
+    damage_note(note, how, path)
+    again = Spool(path, transfer)
+    assert again.assembly.lacking == transfer.blocks
+    fill(again, frames)
+    again.finish()
+    assert view(path) == data
+
+
+def test_a_note_that_lies_costs_one_more_transfer(tmp_path):
+    """After a power cut the note may say more than the file holds: the digest finds out, and both are gone."""
+    data, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
+    path = tmp_path / "params"
+    spool = Spool(path, transfer)
+    fill(spool, frames[:9])
+    spool.close()
+    path.write_bytes(bytes(LARGE))
+    spool = Spool(path, transfer)
+    fill(spool, frames[9:])
+    assert spool.assembly.complete
+    with pytest.raises(WireError, match="digest"):
+        spool.finish()
+    assert list(tmp_path.iterdir()) == []
+    spool = Spool(path, transfer)
+    fill(spool, frames)
+    spool.finish()
+    assert view(path) == data
 
 
 def open_files() -> int:

@@ -154,3 +154,26 @@ def test_set_aside_never_overwrites(path):
         assert tensorfile.set_aside(path) == path.with_name(f"state.corrupt-{number}")
         assert not path.exists()
     assert path.with_name("state.corrupt-1").read_bytes() == b"\1"
+
+
+@pytest.mark.parametrize("earlier", [0, 10, 5000], ids=["empty", "shorter", "longer"])
+def test_what_is_overwritten_leaves_no_trace(tmp_path, earlier):
+    """A spare file becomes the new one, cut where that ends; it is gone under its own name."""
+    state = State({"w": torch.arange(100.0)}, {"n": 1})
+    tensorfile.save(tmp_path / "new", state)
+    (tmp_path / "spare").write_bytes(b"x" * earlier)
+    tensorfile.save(tmp_path / "over", state, spare=tmp_path / "spare")
+    assert (tmp_path / "over").read_bytes() == (tmp_path / "new").read_bytes()
+    assert not (tmp_path / "spare").exists()
+    tensorfile.save(tmp_path / "over", state, spare=tmp_path / "spare")
+    assert torch.equal(tensorfile.load(tmp_path / "over").tree["w"], state.tree["w"])
+
+
+def test_leaves_that_share_memory_are_written_each(tmp_path):
+    """Two views of one storage, as a model with tied weights has, come back as two."""
+    base = torch.arange(12.0)
+    tensorfile.save(tmp_path / "state", State({"a": base, "b": base.view(3, 4), "c": base[2:5]}, {}))
+    tree = tensorfile.load(tmp_path / "state").tree
+    assert torch.equal(tree["a"], base)
+    assert torch.equal(tree["b"], base.view(3, 4))
+    assert torch.equal(tree["c"], base[2:5])

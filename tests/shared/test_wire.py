@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import chunks, messages, payload, wire
-from shared.messages import AnyMessage, Assignment, Blob, Cost, Hyper, Payload, Reading, Spec, Transfer
+from shared.messages import BLOCK_BYTES, AnyMessage, Assignment, Blob, Cost, Hyper, Payload, Reading, Spec, Transfer
 
 KINDS = get_args(AnyMessage)
 STRUCTS = {"Status": 1, "Report": 2, "Task": 7, "Update": 3, "Want": 1, "Leave": 1, "Ack": 1}
@@ -44,15 +44,16 @@ EXAMPLES = {
         round=2,
         device="pi-4",
         params=TRANSFER,
+        start=bytes(16),
         weight=64.0,
         num_examples=64,
         loss=0.5,
         metrics={"accuracy": 0.75},
         cost=Cost(compute_s=1.5, bytes_down=100_000),
     ),
-    "Want": messages.Want(digest=TRANSFER.digest, ranges=[(0, 2)]),
+    "Want": messages.Want(digest=TRANSFER.digest, frame_bytes=65_536, ranges=[(0, 64)]),
     "Leave": messages.Leave(digest=TRANSFER.digest),
-    "Ack": messages.Ack(run="run-1", round=2, device="pi-4", verdict="refused", reason="shape"),
+    "Ack": messages.Ack(run="run-1", round=2, device="pi-4", start=bytes(16), verdict="refused", reason="shape"),
 }
 
 
@@ -106,8 +107,8 @@ def test_golden_payload_and_frame():
     }
     parts = payload.pack(Payload(codec="dense", blobs=blobs))
     assert b"".join(parts) == golden()["payload"]
-    transfer = Transfer(digest=payload.digest(parts), size=sum(part.nbytes for part in parts), frame_bytes=8)
-    assert chunks.encode(transfer, 1, payload.Scattered(parts).read(8, 8)) == golden()["frame"]
+    transfer = Transfer(digest=payload.digest(parts), size=sum(part.nbytes for part in parts), frame_bytes=1024)
+    assert chunks.encode(transfer, 0, payload.Scattered(parts).read(0, 1024)) == golden()["frame"]
     assert chunks.decode(golden()["frame"]).digest == transfer.digest
 
 
@@ -145,13 +146,13 @@ def test_a_message_of_an_earlier_version_lacks_optional_fields(name):
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
-@given(st.integers(0, 1 << 40), st.integers(1, 1 << 23))
-def test_count_of_frames(size, frame_bytes):
-    """The fewest frames that hold the payload; an empty payload still takes one."""
-    count = Transfer(digest=b"", size=size, frame_bytes=frame_bytes).count
+@given(st.integers(0, 1 << 40))
+def test_count_of_blocks(size):
+    """The fewest blocks that hold the payload; an empty payload still takes one."""
+    count = Transfer(digest=b"", size=size, frame_bytes=1024).blocks
     assert count >= 1
-    assert count * frame_bytes >= size
-    assert count == 1 or (count - 1) * frame_bytes < size
+    assert count * BLOCK_BYTES >= size
+    assert count == 1 or (count - 1) * BLOCK_BYTES < size
 
 
 def test_num_bytes_counts_tensors_only():

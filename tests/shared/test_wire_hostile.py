@@ -22,7 +22,7 @@ REPORT = wire.encode(
         absent={"power": "no such rail"},
     )
 )
-WANT = wire.encode(Want(digest=bytes(16), ranges=[]))
+WANT = wire.encode(Want(digest=bytes(16), frame_bytes=1024, ranges=[]))
 
 
 def judged(data: bytes) -> str:

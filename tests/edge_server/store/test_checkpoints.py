@@ -16,10 +16,11 @@ def state(value: float) -> State:
 
 
 def test_the_last_two_are_kept(tmp_path):
-    """One to go on from, one to fall back on; the disk does not fill up."""
+    """One to go on from, one to fall back on, and one to be overwritten; the disk does not fill up."""
     for number in (1, 2, 3, 5):
         checkpoints.save(tmp_path, number, state(number))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".spare",
         "round-000003.safetensors",
         "round-000005.safetensors",
     ]

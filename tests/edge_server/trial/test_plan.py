@@ -36,6 +36,10 @@ def test_the_demo_plan_can_be_used():
         ({"cohort": "size = -1"}, "cohort", "size must be >= 0"),
         ({"cohort": "min_devices = 0"}, "cohort", "min_devices >= 1"),
         ({"cohort": "wait_s = 0.0"}, "cohort", "wait_s > 0"),
+        ({"cohort": "over_selection = 0.3"}, "cohort", "over_selection must be 0 to 10, and needs a size"),
+        ({"cohort": "size = 3\nover_selection = -0.1"}, "cohort", "over_selection must be 0 to 10"),
+        ({"cohort": "size = 3\nover_selection = nan"}, "cohort", "over_selection must be 0 to 10"),
+        ({"cohort": "size = 3\nover_selection = 11.0"}, "cohort", "over_selection must be 0 to 10"),
         ({"evaluation": "every = -1"}, "evaluation", "every must be >= 0"),
         ({"hyper": "batch_size = 0"}, "hyper", "batch_size >= 1"),
         ({"hyper": 'learning_rate = "fast"'}, "hyper.learning_rate", "correct the value"),
@@ -51,6 +55,8 @@ def test_the_demo_plan_can_be_used():
         ({"more": '[[device]]\nname = "a b"'}, "device.name", "use 1 to 64 letters"),
         ({"more": '[[device]]\nname = "a"\ncompute_s = -1.0'}, "device", "compute_s and delay_s must be >= 0"),
         ({"more": '[[device]]\nname = "a"\nup_mbit_s = 0.0'}, "device", "leave them out for no limit"),
+        ({"more": '[[device]]\nname = "a"\nup_mbit_s = inf'}, "device", "leave them out for no limit"),
+        ({"more": '[partition]\nkind = "even"\nalpha = nan'}, "partition", "alpha must be > 0 and finite"),
     ],
 )
 def test_a_mistake_names_file_key_and_remedy(tmp_path, sections, key, remedy):

@@ -125,8 +125,9 @@ class Mortal:
             yield running
 
     def transport(self, client_id: str, **options: Any) -> MqttTransport:
-        """Return a client of it."""
-        return MqttTransport(Broker(port=self.port, version=self.version), client_id, **options)
+        """Return a client of it, which tries again soon however short its connections are."""
+        broker = Broker(port=self.port, version=self.version)
+        return MqttTransport(broker, client_id, **{"steady_s": 0.0, **options})
 
 
 async def kill(running: PrivateBroker) -> None:

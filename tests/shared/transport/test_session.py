@@ -110,7 +110,7 @@ def test_a_link_that_breaks_all_the_time_still_delivers(site, real):
         relay = Relay(site.broker.port)
         async with relay.laid() as port, site.clients(1) as (server,), server.subscribe(site.topic("up")) as inbox:
             broker = Broker(port=port, version=site.broker.version)
-            async with MqttTransport(broker, site.topic("device")).running() as device:
+            async with MqttTransport(broker, site.topic("device"), steady_s=0.0).running() as device:
                 for number in range(20):
                     if number % 5 == 4:
                         relay.cut()

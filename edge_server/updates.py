@@ -1,0 +1,53 @@
+"""What a server makes of one update: a word that settles it, its parameters, a check of its figures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from shared import payload, spool
+from shared.algorithms.base import Result
+from shared.codecs.base import Codec
+from shared.errors import WireError
+from shared.messages import Ack, Update, Verdict
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
+
+
+def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
+    """Return the word that settles an update."""
+    return Ack(
+        run=update.run,
+        round=update.round,
+        device=update.device,
+        start=update.start,
+        verdict=verdict,
+        reason=reason[:500],
+    )
+
+
+def read(path: Path, update: Update, codec: Codec) -> Result:
+    """Read a stored update; its tensors are views of the file.
+
+    Raises:
+        WireError: It is not of the codec that was asked for.
+    """
+    coded = codec.decode(payload.unpack(spool.view(path)))
+    return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
+
+
+def check(update: Update, *, trains: bool) -> None:
+    """Refuse an update without what was asked for, or with a figure that would spoil a mean.
+
+    Raises:
+        WireError: It is such a one.
+    """
+    if trains != (update.params is not None):
+        raise WireError(
+            "the update carries no parameters" if trains else "parameters nobody asked for", reason="params"
+        )
+    figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
+    if not all(math.isfinite(figure) for figure in figures) or update.num_examples < 0:
+        raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
+    if trains and not MIN_WEIGHT <= update.weight <= MAX_WEIGHT:
+        raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {MAX_WEIGHT}", reason="weight")

@@ -1,0 +1,62 @@
+"""Records of a journal, as they stand in a row of its table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from edge_server.store import rows
+from edge_server.store.base import (
+    AnyRecord,
+    Evaluated,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    UpdateAccepted,
+)
+from edge_server.trial.plan import Plan
+from shared import config, wire
+from shared.errors import CorruptFile
+from shared.messages import Assignment, Hyper, Update
+from tests.fuzz.configs import PLAN
+from tests.fuzz.trees import cut_and_spliced, damaged
+from tests.fuzz.wires import golden
+
+
+def seeds() -> list[bytes]:
+    """Return one of every record."""
+    records: list[AnyRecord] = [
+        RunOpened(run="demo-1", plan=config.parse(PLAN.encode(), Plan, Path("demo.toml")), started="20260101T000000Z"),
+        RoundOpened(round=1, assignments={"a": Assignment(seed=7, hyper=Hyper(), values={"rho": 0.5, "on": [1, 2]})}),
+        UpdateAccepted(round=1, device="a", update=wire.decode_as(Update, golden()["Update"]), bytes_up=100),
+        RoundClosed(round=1, outcome="aggregated", arrived=("a", "b"), failed={"c": "no\nmemory"}, seconds=1.5),
+        Evaluated(accuracy=0.5, by_device={"a": {"eval_accuracy": 0.5}}),
+        Rewound(round=1, cause="digest"),
+        RunClosed(outcome="finished"),
+    ]
+    return [rows.encode(record) for record in records]
+
+
+def read(data: bytes) -> str:
+    """A record or a CorruptFile; what is read is written so that it is read the same."""
+    try:
+        [record] = rows.decode([(data, rows.mark(data, 0))])
+    except CorruptFile as error:
+        return f"corrupt: {error.__cause__}"
+    again = rows.encode(record)
+    assert rows.decode([(again, rows.mark(again, 0))]) == [record]
+    return f"accepted: {type(record).__name__}"
+
+
+def mutate(data: bytes, random: Random) -> bytes:
+    """Damage the record's tree, or its text."""
+    if random.random() < 0.4:
+        return cut_and_spliced(data, random)
+    try:
+        return msgspec.json.encode(damaged(msgspec.json.decode(data), random))
+    except (ValueError, TypeError, RecursionError):
+        return cut_and_spliced(data, random)

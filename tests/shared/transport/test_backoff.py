@@ -1,0 +1,145 @@
+"""Connecting again: soon after a restart, ever more seldom to a broker that does not keep us; stopping at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from itertools import accumulate
+from random import Random
+
+import pytest
+
+from shared.transport.backoff import FIRST_S, LAST_S, longest_wait
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+
+
+def test_waits_grow_to_a_cap_and_begin_anew():
+    """Doubling from half a second to half a minute; after a connection that lasted, half a second again."""
+    bounds = list(accumulate(range(9), lambda before, _: longest_wait(before, anew=False), initial=0.0))[1:]
+    assert bounds == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert longest_wait(LAST_S, anew=True) == FIRST_S
+
+
+def test_a_fleet_is_spread():
+    """A hundred that lost their broker at once and get it back 3 s later: no tenth of a second has a quarter of them.
+
+    Each waits a random time below its bound, so that even the first attempts do not fall together.
+    """
+    arrivals = []
+    for seed in range(100):
+        jitter, bound, now = Random(seed), 0.0, 0.0
+        while now < 3.0:
+            bound = longest_wait(bound, anew=False)
+            now += jitter.uniform(0.0, bound)
+        arrivals.append(now)
+    tenths = [int(10 * arrival) for arrival in arrivals]
+    assert max(tenths.count(tenth) for tenth in tenths) < 25
+    assert max(arrivals) < 12.0
+
+
+def test_a_broker_that_accepts_and_drops_is_not_hammered(real):
+    """Every CONNECT is accepted and the connection closed: a handful of attempts in 2.5 s, not four a second."""
+    attempts: list[float] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        attempts.append(time.monotonic())
+        writer.write(b"\x20\x03\x00\x00\x00")
+        await writer.drain()
+        writer.close()
+
+    async def use() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, MqttTransport(Broker(port=port), "device").running():
+            await asyncio.sleep(2.5)
+
+    real(use())
+    assert 2 <= len(attempts) <= 7
+
+
+def test_one_id_used_twice_is_told_with_the_remedy(real, caplog):
+    """MQTT 5, DISCONNECT 0x8E: who is thrown out says what to mend, once, and leaves the other in peace.
+
+    mosquitto 2.0.11 closes the connection without that word; there the server finds out from the births.
+    """
+    attempts: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        attempts.append(await reader.read(1000))
+        writer.write(b"\x20\x03\x00\x00\x00\xe0\x02\x8e\x00")
+        await reader.read()
+        writer.close()
+
+    async def use() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, MqttTransport(Broker(port=port), "attic.pi-4").running():
+            await asyncio.sleep(1.0)
+
+    real(use())
+    [error] = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert "another client is connected as attic.pi-4" in error
+    assert "rename one" in error
+    assert len(attempts) <= 3  # the next but one waits up to half a minute
+
+
+@pytest.fixture
+def black_hole() -> Iterator[socket.socket]:
+    """Return a listener whose queue is full, so that nobody gets through to it, nor is told."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        filling = [socket.socket() for _ in range(4)]
+        for one in filling:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        time.sleep(0.05)  # noqa: TID251 - the kernel fills its queue
+        yield listener
+        for one in filling:
+            one.close()
+    for thread in threading.enumerate():
+        if thread.name == "dial":
+            thread.join()  # its attempt is refused now
+
+
+def test_stops_at_once_where_nobody_answers(black_hole):
+    """No TCP connection comes to be for seconds: leaving does not wait for it, nor does the loop's end."""
+
+    async def use() -> None:
+        async with MqttTransport(Broker(port=black_hole.getsockname()[1]), "device").running():
+            await asyncio.sleep(0.2)
+            assert any(thread.name == "dial" for thread in threading.enumerate())
+
+    started = time.monotonic()
+    asyncio.run(use())
+    assert time.monotonic() - started < 2.0
+
+
+def test_what_is_reached_too_late_is_hung_up(black_hole):
+    """The connection that comes to be after everybody has left is closed politely; its socket does not stay open."""
+
+    async def use() -> None:
+        async with MqttTransport(Broker(port=black_hole.getsockname()[1], version=3), "device").running():
+            await asyncio.sleep(0.2)
+
+    asyncio.run(use())
+    black_hole.settimeout(8.0)
+    heard = b""
+    while not heard:
+        near, _ = black_hole.accept()
+        with near:
+            near.settimeout(0.3)
+            while data := _received(near):
+                heard += data
+    assert heard[:1] == b"\x10"
+    assert heard[-2:] == b"\xe0\x00"
+
+
+def _received(near: socket.socket) -> bytes:
+    try:
+        return near.recv(1000)
+    except TimeoutError:
+        return b""  # one of those that fill the queue

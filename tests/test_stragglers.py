@@ -1,0 +1,101 @@
+"""Devices as processes over a real broker: one hangs, comes back and is gone; rounds go on and none waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from edge_server import broker
+from edge_server.store.base import RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.trial.plan import Plan, load
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import TINY, Field, until
+
+DEADLINE_S = 1.2
+
+pytestmark = [pytest.mark.broker, pytest.mark.skipif(not broker.mosquitto(), reason="mosquitto is not installed")]
+
+
+class Roof(Field):
+    """A field whose rounds go on for ever and wait for nobody longer than a deadline."""
+
+    def plan(self, name: str) -> Plan:
+        """Write the plan of every run here; return it as the server reads it."""
+        more = f'{TINY["more"]}\n[[device]]\nname = "a"\n[[device]]\nname = "b"'
+        rule = f"deadline_s = {DEADLINE_S}"
+        sections = TINY | {"more": more, "evaluation": "every = 0", "round": rule, "cohort": "min_devices = 1"}
+        path = write_plan(self.folder, rounds=100_000, **sections)
+        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
+
+    def arrived(self, name: str, number: int) -> tuple[str, ...] | None:
+        """Return whose updates a round has, None while it is open."""
+        return next((one.arrived for one in closed_rounds(self.records(name)) if one.round == number), None)
+
+    def last(self, name: str) -> int:
+        """Return the last round that has ended."""
+        return max((one.round for one in closed_rounds(self.records(name))), default=0)
+
+    def asked(self, name: str, device: str) -> list[int]:
+        """Return the rounds that a device was given a task of."""
+        opened = [one for one in self.records(name) if isinstance(one, RoundOpened)]
+        return [one.round for one in opened if device in one.assignments]
+
+
+@pytest.fixture
+def roof(tmp_path) -> Iterator[Roof]:
+    """Return a broker with two agents that wait for a server."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        running = runner.run(stack.enter_async_context(broker.running(tmp_path)))
+        here = Roof(tmp_path, runner, stack, running)
+        for name in "ab":
+            here.agent(name)
+        try:
+            yield here
+        finally:
+            for name in "ab":
+                here.agents[name].close()
+            runner.run(here.stack.aclose())
+
+
+def test_a_device_hangs_comes_back_and_is_killed(roof):
+    """While it hangs, a round costs the deadline; back, it does the newest of its tasks only; dead, it costs one more.
+
+    Hanging is SIGSTOP: the broker takes it for connected, and its tasks pile up.
+    """
+    name, both = "run", ("a", "b")
+    with roof.server(name) as process:
+        until(lambda: roof.arrived(name, roof.last(name)) == both, "a round of both")
+        b = roof._processes["b"]
+        b.send_signal(signal.SIGSTOP)
+        hung_at = roof.last(name)
+        until(lambda: roof.last(name) >= hung_at + 4, "rounds without b")
+        b.send_signal(signal.SIGCONT)
+        back_at = roof.last(name)
+        until(lambda: roof.arrived(name, roof.last(name)) == both, "b taking part again")
+        roof.kill_agent("b")
+        began, killed_at = time.monotonic(), roof.last(name)
+        until(lambda: roof.last(name) >= killed_at + 4, "rounds after b's end")
+        seconds = time.monotonic() - began
+        process.kill()
+    rounds = closed_rounds(roof.records(name))
+    without_b = [one for one in rounds if hung_at + 1 < one.round < back_at]
+    assert without_b
+    assert not any("b" in one.arrived for one in without_b)
+    assert all(DEADLINE_S <= one.seconds < DEADLINE_S + 2 for one in without_b), "waited for b, but no longer"
+    piled_up = {number for number in roof.asked(name, "b") if hung_at + 1 < number < back_at}
+    assert len(piled_up) >= 2
+    trained = re.findall(r"trained run=\S+ round=(\d+)", (roof.folder / "b.log").read_text())
+    assert trained
+    assert not piled_up & set(map(int, trained)), "it did tasks of rounds that were over"
+    stored = [one.round for one in roof.records(name) if isinstance(one, UpdateAccepted) and one.device == "b"]
+    assert not piled_up & set(stored)
+    assert len(stored) == len(set(stored))
+    assert seconds < 2 * DEADLINE_S + 8, "only the round in which it died was waited for"
+    assert not any("b" in one.arrived for one in rounds if one.round > killed_at + 2)
