@@ -29,7 +29,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     frame_bytes: int = FRAME_BYTES
     window: int = 16
-    budget: int = 64
+    budget: int = 48
     patience_s: float = 1.0
 
     def __post_init__(self) -> None:
