@@ -149,15 +149,15 @@ class Outbox:
         """Forget an entry that the server has settled; one that cannot be removed is offered and settled again."""
         gone = entry.path.with_name(f".{entry.path.name}")
         shutil.rmtree(gone, ignore_errors=True)
-        if not entry.path.exists():
-            return
         try:
+            if not entry.path.exists() or read(entry.path) != entry.update:
+                return  # gone before, or a newer one of the same round took its place meanwhile
             self._promote(entry.path)
             with explained(entry.path):
                 entry.path.rename(gone)
                 if (gone / PAYLOAD).exists():
                     (gone / PAYLOAD).replace(self._folder / SPARE)
-        except OSError as error:
+        except (OSError, WireError) as error:
             log.warning("update %s is settled but stays here: %s", entry.path.name, error)
         shutil.rmtree(gone, ignore_errors=True)
 

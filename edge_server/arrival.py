@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from shared.messages import Update, Want
+from edge_server.config import LinkConfig
+from shared.messages import Transfer, Update, Want
 from shared.pace import Pace
 from shared.spool import Spool
 
@@ -46,3 +48,14 @@ class Arrival:
         self.pace.gave_up(now)
         self.spool.assembly.forget()
         return True
+
+
+def begin(update: Update, transfer: Transfer, path: Path, link: LinkConfig, now: float) -> Arrival:
+    """Make a place for an update, or go on in the one that an earlier process made.
+
+    Raises:
+        OSError: The disk is full or cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame_bytes = min(transfer.frame_bytes, link.frame_bytes)  # what is under way is counted in frames of ours
+    return Arrival(update, Spool(path, transfer), Pace(link.patience_s, now, frame_bytes))

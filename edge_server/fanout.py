@@ -91,7 +91,7 @@ class Fanout:
         return max(0.0, min(self._asked_at.values()) + limit - now)
 
     def laggards(self, now: float) -> list[str]:
-        """Move the members that keep others waiting too long out of the group; return those to be told to leave.
+        """Move members too far behind the others, or ahead, out of the group; return those to be told to leave.
 
         What they had asked for is forgotten: they ask anew when they have left.
         """
@@ -99,9 +99,11 @@ class Fanout:
             return []
         start = min(self._asked_at)
         slow = [device for device, member in self._group.items() if not member.ready(start)]
-        for device in slow:
+        ahead = [device for device, member in self._group.items() if start in member.waiting]
+        leavers = slow if len(slow) <= len(ahead) else ahead  # who resumes far ahead must not break up the others
+        for device in leavers:
             self.leave(device)
-        return slow
+        return leavers
 
     def leave(self, device: str) -> None:
         """Serve a member alone from now on; what it had asked for is forgotten."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.arrival import Arrival
+from edge_server.arrival import Arrival, begin
 from edge_server.config import LinkConfig
 from edge_server.store.base import Store, UpdateAccepted
 from edge_server.updates import ack, check, read
@@ -20,8 +20,6 @@ from shared.codecs.base import Codec
 from shared.durable import explained
 from shared.errors import Unreachable, Unwritable, WireError
 from shared.messages import Assignment, Message, Transfer, Update, Verdict
-from shared.pace import Pace
-from shared.spool import Spool
 from shared.topics import topic
 from shared.transport.base import Transport
 from shared.tree import Tree, check_like
@@ -29,7 +27,7 @@ from shared.worker import Worker
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.25
+TICK_S, ATTEMPTS = 0.25, 3  # an update that rotted on its device comes no better the fourth time
 
 
 @dataclass
@@ -66,6 +64,7 @@ class Gather:
     refused: Counter[str] = field(default_factory=Counter)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
+    _damaged: Counter[str] = field(default_factory=Counter)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
@@ -85,11 +84,14 @@ class Gather:
             await self._settle(update, "late")  # trained before this round was begun anew
         elif device in self.accepted or device in self.failed:
             await self._settle(update, "duplicate")
+        elif device in self._storing:
+            return  # its verdict is on the way
         elif update.failure is not None:
+            self._drop(device)
             log.warning("device %s failed round %d: %s", device, self.number, update.failure)
             self.failed[device] = update.failure
             await self._settle(update, "accepted")
-        elif device not in self._storing:
+        else:
             try:
                 with explained(self.path(device)):
                     await self._take(update)
@@ -115,12 +117,10 @@ class Gather:
             arrival.away = False
             return arrival  # what it was asked for may still be on a slow link
         chunks.check(transfer, limit=self.limit)
-        if stale := self._arrivals.pop(update.device, None):
-            stale.spool.close()
-        (path := self.path(update.device)).parent.mkdir(parents=True, exist_ok=True)
-        pace = Pace(self.link.patience_s, self.clock(), transfer.frame_bytes)
-        arrival = self._arrivals[update.device] = Arrival(update, Spool(path, transfer), pace)
-        return arrival
+        if arrival:
+            self._arrivals.pop(update.device).spool.close()
+        arrival = begin(update, transfer, self.path(update.device), self.link, self.clock())
+        return self._arrivals.setdefault(update.device, arrival)
 
     async def returned(self, device: str) -> None:
         """Ask a device that has connected anew for all that lacks: what was under way is lost."""
@@ -191,9 +191,10 @@ class Gather:
             self._unstored(record.device, error)
         except WireError as error:
             arrival.spool.remove()
-            if error.reason == "digest":
+            self._damaged[record.device] += 1
+            if error.reason == "digest" and self._damaged[record.device] < ATTEMPTS:
                 self.refused["digest"] += 1
-                log.warning("update of %s was damaged on its way, asking for it again", record.device)
+                log.warning("update of %s was damaged on its way, it will be asked for again", record.device)
             else:
                 await self._refuse(record.update, error)
         else:
@@ -202,8 +203,9 @@ class Gather:
         del self._storing[record.device]  # not after an error that nobody foresaw: `watch` must find it
 
     def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
-        arrival.spool.finish()
-        check_like(read(self.path(record.device), record.update, self.codec).tree, self.like(record.device))
+        with explained(arrival.spool.path):
+            arrival.spool.finish()
+            check_like(read(self.path(record.device), record.update, self.codec).tree, self.like(record.device))
         self.store.append(record)
         log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
 
@@ -212,9 +214,12 @@ class Gather:
         if not self.refused["disk"]:
             log.error("the update of %s waits on the device: %s", device, error)
         self.refused["disk"] += 1
+        self._drop(device)  # half of it may take the room that another one needs
+
+    def _drop(self, device: str) -> None:
         if stale := self._arrivals.pop(device, None):
             with suppress(OSError):
-                stale.spool.remove()  # half of it may take the room that another one needs
+                stale.spool.remove()
 
     def _record(self, update: Update, bytes_up: int) -> UpdateAccepted:
         return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=bytes_up)
@@ -222,6 +227,7 @@ class Gather:
     async def _refuse(self, update: Update, error: WireError) -> None:
         self.refused[error.reason] += 1
         self.failed[update.device] = f"refused: {error}"
+        self._drop(update.device)
         log.warning("refused the update of %s in round %d: %s", update.device, self.number, error)
         await self._tell(update.device, ack(update, "refused", str(error)))
         self.changed.set()
@@ -240,6 +246,5 @@ class Gather:
     async def close(self) -> None:
         """Finish what is being stored, drop what is not whole."""
         await asyncio.gather(*self._storing.values())
-        while self._arrivals:
-            with suppress(OSError):
-                self._arrivals.popitem()[1].spool.remove()
+        for device in list(self._arrivals):
+            self._drop(device)

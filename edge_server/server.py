@@ -152,7 +152,8 @@ class Server:
             return  # which run and round are next, and what of it is stored, is not known yet: the device offers again
         is_open = gather is not None and (update.run, update.round) == (gather.run, gather.number)
         if gather and is_open and device in gather.expected:
-            self._dismiss(device)  # who offers an update has fetched everything
+            if update.start in (b"", gather.starts[device]):
+                self._dismiss(device)  # who offers an update has fetched everything
             await gather.offer(device, update)
         elif not is_open and is_name(update.run) and self.was_run(update.run):
             await self._settle(device, ack(update, "late"))

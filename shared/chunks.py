@@ -171,8 +171,8 @@ class Assembly:
             return []
         self._window = min(2 * self._window, MAX_WINDOW)
         ranges: list[tuple[int, int]] = []
-        while room > 0 and (start := self._blocks.find(_LACKING, self._next)) >= 0:
-            end, stop = self._run_end(start), start + room
+        while room > 0 and len(ranges) < MAX_WINDOW and (start := self._blocks.find(_LACKING, self._next)) >= 0:
+            end, stop = self._run_end(start, room), start + room
             if stop < end:
                 stop -= stop % frame  # so that devices on one transmission ask for the same frames
             if stop <= start:
@@ -184,10 +184,11 @@ class Assembly:
             ranges.append((start, stop))
         return ranges
 
-    def _run_end(self, start: int) -> int:
-        """Return where the blocks that lack from `start` on end."""
-        ends = [self._blocks.find(state, start) for state in (_ASKED, _HERE)]
-        return min((end for end in ends if end >= 0), default=len(self._blocks))
+    def _run_end(self, start: int, room: int) -> int:
+        """Return where the blocks that lack from `start` on end, looking no further than needed."""
+        limit = min(start + room + 1, len(self._blocks))
+        ends = [self._blocks.find(state, start, limit) for state in (_ASKED, _HERE)]
+        return min((end for end in ends if end >= 0), default=limit)
 
     def forget(self) -> None:
         """Take everything asked for as lost; the next `ask` starts at the first block that lacks."""

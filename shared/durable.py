@@ -20,6 +20,9 @@ REMEDIES: Mapping[int, str] = {
     errno.EDQUOT: "make room there or raise the quota",
     errno.EFBIG: "raise the limit of file sizes (`ulimit -f`, LimitFSIZE of the service)",
     errno.EROFS: _READ_ONLY,
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`, LimitNOFILE of the service)",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.ENOMEM: "there is too little memory: end other programs, or use a smaller model",
     errno.EIO: "the disk may be failing: look at the kernel's log",
 }
 

@@ -7,6 +7,7 @@ makes of that order, the digest of the whole finds out.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -40,8 +41,10 @@ class Spool:
             have = self._noted(transfer)
             os.ftruncate(self._file, transfer.size)  # what an earlier payload left is overwritten: half the cost
             os.posix_fallocate(self._file, 0, transfer.size)  # a disk that is too full says so now
-        except OSError:
+        except OSError as error:
             self.close()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                self.remove()  # what was reserved of it is missing elsewhere
             raise
         self.assembly = Assembly(transfer, have)
 

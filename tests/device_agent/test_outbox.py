@@ -227,3 +227,18 @@ def test_a_file_that_is_no_folder_stops_nothing(reopen: Callable[[], Outbox], tm
     box = reopen()
     box.add(update(1))
     assert [entry.update.round for entry in box.entries()] == [1]
+
+
+def test_the_settlement_of_an_earlier_try_spares_the_newer_update(reopen: Callable[[], Outbox], fill: Fill) -> None:
+    """The server repeats a round: the new update takes the place of the old one, which is settled only then."""
+    box = reopen()
+    box.commit(fill(box.draft("trial", 1)))
+    (old,) = box.entries()
+    draft = fill(box.draft("trial", 1))
+    outbox.write(draft, update(start=b"other parameters"))
+    box.commit(draft)
+    box.remove(old)
+    (newer,) = box.entries()
+    assert newer.update.start == b"other parameters"
+    box.remove(newer)
+    assert box.entries() == []

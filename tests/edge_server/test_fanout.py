@@ -190,3 +190,13 @@ def test_a_device_that_comes_late_is_served_alone_and_keeps_nobody_waiting():
     for device in "ab":
         fanout.want(device, pieces([1]), 1.0)
     assert due(fanout, 1.0) == [(1, ALL)]
+
+
+def test_one_that_resumes_far_ahead_leaves_the_others_together():
+    """It asks for the end while nine are at the beginning: it is the one to go, and they still cost one send."""
+    fanout = Fanout([f"d{number}" for number in range(10)], patience_s=PATIENCE_S)
+    fanout.want("d9", pieces([90]), 0.0)
+    assert fanout.laggards(1.5) == ["d9"]
+    for number in range(9):
+        fanout.want(f"d{number}", pieces([0]), 1.6)
+    assert due(fanout, 1.6) == [(0, ALL)]

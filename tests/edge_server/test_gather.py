@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import msgspec
+import pytest
 import torch
 
 from edge_server.store.base import RoundClosed, UpdateAccepted
@@ -204,3 +205,54 @@ def test_a_round_that_closes_keeps_no_half_update(tmp_path):
 
     rounds = virtual(play())
     assert [closed.arrived for closed in rounds] == [("two",), ("one", "two")]
+
+
+@pytest.mark.parametrize(
+    "second", [{"failure": "no", "params": None}, {"weight": float("nan")}], ids=["a failure", "a bad figure"]
+)
+def test_a_device_counts_once_whatever_it_says_while_its_update_is_on_its_way(tmp_path, second):
+    """It offers, then fails or is refused, and its frames come all the same: the round still waits for the other."""
+
+    async def play() -> RoundClosed:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            await one.say(update)
+            await one.heard()
+            await one.say(msgspec.structs.replace(update, **second))
+            assert isinstance(await one.heard(), Ack)
+            for index in range(update.params.blocks):
+                await one.say(frame(update.params, index, data))
+            await asyncio.sleep(1)
+            assert here.server._gather
+            assert not here.server._gather.accepted
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0]
+
+    closed = virtual(play())
+    assert closed.arrived == ("two",)
+    assert set(closed.failed) == {"one"}
+
+
+def test_an_update_that_is_always_damaged_is_refused(tmp_path):
+    """It rotted on its device: after three times over the link that is said, and the round goes on without it."""
+
+    async def play() -> tuple[RoundClosed, list[str]]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            for _ in range(2):
+                await one.say(update)
+                await one.heard()
+                for index in range(update.params.blocks):
+                    await one.say(frame(update.params, index, data[:-1] + b"!"))
+                await asyncio.sleep(1)
+            verdict = (await one.offer(update, data[:-1] + b"!")).verdict
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0], [verdict]
+
+    closed, verdicts = virtual(play())
+    assert verdicts == ["refused"]
+    assert (closed.arrived, set(closed.failed)) == (("two",), {"one"})

@@ -251,3 +251,14 @@ def test_hostile_ranges_are_cut_at_the_limit():
 def test_the_largest_frame_leaves_room_for_its_header(frame_bytes, message_bytes, largest):
     """Whole blocks, what the broker takes; never none, so that the refusal is the broker's to give."""
     assert chunks.largest_frame(frame_bytes, message_bytes) == largest
+
+
+def test_a_payload_full_of_holes_is_asked_for_in_few_ranges():
+    """Every second block is here, as a hostile sender may arrange: a Want stays a small message, and asking goes on."""
+    whole = transfer(100_000, 4096)
+    assembly = Assembly(whole, bytes([0, 1]) * 50_000)
+    ranges = assembly.ask(16, whole.frame_bytes)
+    assert ranges == [(start, start + 1) for start in range(0, 128, 2)]
+    for start, stop in ranges:
+        assembly.accept(piece(whole, start, stop))
+    assert assembly.ask(16, whole.frame_bytes)[0] == (128, 129)

@@ -249,3 +249,16 @@ def test_a_view_is_lazy_writable_and_private(tmp_path):
     assert (bytes(seen), path.read_bytes()) == (b"zbc", b"abc")
     path.write_bytes(b"")
     assert view(path).nbytes == 0
+
+
+def test_what_a_full_disk_did_not_take_is_given_back(tmp_path):
+    """The rest of the file and its note would fill the disk for everybody else."""
+    _, transfer, _ = sent(8 << 20)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            Spool(tmp_path / "params", transfer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
