@@ -22,7 +22,7 @@ from shared.messages import BLOCK_BYTES, Transfer, Want
 MAJOR = 1
 FRAME_BYTES = 256 * 1024
 MAX_FRAME_BYTES = 4 << 20
-FIRST_WINDOW = 4
+FIRST_WINDOW = 1
 MAX_WINDOW = 64
 DIGEST_BYTES = 16
 

@@ -36,20 +36,26 @@ class Pace:
         self._floor_s, self._heard_at = floor_s, now
         self._slowest_s: float | None = None
         self._silences = 0
+        self._came = False
 
     def heard(self, now: float) -> None:
         """Note a frame. The slowest recent one counts, since frames come in bursts."""
         gap = now - self._heard_at
         self._slowest_s = gap if self._slowest_s is None else max(gap, FADE * self._slowest_s)
-        self._heard_at, self._silences = now, 0
+        self._heard_at, self._silences, self._came = now, 0, True
         if gap > FRAME_S:
             self._halve()
         elif gap < FRAME_S / 8:
             self.frame_bytes = min(2 * self.frame_bytes, self._usual_bytes)
 
     def asked_anew(self, now: float) -> None:
-        """Note that the sender is back from an outage, and was asked again for all that lacks."""
-        self._heard_at, self._silences = now, 0
+        """Note that the sender is back from an outage, and is asked again for all that lacks.
+
+        If no frame came whole since it was back the last time, frames may outlast its keep-alive: smaller ones then.
+        """
+        if not self._came:
+            self._halve()
+        self._heard_at, self._silences, self._came = now, 0, False
 
     def gave_up(self, now: float) -> None:
         """Note that what was under way is taken for lost; the next patience is twice as long."""

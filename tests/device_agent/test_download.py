@@ -32,7 +32,7 @@ def test_lost_frames_are_asked_again_after_the_patience_and_no_others(sender, fe
     sender.reply = lambda frame, index, asked: None if index in (3, 19) and asked < 2 else frame
     assert fetch()[0] == DATA
     assert sorted(sender.asked) == sorted([*range(20), 3, 19])
-    assert [moment for moment in sender.times if moment] == [PATIENCE_S]
+    assert [moment for moment in sender.times if moment] == [PATIENCE_S] * 2  # a small window at first
 
 
 def test_pauses_double_while_nothing_comes_and_are_short_again_after_frames(sender, fetch) -> None:

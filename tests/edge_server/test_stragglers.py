@@ -100,7 +100,7 @@ def test_over_selection_does_not_lengthen_a_round_beyond_its_deadline(tmp_path):
 
 
 def test_a_device_that_leaves_frees_its_window_for_others(tmp_path):
-    """Sixteen send at once and share the server's window of 64 frames; one is left, and is asked for more at once.
+    """Sixteen share the server's window of 48 frames, three each; one is left, and is asked for more at once.
 
     A device that comes back is asked for what lacks.
     """
@@ -125,7 +125,7 @@ def test_a_device_that_leaves_frees_its_window_for_others(tmp_path):
             return shared_windows, own_windows
 
     shared_windows, own_windows = virtual(play())
-    assert max(shared_windows) == 4
+    assert max(shared_windows) <= 3
     assert max(own_windows) > 4
 
 

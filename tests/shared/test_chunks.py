@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import chunks
-from shared.chunks import HEADER_BYTES, MAX_FRAME_BYTES, Assembly, Frame
+from shared.chunks import HEADER_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, Assembly, Frame
 from shared.errors import WireError
 from shared.messages import BLOCK_BYTES, Transfer, Want
 from shared.payload import Scattered
@@ -156,6 +156,7 @@ def test_assembly_asks_again_only_at_half_a_window():
     """With a window of 4: nothing more until two have come, then two more. A block nobody asked for counts as well."""
     whole = transfer(10)
     assembly = Assembly(whole)
+    assembly._window = MAX_WINDOW  # past its beginning
     assert assembly.ask(4, BLOCK_BYTES) == [(0, 4)]
     assert assembly.accept(piece(whole, 1))
     assert assembly.ask(4, BLOCK_BYTES) == []
@@ -163,34 +164,35 @@ def test_assembly_asks_again_only_at_half_a_window():
     assert assembly.accept(piece(whole, 5))
     assert assembly.ask(4, BLOCK_BYTES) == [(4, 5), (6, 7)]
     assembly.forget()
-    assert assembly.ask(4, BLOCK_BYTES) == [(2, 5), (6, 7)]
+    assert assembly.ask(4, BLOCK_BYTES) == [(2, 3)]
 
 
 def test_assembly_begins_small_and_begins_again_after_silence():
-    """Windows of 4, 8, then the 10 that are allowed, filled up when half has come; after silence and forgetting, 4."""
+    """Windows of 1, 2, 4, 8, then the 10 that are allowed, filled up when half has come; after silence, 1 again."""
     whole = transfer(1000, 10)
     assembly = Assembly(whole)
     starts = []
-    for _ in range(4):
+    for _ in range(5):
         ((start, stop),) = assembly.ask(10, whole.frame_bytes)
         starts.append((start, stop))
         for block in range(start, stop, 10):
             assembly.accept(piece(whole, block, block + 10))
-    assert starts == [(0, 40), (40, 120), (120, 220), (220, 320)]
-    assert assembly.ask(10, whole.frame_bytes) == [(320, 420)]
-    for block in range(320, 360, 10):
+    assert starts == [(0, 10), (10, 30), (30, 70), (70, 150), (150, 250)]
+    assert assembly.ask(10, whole.frame_bytes) == [(250, 350)]
+    for block in range(250, 290, 10):
         assembly.accept(piece(whole, block, block + 10))
     assert assembly.ask(10, whole.frame_bytes) == []
-    assembly.accept(piece(whole, 360, 370))
-    assert assembly.ask(10, whole.frame_bytes) == [(420, 470)]
+    assembly.accept(piece(whole, 290, 300))
+    assert assembly.ask(10, whole.frame_bytes) == [(350, 400)]
     assembly.forget()
-    assert assembly.ask(10, whole.frame_bytes) == [(370, 410)]
+    assert assembly.ask(10, whole.frame_bytes) == [(300, 310)]
 
 
 def test_what_is_asked_for_ends_where_a_common_frame_does():
     """After an odd piece came alone, the others are again those that everybody asks for: multiples of the frame."""
     whole = transfer(100, 8)
     assembly = Assembly(whole)
+    assembly._window = MAX_WINDOW  # past its beginning
     assembly.accept(piece(whole, 0, 3))
     assert assembly.ask(2, whole.frame_bytes) == [(3, 16)]
     for start, stop in ((3, 8), (8, 16)):
@@ -257,6 +259,7 @@ def test_a_payload_full_of_holes_is_asked_for_in_few_ranges():
     """Every second block is here, as a hostile sender may arrange: a Want stays a small message, and asking goes on."""
     whole = transfer(100_000, 4096)
     assembly = Assembly(whole, bytes([0, 1]) * 50_000)
+    assembly._window = MAX_WINDOW  # past its beginning
     ranges = assembly.ask(16, whole.frame_bytes)
     assert ranges == [(start, start + 1) for start in range(0, 128, 2)]
     for start, stop in ranges:

@@ -110,3 +110,14 @@ def test_small_frames_stay_whole_blocks(usual):
     for now in range(4):
         pace.gave_up(float(now))
         assert pace.frame_bytes == usual
+
+
+def test_a_sender_that_comes_back_before_any_frame_is_asked_for_smaller_ones():
+    """They outlast its keep-alive: each return halves them until one comes; after that a return changes nothing."""
+    pace, sizes = Pace(1.0, now=0.0, frame_bytes=FRAME), []
+    for now in (10.0, 20.0):
+        pace.asked_anew(now)
+        sizes.append(pace.frame_bytes)
+    pace.heard(22.0)
+    pace.asked_anew(30.0)
+    assert [*sizes, pace.frame_bytes] == [FRAME // 2, FRAME // 4, FRAME // 4]
