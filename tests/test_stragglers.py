@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 
 import pytest
 
@@ -15,7 +13,7 @@ from edge_server import broker
 from edge_server.store.base import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.trial.plan import Plan, load
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import TINY, Field, until
+from tests.edge_server.processes import TINY, Field, until, waiting
 
 DEADLINE_S = 1.2
 
@@ -50,18 +48,8 @@ class Roof(Field):
 @pytest.fixture
 def roof(tmp_path) -> Iterator[Roof]:
     """Return a broker with two agents that wait for a server."""
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        running = runner.run(stack.enter_async_context(broker.running(tmp_path)))
-        here = Roof(tmp_path, runner, stack, running)
-        for name in "ab":
-            here.agent(name)
-        try:
-            yield here
-        finally:
-            for name in "ab":
-                here.agents[name].close()
-            runner.run(here.stack.aclose())
+    with waiting(Roof, tmp_path) as here:
+        yield here
 
 
 def test_a_device_hangs_comes_back_and_is_killed(roof):

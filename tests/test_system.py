@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import socket
 import subprocess  # noqa: TID251 - the system is processes
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
@@ -23,7 +21,7 @@ from edge_server.store.base import UpdateAccepted, closed_rounds
 from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.plan import load
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, Field, final, folder_of, started, until
+from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, Field, final, folder_of, started, until, waiting
 from tests.edge_server.textbook import require_equal, textbook
 
 pytestmark = [
@@ -162,19 +160,8 @@ def _broker_settings(runs: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Iterator[Field]:
     """Return a broker with two agents that wait for a server."""
-    folder = tmp_path_factory.mktemp("field")
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        running = runner.run(stack.enter_async_context(broker.running(folder)))
-        here = Field(folder, runner, stack, running)
-        for name in "ab":
-            here.agent(name)
-        try:
-            yield here
-        finally:
-            for name in "ab":
-                here.agents[name].close()
-            runner.run(here.stack.aclose())
+    with waiting(Field, tmp_path_factory.mktemp("field")) as here:
+        yield here
 
 
 def test_a_killed_server_goes_on_by_the_same_command(site):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from shared import tensorfile
 from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import require_equal
 
+AnyField = TypeVar("AnyField", bound="Field")
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 TINY = {
@@ -156,3 +157,20 @@ class Field:
         folder = folder_of(self.folder / name)
         state, _ = replay(plan, self.folder / f"replay-{name}", 2)
         require_equal(final(folder, 8), state.tree)
+
+
+@contextmanager
+def waiting(kind: type[AnyField], folder: Path) -> Iterator[AnyField]:
+    """Run a broker with two agents that wait for a server, while the block lasts."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        running = runner.run(stack.enter_async_context(broker.running(folder)))
+        here = kind(folder, runner, stack, running)
+        for name in "ab":
+            here.agent(name)
+        try:
+            yield here
+        finally:
+            for name in "ab":
+                here.agents[name].close()
+            runner.run(here.stack.aclose())
