@@ -58,4 +58,6 @@ def begin(update: Update, transfer: Transfer, path: Path, link: LinkConfig, now:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     frame_bytes = min(transfer.frame_bytes, link.frame_bytes)  # what is under way is counted in frames of ours
-    return Arrival(update, Spool(path, transfer), Pace(link.patience_s, now, frame_bytes))
+    pace = Pace(link.patience_s, now, frame_bytes)
+    pace.begin_small()  # a broker hangs up on a device whose frame outlasts the keep-alive; its link is not known yet
+    return Arrival(update, Spool(path, transfer), pace)

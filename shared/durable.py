@@ -67,6 +67,14 @@ def _free(path: Path) -> str:
     return f"{found.f_bavail * found.f_frsize / (1 << 20):.1f} MiB free"
 
 
+def aside(path: Path) -> Path:
+    """Return an unused name beside a corrupt file, under which it can be looked at and is never read again."""
+    number = 1
+    while (unused := path.with_name(f"{path.name}.corrupt-{number}")).exists():
+        number += 1
+    return unused
+
+
 def drop_oldest(paths: Iterable[Path], keep: int = KEEP_ASIDE) -> None:
     """Remove files and folders but for the `keep` that were renamed last."""
     for path in sorted(paths, key=lambda one: one.stat().st_ctime_ns)[:-keep]:

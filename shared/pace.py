@@ -13,7 +13,7 @@ LAST_S = 60.0
 SLACK = 4.0
 FADE = 0.9
 MOST_DOUBLINGS = 20  # after a day of silence one more would be no float any longer
-WINDOW_S = 8.0
+WINDOW_S = 3.0  # a ping waits behind it, and its answer must come within the keep-alive
 FRAME_S = 5.0
 SMALLEST_FRAME_BYTES = 16 * 1024
 OUTAGE_SILENCES = 2  # one may be a broker that restarts; frames that never come whole are silent again and again
@@ -62,6 +62,10 @@ class Pace:
         self._heard_at, self._silences = now, min(self._silences + 1, MOST_DOUBLINGS)
         if self._silences >= OUTAGE_SILENCES:
             self._halve()
+
+    def begin_small(self) -> None:
+        """Ask for small frames first; while they come quickly, each is asked for twice as large as the last."""
+        self.frame_bytes = min(SMALLEST_FRAME_BYTES, self._usual_bytes)
 
     def _halve(self) -> None:
         smallest = min(SMALLEST_FRAME_BYTES, self._usual_bytes)

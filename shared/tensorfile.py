@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from shared.durable import drop_oldest, explained, sync
+from shared.durable import aside, drop_oldest, explained, sync
 from shared.errors import CorruptFile
 from shared.payload import digest
 from shared.tree import State, Tree, raw
@@ -106,13 +106,11 @@ def set_aside(path: Path) -> Path:
     Raises:
         Unwritable: The disk is read-only.
     """
-    number = 1
-    while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
-        number += 1
+    unused = aside(path)
     with explained(path):
-        path.rename(aside)
+        path.rename(unused)
         drop_oldest(path.parent.glob("*.corrupt-*"))
-    return aside
+    return unused
 
 
 def _digest(tree: Tree, facts: str) -> bytes:

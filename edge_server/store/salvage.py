@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge_server.store.base import AnyRecord
 from edge_server.store.rows import INSERT, SCHEMA, SELECT, Row, encode, good, mark
-from shared.durable import drop_oldest, explained, sync
+from shared.durable import aside, drop_oldest, explained, sync
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +35,16 @@ def salvage(journal: Path, cause: Exception) -> None:
         partial = journal.with_name(f"{journal.name}.part")
         partial.unlink(missing_ok=True)
         _write(partial, records)
-        aside = _unused(journal)
-        os.link(journal, aside)
+        unused = aside(journal)
+        os.link(journal, unused)
         with suppress(FileNotFoundError):
-            journal.with_name(f"{journal.name}-wal").replace(f"{aside}-wal")
+            journal.with_name(f"{journal.name}-wal").replace(f"{unused}-wal")
         journal.with_name(f"{journal.name}-shm").unlink(missing_ok=True)
         partial.replace(journal)
         sync(journal.parent)
         drop_oldest(journal.parent.glob("*.corrupt-*[0-9]"))
         drop_oldest(journal.parent.glob("*.corrupt-*-wal"))
-    log.error("%s: set aside as %s, going on from its %d records that are whole", cause, aside.name, len(records))
+    log.error("%s: set aside as %s, going on from its %d records that are whole", cause, unused.name, len(records))
 
 
 def _rows(journal: Path) -> Iterator[Row]:
@@ -63,10 +63,3 @@ def _write(path: Path, records: list[AnyRecord]) -> None:
             body = encode(record)
             before = mark(body, before)
             connection.execute(INSERT, (body, before))
-
-
-def _unused(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
-        number += 1
-    return aside

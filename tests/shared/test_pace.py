@@ -76,8 +76,8 @@ def test_a_sender_that_is_back_is_waited_for_as_at_first():
 
 
 def test_what_is_under_way_on_a_slow_link_stays_short():
-    """Frames every 2 s: four of them, 8 s, so that no task waits longer behind them; every 9 s: still two."""
-    for gap, window in ((0.01, 16), (2.0, 4), (9.0, 2)):
+    """Frames every 0.5 s: six of them, 3 s, so that no task or ping waits longer behind them; every 9 s: still two."""
+    for gap, window in ((0.01, 16), (0.5, 6), (9.0, 2)):
         pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
         assert pace.window(16) == 16
         pace.heard(gap)
@@ -121,3 +121,13 @@ def test_a_sender_that_comes_back_before_any_frame_is_asked_for_smaller_ones():
     pace.heard(22.0)
     pace.asked_anew(30.0)
     assert [*sizes, pace.frame_bytes] == [FRAME // 2, FRAME // 4, FRAME // 4]
+
+
+def test_frames_that_begin_small_grow_while_they_come_quickly():
+    """16 KiB, then twice as much each, up to what the sender sends; a slower one stays as it is."""
+    pace, sizes = Pace(1.0, now=0.0, frame_bytes=FRAME), []
+    pace.begin_small()
+    for now in (0.1, 0.2, 1.2, 1.3, 1.4, 1.5):
+        sizes.append(pace.frame_bytes // 1024)
+        pace.heard(now)
+    assert [*sizes, pace.frame_bytes // 1024] == [16, 32, 64, 64, 128, 256, 256]

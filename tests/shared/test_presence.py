@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess  # noqa: TID251 - mounts a small disk
-
 import pytest
 
 from shared import wire
 from shared.messages import Status
 from shared.presence import Session
+from tests.disks import mounted
 
 
 @pytest.fixture
@@ -65,22 +63,15 @@ def test_the_file_may_vanish_while_the_process_lives(counter):
     assert begin(counter)[0].session == 44
 
 
-@pytest.fixture(params=["ro", "size=4k"])
+@pytest.fixture(params=["read-only", "full"])
 def bad_disk(request, tmp_path):
     """Return a folder on a disk that is read-only, or full; it holds the count of earlier sessions."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    command = [mount, "-t", "tmpfs", "-o", "size=4k,nr_inodes=4", "none", str(disk)]
-    if not mount or subprocess.run(command, capture_output=True, check=False).returncode:  # noqa: S603 - ours
-        pytest.skip("only root may mount a disk")
-    try:
-        (disk / "session").write_text("7\n")
-        if request.param == "ro":
-            subprocess.run([mount, "-o", "remount,ro", str(disk)], check=True)  # noqa: S603 - ours
-        yield disk
-    finally:
-        subprocess.run([shutil.which("umount"), str(disk)], check=True)  # noqa: S603 - ours
+    with mounted(tmp_path / "disk") as disk:
+        (disk.path / "session").write_text("7\n")
+        disk.fill()
+        if request.param == "read-only":
+            disk.read_only(yes=True)
+        yield disk.path
 
 
 def test_a_disk_that_cannot_be_written(bad_disk, caplog):
