@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from device_agent.delivery import Delivery
 from device_agent.download import Download
+from device_agent.job import Job, Measuring, Trainer
 from device_agent.lifecycle import Event, Phase, follow
 from device_agent.outbox import Outbox
+from device_agent.reporting import Reporter
 from shared import chunks, wire
 from shared.background import background
 from shared.clock import Clock
 from shared.data.spec import Data
 from shared.durable import explained
 from shared.errors import TaskFailed, TrainerDied, Unreachable, WireError
-from shared.messages import Cost, Report, Task, Update
+from shared.measures import Cost
+from shared.messages import Task, Update
 from shared.topics import is_name, topic
 from shared.transport.base import Inbox, Transport
 
@@ -30,45 +31,7 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """How often one task is trained when trainers die of it."""
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trainer needs to do a task; paths, so that no tensor passes through the agent.
-
-    Attributes:
-        task: The task.
-        params: File that holds the payload to start from.
-        state: File that holds the device's state of this run, if there is one.
-        draft: Folder of the outbox to write the update into.
-        data: This device's examples.
-        frame_bytes: Size of the frames the update will travel in.
-        cost: What the task cost before training.
-    """
-
-    task: Task
-    params: str
-    state: str
-    draft: str
-    data: Data
-    frame_bytes: int
-    cost: Cost
-
-
-class Trainer(Protocol):
-    """Do a job: write its update into the draft."""
-
-    def __call__(self, job: Job) -> Awaitable[None]:
-        """Train.
-
-        Raises:
-            TaskFailed: The task could not be done; the message is the cause.
-            TrainerDied: Its process ended; the update may have been committed all the same.
-        """
-        ...
-
-    async def ready(self) -> None:
-        """Return when no earlier process of this device still trains; begin to start one meanwhile."""
-        ...
+REST_S, REST_POLL_S = 10.0, 0.2
 
 
 @dataclass
@@ -86,8 +49,8 @@ class Agent:
     data: Data
     states: Path
     frame_bytes: int
-    report_s: float
-    sense: Callable[[], Report]
+    reporter: Reporter
+    measuring: Measuring | None = None
     phase: Phase = "idle"
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _newest: Task | None = None
@@ -97,7 +60,7 @@ class Agent:
         """Live until cancelled."""
         async with self.transport.subscribe(topic(self.site, self.device, "task")) as tasks:
             await self.download.worker(self.outbox.check)
-            async with background(self._listen(tasks), self.delivery.run(), self._report()):
+            async with background(self._listen(tasks), self.delivery.run(), self.reporter.run()):
                 await self._work()
 
     async def _listen(self, tasks: Inbox) -> None:
@@ -151,9 +114,12 @@ class Agent:
         event: Event = "superseded"
         self._follow("task")
         try:
-            await self.trainer.ready()  # perhaps for one that an earlier process of ours had begun this very task with
-            if not waits and not self.outbox.has(task.run, task.round, task.params.digest):
-                await self._train(task)
+            if task.measure_s:
+                await self._rest()
+            with self._watched(full_rate=False):
+                await self.trainer.ready()  # perhaps for one that an earlier process of ours began this very task with
+                if not waits and not self.outbox.has(task.run, task.round, task.params.digest):
+                    await self._train(task)
             event = "committed"
         except (TaskFailed, WireError, OSError) as error:
             event = await self._failed(task, error)
@@ -161,6 +127,14 @@ class Agent:
             self._follow(event)
         log.debug("phase delivering run=%s round=%d", task.run, task.round)
         self.delivery.wake.set()
+
+    async def _rest(self) -> None:
+        """Do nothing until the watts of the idle board are known, if anything tells them: a step counts beyond them."""
+        power = self.reporter.power
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_S):
+                while power and power.idle_w() is None:  # noqa: ASYNC110 - a thread learns it
+                    await asyncio.sleep(REST_POLL_S)
 
     async def _failed(self, task: Task, error: Exception) -> Event:
         """Report a failure, and tell what became of the task; a report that no disk takes is told once, unsaved."""
@@ -185,13 +159,15 @@ class Agent:
         return "failed"
 
     async def _train(self, task: Task) -> None:
-        started = self.clock()
         chunks.check(task.params, limit=self.download.limit)
         self.outbox.reserve(task.params.size if task.train else 0)
-        with explained(self.download.folder):
+        power, started = self.reporter.power, self.clock()
+        idle_w = power.idle_w() if power else None
+        with explained(self.download.folder), self._watched(full_rate=True):
             params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")
+        cost = Cost(download_s=fetched - started, bytes_down=received, idle_w=idle_w)
         job = Job(
             task=task,
             params=str(params),
@@ -199,7 +175,8 @@ class Agent:
             draft="",
             data=self.data,
             frame_bytes=self.frame_bytes,
-            cost=Cost(download_s=fetched - started, bytes_down=received),
+            cost=self.reporter.charged(cost, "download_joules", started, fetched),
+            measuring=self.measuring,
         )
         self.outbox.commit(await self._trained(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)
@@ -224,17 +201,9 @@ class Agent:
     def _follow(self, event: Event) -> None:
         self.phase = follow(self.phase, event)
 
-    async def _report(self) -> None:
-        """Say what the board measures, now and from time to time."""
-        while True:
-            pause_s = self.report_s
-            try:
-                report = wire.encode(self.sense())
-                await self.transport.publish(topic(self.site, self.device, "report"), report, retain=True)
-            except Unreachable as error:
-                log.debug("no report: %s", error)
-                pause_s = min(1.0, self.report_s)
-            await asyncio.sleep(pause_s)
+    def _watched(self, *, full_rate: bool) -> AbstractContextManager[None]:
+        """Let the power log know that the board is not idle."""
+        return self.reporter.power.busy(full_rate=full_rate) if self.reporter.power else nullcontext()
 
 
 def _own_task(data: bytes, device: str) -> Task:

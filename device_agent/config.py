@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,8 @@ from shared.transport.base import Broker
 
 MAX_MEMORY_MB = 1 << 20
 MAX_THREADS = 1024
+MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
+MAX_SAMPLE_HZ = 50.0
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +67,64 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("patience_s must be above zero, max_payload_mb 1 or more")
 
 
+class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A power meter on the network that feeds this board alone, such as a smart plug.
+
+    Attributes:
+        kind: `shelly` (Gen2 and newer), `shelly1` (Gen1) or `tasmota`.
+        url: Where it answers, such as `http://192.0.2.7`.
+        period_s: Seconds between reads.
+    """
+
+    kind: Literal["shelly", "shelly1", "tasmota"]
+    url: str
+    period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no address, and a pause that is none."""
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url[:60]!r}")
+        if not MIN_PERIOD_S <= self.period_s <= MAX_PERIOD_S:
+            raise ValueError(f"period_s must be {MIN_PERIOD_S} to {MAX_PERIOD_S:g} seconds, not {self.period_s}")
+
+
+class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the agent brings the board to while it runs, and puts back when it ends; empty and 0 leave things alone.
+
+    Attributes:
+        power_mode: Name of a power mode (Jetson).
+        governor: Of all CPU frequency policies.
+        max_hertz: Highest clock of all CPU frequency policies.
+    """
+
+    power_mode: str = ""
+    governor: str = ""
+    max_hertz: float = 0.0
+
+
+class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the board is measured.
+
+    Attributes:
+        profile: Id of a firmware profile, the path of a TOML file that holds one, or `auto`.
+        root: Where the board's files lie; another folder than `/` is a recorded board.
+        sample_hz: Power samples a second while a task is under way; 0 for what the profile says.
+        meter: A power meter on the network, if there is one; then it is the source of power.
+        target: Clocks and power mode to run with.
+    """
+
+    profile: str = "auto"
+    root: str = "/"
+    sample_hz: float = 0.0
+    meter: MeterConfig | None = None
+    target: TargetConfig = TargetConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that costs more than it tells."""
+        if not 0 <= self.sample_hz <= MAX_SAMPLE_HZ:
+            raise ValueError(f"sample_hz must be 0 to {MAX_SAMPLE_HZ:g}, not {self.sample_hz}")
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device.
 
@@ -72,6 +133,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         site: The site its edge server serves.
         state_dir: Folder that survives reboots: outbox, device state, spooled payloads.
         data: Its own examples.
+        board: How the board is measured.
         outbox_mb: Most that updates waiting for the server may take on the disk, in MiB; where the next one would
             not fit, its task fails.
         report_s: Seconds between reports.
@@ -85,6 +147,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     broker: Broker = Broker()
     trainer: TrainerConfig = TrainerConfig()
     link: LinkConfig = LinkConfig()
+    board: BoardConfig = BoardConfig()
     outbox_mb: int = 4096
     report_s: float = 30.0
     log_level: str = "info"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
 
+from device_agent.link_meter import LinkMeter
 from device_agent.outbox import Entry, Outbox
 from shared import chunks, spool, wire
+from shared.clock import Clock, monotonic
 from shared.errors import Unreachable, WireError
+from shared.measures import Cost
 from shared.messages import BLOCK_BYTES, Ack, Status, Transfer, Update, Want
 from shared.topics import SERVER, topic
 from shared.transport.base import Delivery as Arrival
@@ -23,6 +26,25 @@ log = logging.getLogger(__name__)
 FIRST_PATIENCE_S, LAST_PATIENCE_S = 2.0, 30.0
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What bringing one settled update to the server took.
+
+    Attributes:
+        started: When its first frame was asked for; where none was, when it was settled.
+        ended: When it was settled.
+        bytes_up: Bytes of its frames, with those that were sent again.
+        cost: What it cost before.
+    """
+
+    run: str
+    round: int
+    started: float
+    ended: float
+    bytes_up: int
+    cost: Cost = field(default_factory=Cost)
+
+
 @dataclass
 class Delivery:
     """Offers each update, sends the frames the server asks for, forgets the update when it is acknowledged.
@@ -30,6 +52,10 @@ class Delivery:
     Attributes:
         wake: Set it when the outbox has something new.
         jitter: Spreads the offers of a fleet in time; seeded in replay.
+        clock: Time.
+        link: Is told when frames are asked for and when an update is settled.
+        sending: Called whenever frames are asked for.
+        sent: Called for every update that is settled.
         bytes_sent: Bytes of frames.
     """
 
@@ -39,7 +65,12 @@ class Delivery:
     outbox: Outbox
     jitter: Random = field(default_factory=Random)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    clock: Clock = monotonic
+    link: LinkMeter = field(default_factory=LinkMeter)
+    sending: Callable[[], None] = lambda: None
+    sent: Callable[[Sent], None] = lambda _: None
     bytes_sent: int = 0
+    _asked: dict[tuple[str, int, bytes], tuple[float, int]] = field(default_factory=dict)
     _patience_s: float = FIRST_PATIENCE_S
 
     async def run(self) -> None:
@@ -107,19 +138,33 @@ class Delivery:
         return False
 
     async def _send(self, entry: Entry, transfer: Transfer, want: Want) -> None:
+        self.link.uploading()
+        self.sending()
+        name = *self._name(entry.update), entry.update.start  # a round that is repeated begins to count anew
+        started, carried = self._asked.get(name, (self.clock(), 0))
         try:
             limit = chunks.largest_frame(want.frame_bytes, self.transport.max_payload_bytes)
             for frame in _frames(entry, transfer, chunks.pieces(want, transfer, limit)):
                 await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
                 self.bytes_sent += len(frame)
+                carried += len(frame)
         except (WireError, Unreachable, FileNotFoundError) as error:
             log.debug("frames not sent, the server will ask again: %s", error)
+        finally:
+            self._asked[name] = started, carried
 
     def _settle(self, entry: Entry, ack: Ack) -> None:
         if ack.verdict == "refused":
             log.error("round %d: the server refused the update: %s", ack.round, ack.reason)
         else:
             log.info("settled run=%s round=%d verdict=%s", ack.run, ack.round, ack.verdict)
+        self.link.uploaded()
+        ended = self.clock()
+        name = *self._name(entry.update), entry.update.start
+        started, carried = self._asked.pop(name, (ended, 0))
+        self.sent(
+            Sent(run=ack.run, round=ack.round, started=started, ended=ended, bytes_up=carried, cost=entry.update.cost)
+        )
         self.outbox.remove(entry)
 
     @staticmethod

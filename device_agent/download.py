@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from device_agent.link_meter import LinkMeter
 from shared import chunks, wire
 from shared.clock import Clock
 from shared.errors import Unreachable, WireError
@@ -36,6 +37,7 @@ class Download:
         window: Frames under way at once.
         patience_s: Seconds without a frame of ours after which frames are asked for again, doubled each time.
         limit: Largest payload taken, in bytes.
+        link: Measures the link meanwhile.
     """
 
     transport: Transport
@@ -47,6 +49,7 @@ class Download:
     window: int
     patience_s: float
     limit: int
+    link: LinkMeter = field(default_factory=LinkMeter)
 
     async def fetch(self, task: Task) -> tuple[Path, int]:
         """Return the file that holds the task's parameters, and the bytes that came for it.
@@ -59,8 +62,9 @@ class Download:
         for _ in range(ATTEMPTS):
             spool, shared = Spool(self.folder / "params", task.params), task.shared
             try:
-                while not spool.assembly.complete:
-                    shared = await self._receive(spool, shared=shared)
+                with self.link.downloading():
+                    while not spool.assembly.complete:
+                        shared = await self._receive(spool, shared=shared)
                 await self._check(spool)
             except WireError as error:
                 log.warning("parameters of round %d were damaged: %s", task.round, error)
@@ -74,11 +78,14 @@ class Download:
     async def _receive(self, spool: Spool, *, shared: bool) -> bool:
         """Take frames until all are here or the server wants us off the shared topic; return whether we may stay."""
         pace = Pace(self.patience_s, self.clock(), spool.assembly.transfer.frame_bytes)
+        if not shared:  # a group takes one size of frames; alone, a ping's answer must not wait behind a large one
+            pace.begin_small()
         patterns = [topic(self.site, self.device, "model")] + [topic(self.site, EVERYONE, "model")] * shared
         async with self.transport.subscribe(*patterns) as inbox:
             spool.assembly.forget()
             while not spool.assembly.complete:
                 await self._ask(spool, pace)
+                before = spool.bytes_received
                 try:
                     async with asyncio.timeout(pace.left_s(self.clock())):
                         if await self._told_to_leave(spool, inbox):
@@ -87,7 +94,7 @@ class Download:
                     spool.assembly.forget()
                     pace.gave_up(self.clock())
                 else:
-                    pace.heard(self.clock())
+                    pace.heard(self.clock(), spool.bytes_received - before)
         return shared
 
     async def _check(self, spool: Spool) -> None:

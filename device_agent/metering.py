@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from device_agent.cycles import CycleCounter, cpu_seconds
+from device_agent.power_log import PowerLog, provenance
 from shared.clock import Clock, monotonic
+from shared.measures import Cost, Provenance
+
+WALL = Provenance(source="monotonic clock", quality="measured")
+CPU = Provenance(source="getrusage", quality="measured")
+TICK_S = 0.2
 
 
 class Spent(msgspec.Struct):
-    """Seconds of one block; filled in when the block is left."""
+    """What one block took; filled in when the block is left.
+
+    Attributes:
+        compute_s: Wall seconds.
+        cpu_s: CPU seconds of all threads, and of child processes that have ended.
+        cycles: CPU cycles, all cores together.
+        mean_hertz: Mean clock while it was busy.
+        joules: Of the whole device, idle included.
+        idle_w: Watts of the device while it did nothing.
+        provenance: Source and quality of a figure, by its name in `Cost`.
+    """
 
     compute_s: float | None = None
     cpu_s: float | None = None
+    cycles: float | None = None
+    mean_hertz: float | None = None
     joules: float | None = None
+    idle_w: float | None = None
+    provenance: dict[str, Provenance] = {}
+
+    def added_to(self, cost: Cost) -> Cost:
+        """Return what the task cost before, and this as what its computing cost."""
+        return msgspec.structs.replace(
+            cost,
+            compute_s=self.compute_s,
+            cpu_s=self.cpu_s,
+            cycles=self.cycles,
+            compute_joules=self.joules,
+            idle_w=self.idle_w if self.idle_w is not None else cost.idle_w,
+            provenance=cost.provenance | self.provenance,
+        )
 
 
 class Meter(Protocol):
@@ -29,28 +62,93 @@ class Meter(Protocol):
 
 @dataclass(frozen=True)
 class ProcessMeter:
-    """Wall seconds of the monotonic clock and CPU seconds of this process."""
+    """Measures this process; cycles and joules where there is something that tells them.
+
+    Attributes:
+        clock: Wall seconds; the same as the log's.
+        cpu_clock: CPU seconds.
+        cycles: Counts cycles.
+        power: Samples the board's power.
+        idle_w: Watts of the idle board.
+    """
 
     clock: Clock = monotonic
-    cpu_clock: Clock = time.process_time
+    cpu_clock: Clock = cpu_seconds
+    cycles: CycleCounter | None = None
+    power: PowerLog | None = None
+    idle_w: float | None = None
 
     @contextmanager
     def task(self) -> Iterator[Spent]:
         """Measure the block."""
-        spent, wall, cpu = Spent(), self.clock(), self.cpu_clock()
-        try:
-            yield spent
-        finally:
-            spent.compute_s, spent.cpu_s = self.clock() - wall, self.cpu_clock() - cpu
+        spent = Spent(idle_w=self.idle_w)
+        with self.power.busy() if self.power else nullcontext(), _ticking(self.cycles):
+            if self.power:
+                self.power.mark()
+            start, cpu = self.clock(), self.cpu_clock()
+            try:
+                yield spent
+            finally:
+                stop = self.clock()
+                spent.compute_s, spent.cpu_s = stop - start, self.cpu_clock() - cpu
+                spent.provenance = {"compute_s": WALL, "cpu_s": CPU}
+                if self.cycles:
+                    _count(spent, self.cycles)
+                if self.power:
+                    self.power.mark()
+                    _charge(spent, self.power, start, stop)
+
+
+@contextmanager
+def _ticking(cycles: CycleCounter | None) -> Iterator[None]:
+    """Let the counter look at the clocks while the block lasts."""
+    if cycles is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(TICK_S):
+            cycles.tick()
+
+    ticker = threading.Thread(target=tick, name="cycles", daemon=True)
+    cycles.start()
+    ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _count(spent: Spent, cycles: CycleCounter) -> None:
+    found = cycles.stop()
+    spent.cycles, spent.mean_hertz = found.cycles, found.mean_hertz
+    if found.provenance:
+        spent.provenance["cycles"] = found.provenance
+
+
+def _charge(spent: Spent, power: PowerLog, start: float, stop: float) -> None:
+    found = power.energy(start, stop)
+    if found:
+        spent.joules = found.joules
+        spent.provenance["compute_joules"] = provenance(power.source, found)
 
 
 @dataclass(frozen=True)
 class GivenMeter:
-    """Replay: the block costs what the plan says, whatever it takes here."""
+    """Replay: a block costs what it was given, whatever it takes here.
 
-    compute_s: float
+    Attributes:
+        whole: What the task costs: its first block.
+        step: What each later block costs, in which steps are timed; None for as much as the task.
+    """
+
+    whole: Spent
+    step: Spent | None = None
+    _later: list[Spent] = field(default_factory=list)
 
     @contextmanager
     def task(self) -> Iterator[Spent]:
         """Charge the block."""
-        yield Spent(compute_s=self.compute_s)
+        yield msgspec.structs.replace(self._later[0] if self._later else self.whole)
+        self._later[:] = [self.step or self.whole]

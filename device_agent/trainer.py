@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from device_agent.agent import Job
+from device_agent.job import Job
 from shared.errors import TaskFailed, TrainerDied
 
 log = logging.getLogger(__name__)

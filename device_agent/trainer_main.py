@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from device_agent.agent import Job
+from device_agent.job import Job
 from device_agent.trainer import Cancel, Done, Failed, FromTrainer, Start, ToTrainer, frame
 from shared import heap, log
 from shared.errors import FieldFleetError, Superseded
@@ -87,18 +87,18 @@ def serve(inlet: Inlet, answers: BinaryIO, threads: int) -> None:
     import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
 
     from device_agent import outbox, training  # noqa: PLC0415
-    from device_agent.metering import ProcessMeter  # noqa: PLC0415
+    from device_agent.board import Meters  # noqa: PLC0415
 
     if threads:
         torch.set_num_threads(threads)
-    bench = training.Bench()
+    bench, meters = training.Bench(), Meters()
     logger.debug("phase idle")
     while (job := inlet.jobs.get()) is not None:
         answer: FromTrainer = Done()
         task, work = job.task, "training" if job.task.train else "evaluating"
         logger.debug("phase %s run=%s round=%d", work, task.run, task.round)
         try:
-            training.perform(job, bench, ProcessMeter().task, inlet.cancelled.is_set)
+            training.perform(job, bench, meters.of(job).task, inlet.cancelled.is_set)
             logger.debug("phase committing")
             outbox.commit(Path(job.draft))
             logger.debug("phase committed")

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import torch
 
 from device_agent import outbox
-from device_agent.agent import Job
+from device_agent.job import Job
 from device_agent.metering import Spent
+from device_agent.step_cost import measure
 from shared import payload as payloads
 from shared import spool, tensorfile
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Batch, Result
+from shared.algorithms.base import Batch, Outcome, Result, Session
 from shared.codecs import CODECS
 from shared.codecs.base import Memory
 from shared.data.examples import Examples, batches, split_holdout
@@ -25,7 +27,9 @@ from shared.data.spec import Data
 from shared.durable import explained
 from shared.errors import CorruptFile, Superseded, TaskFailed
 from shared.evaluate import score
-from shared.messages import Assignment, Cost, Payload, Spec, Transfer, Update
+from shared.flops import step_flops
+from shared.measures import StepCost
+from shared.messages import Assignment, Payload, Spec, Task, Transfer, Update
 from shared.models.base import Model
 from shared.models.init import initial, seeded
 from shared.registry import build
@@ -38,16 +42,22 @@ _ALGORITHM, _CODEC = "algorithm/", "codec/"
 
 @dataclass
 class Bench:
-    """What a trainer keeps between tasks: the device's examples and the network it built last."""
+    """What a trainer keeps between tasks: the device's examples and the network it built last.
 
+    Attributes:
+        read: Reads a device's examples.
+    """
+
+    read: Callable[[Data], Examples] = load
     examples: dict[bytes, tuple[Examples, Examples]] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
+    counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
 
     def data(self, spec: Data) -> tuple[Examples, Examples]:
         """Return the device's training and held-out examples, read once."""
         key = msgspec.msgpack.encode(spec)
         if key not in self.examples:
-            self.examples = {key: split_holdout(load(spec), spec.holdout, seed=0)}
+            self.examples = {key: split_holdout(self.read(spec), spec.holdout, seed=0)}
         return self.examples[key]
 
     def model(self, spec: Spec) -> Model:
@@ -56,6 +66,13 @@ class Bench:
         if key not in self.models:
             self.models = {key: initial(spec, seed=0)}
         return self.models[key]
+
+    def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
+        """Return the floating-point operations of one training step, counted once."""
+        key = (msgspec.msgpack.encode(spec), example, batch_size)
+        if key not in self.counted:
+            self.counted = {key: step_flops(spec, example, batch_size)}
+        return self.counted[key]
 
 
 @dataclass(frozen=True)
@@ -82,9 +99,16 @@ class TaskBatches:
 
 
 def perform(
-    job: Job, bench: Bench, meter: Callable[[], AbstractContextManager[Spent]], superseded: Callable[[], bool]
+    job: Job,
+    bench: Bench,
+    meter: Callable[[], AbstractContextManager[Spent]],
+    superseded: Callable[[], bool],
+    *,
+    trained: Result | None = None,
 ) -> None:
     """Do a job: leave the whole update in its draft, durably, but do not commit it.
+
+    Where a replay has trained several devices at once, `trained` is what this one's training gave.
 
     Raises:
         TaskFailed: The device half is one this trainer cannot run.
@@ -93,23 +117,20 @@ def perform(
     """
     task = job.task
     with meter() as spent, seeded(task.assignment.seed):
-        start = _start(job, bench)
+        start = start_of(job, bench)
         metrics = _evaluate(job, bench, start)
-        result, transfer = _train(job, bench, start, superseded) if task.train else (None, None)
-    cost = msgspec.structs.replace(
-        job.cost,
-        compute_s=spent.compute_s,
-        cpu_s=spent.cpu_s,
-        joules=spent.joules,
-        bytes_up=transfer.size if transfer else 0,
-    )
-    outbox.write(Path(job.draft), _update(job, result, metrics, transfer, cost))
+        result, transfer = _train(job, bench, start, superseded, trained) if task.train else (None, None)
+    step = None
+    if task.measure_s:
+        with seeded(task.assignment.seed):
+            step, figures = _measure(job, bench, start, meter, superseded)
+        metrics |= figures
+    cost = msgspec.structs.replace(spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0)
+    update = _update(task, result, metrics | (result.metrics if result else {}), transfer)
+    outbox.write(Path(job.draft), msgspec.structs.replace(update, cost=cost, step=step))
 
 
-def _update(
-    job: Job, result: Result | None, metrics: dict[str, float], transfer: Transfer | None, cost: Cost
-) -> Update:
-    task = job.task
+def _update(task: Task, result: Result | None, metrics: dict[str, float], transfer: Transfer | None) -> Update:
     return Update(
         run=task.run,
         round=task.round,
@@ -119,34 +140,72 @@ def _update(
         weight=result.weight if result else 0.0,
         num_examples=result.num_examples if result else 0,
         loss=result.loss if result else None,
-        metrics=metrics | (result.metrics if result else {}),
-        cost=cost,
+        metrics=metrics,
     )
 
 
-def _start(job: Job, bench: Bench) -> Tree:
-    """Return the parameters that came with the task, as views of their file."""
+def start_of(job: Job, bench: Bench) -> Tree:
+    """Return the parameters that came with the task, as views of their file.
+
+    Raises:
+        FieldFleetError: They cannot be used.
+    """
     received = payloads.unpack(spool.view(Path(job.params)))
     tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
     check_like(tree, bench.model(job.task.model).tree())
     return tree
 
 
-def _train(job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool]) -> tuple[Result, Transfer]:
-    """Run the algorithm's device half and encode what it gives; the device's next state goes into the draft."""
+def _train(
+    job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool], result: Result | None
+) -> tuple[Result, Transfer]:
+    """Run the algorithm's device half, if it was not run before, and encode what it gives.
+
+    The device's next state goes into the draft.
+    """
     task = job.task
     state, memory = _read_state(Path(job.state))
-    own = TaskBatches(bench.data(job.data)[0], task.assignment, superseded)
-    algorithm = build(ALGORITHMS, task.algorithm, "algorithm")
-    outcome = algorithm.local(bench.model(task.model), state, start, own, task.assignment)
-    if not isinstance(outcome, tuple):
-        raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session, which needs a newer agent")
-    state, result = outcome
+    if result is None:
+        own = TaskBatches(bench.data(job.data)[0], task.assignment, superseded)
+        algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
+        state, result = _require_whole(algorithm.local(model, state, start, own, task.assignment), task)
     log.debug("phase encoding")
     payload, memory = build(CODECS, task.codec, "codec").encode(result.tree, memory)
     if state.tree or state.facts or memory or Path(job.state).exists():
         _write_state(Path(job.draft) / outbox.STATE, state, memory)
     return result, _write_payload(job, payload)
+
+
+def _measure(
+    job: Job,
+    bench: Bench,
+    start: Tree,
+    meter: Callable[[], AbstractContextManager[Spent]],
+    superseded: Callable[[], bool],
+) -> tuple[StepCost, dict[str, float]]:
+    """Time training steps, and have the algorithm measure what else its server asks for; nothing of it is kept."""
+    task = job.task
+    state, _ = _read_state(Path(job.state))
+    hyper = msgspec.structs.replace(task.assignment.hyper, local_epochs=1)  # begun anew as often as it takes
+    own = TaskBatches(bench.data(job.data)[0], msgspec.structs.replace(task.assignment, hyper=hyper), superseded)
+    batch_size = min(hyper.batch_size, len(own.examples))
+    algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
+    cost = measure(
+        lambda some: _require_whole(algorithm.local(model, state, start, some, task.assignment), task),
+        own,
+        meter,
+        seconds=task.measure_s,
+        weights=sum(leaf.numel() for leaf in model.layers.parameters()),
+        flops=bench.flops(task.model, own.examples.inputs.shape[1:], batch_size),
+    )
+    return cost, algorithm.measure(model, start, own) if algorithm.measure else {}
+
+
+def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
+    """Refuse a device half that needs the server at every step."""
+    if not isinstance(outcome, tuple):
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session, which needs a newer agent")
+    return outcome
 
 
 def _write_payload(job: Job, payload: Payload) -> Transfer:
@@ -161,8 +220,7 @@ def _write_payload(job: Job, payload: Payload) -> Transfer:
 
 def _evaluate(job: Job, bench: Bench, start: Tree) -> dict[str, float]:
     """Return how good the received parameters are on the examples this device holds back."""
-    held_out = bench.data(job.data)[1]
-    if not job.task.evaluate or not len(held_out):
+    if not job.task.evaluate or not len(held_out := bench.data(job.data)[1]):
         return {}
     found = score(bench.model(job.task.model).layers.eval(), start, held_out)
     return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held_out))}

@@ -14,6 +14,7 @@ from shared.topics import checked_name
 from shared.transport.base import Broker
 
 MAX_THREADS = 1024
+MAX_KEEP_DAYS, MAX_KEEP_MB = 3660, 1 << 20
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +42,23 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("budget must be >= 1, patience_s > 0")
 
 
+class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of what the devices report is kept, in `data_dir/readings.sqlite`.
+
+    Attributes:
+        keep_days: Reports older than that are forgotten; 0 keeps none at all.
+        max_mb: MiB of the file; beyond it the device that takes most of it loses its oldest reports first.
+    """
+
+    keep_days: float = 14.0
+    max_mb: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse what no disk can mean."""
+        if not 0 <= self.keep_days <= MAX_KEEP_DAYS or not 1 <= self.max_mb <= MAX_KEEP_MB:
+            raise ValueError(f"keep_days must be 0 to {MAX_KEEP_DAYS}, max_mb 1 to {MAX_KEEP_MB}")
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One site.
 
@@ -61,6 +79,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     site: str = "lab"
     broker: Broker = Broker()
     link: LinkConfig = LinkConfig()
+    readings: ReadingsConfig = ReadingsConfig()
     threads: int = 0
     log_level: str = "info"
 

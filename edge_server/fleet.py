@@ -35,9 +35,12 @@ def observe(fleet: Fleet, message: Status | Report) -> Fleet:
     """Return the fleet after a message; what an older session or a superseded process says changes nothing.
 
     A birth counts whatever its number, since a board whose storage was replaced counts its sessions from the start
-    again; only what that very process has said before does not.
+    again; only what that very process has said before does not. A report is retained: it may come again, and come
+    from a process that is gone.
     """
     if isinstance(message, Report):
+        if _is_stale(fleet, message):
+            return fleet
         return replace(fleet, reports={**fleet.reports, message.device: message})
     if _is_late(fleet, message):
         return fleet
@@ -50,6 +53,18 @@ def observe(fleet: Fleet, message: Status | Report) -> Fleet:
         statuses={**fleet.statuses, message.device: message},
         sessions={**fleet.sessions, message.device: kept},
     )
+
+
+def _is_stale(fleet: Fleet, report: Report) -> bool:
+    """Tell whether a report is no news of its process, or of a process that another has superseded."""
+    known, status = fleet.reports.get(report.device), fleet.statuses.get(report.device)
+    if not report.instance:  # it does not say which process measured it, and boards begin to count anew
+        return known is not None and known.instance == "" and known.at == report.at
+    if known and known.instance == report.instance and report.at <= known.at:
+        return True
+    if status is None or status.instance == report.instance:
+        return False
+    return status.online or report.instance in fleet.sessions[report.device]
 
 
 def is_used_twice(fleet: Fleet, message: Status | Report) -> bool:

@@ -19,13 +19,21 @@ def utc_stamp() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # noqa: TID251 - the one place that reads the wall clock
 
 
+def utc_seconds() -> float:
+    """Return calendar seconds since 1970, for what outlives a restart; no deadline or measured duration uses it."""
+    return time.time()  # noqa: TID251 - with the above
+
+
 class _JumpingSelector(selectors.DefaultSelector):
     """Never waits: where a real selector would sleep, the loop's time moves instead."""
 
     now = 0.0
+    before: Callable[[], bool] | None = None
 
     def select(self, timeout: float | None = None) -> list[Any]:
         ready: list[Any] = super().select(0)
+        if not ready and timeout != 0 and self.before and self.before():
+            return ready
         if not ready and timeout is None:
             raise RuntimeError("virtual time stands still: every task waits and no timer is set")
         if not ready and timeout:
@@ -39,6 +47,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+
+    def before_time_moves(self, call: Callable[[], bool]) -> None:
+        """Have something called whenever nothing is left to do at this moment; time stays if it says it did something.
+
+        What runs outside of virtual time, such as another process, is waited for there: it ends at the moment that was
+        set for it, however long it takes.
+        """
+        self._jumping.before = call
 
     def time(self) -> float:
         """Return virtual seconds since the loop was made."""

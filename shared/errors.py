@@ -1,5 +1,9 @@
 """Errors, named by what the reader of the message can do about them."""
 
+from __future__ import annotations
+
+from typing import Literal
+
 
 class FieldFleetError(Exception):
     """Base of every error raised on purpose."""
@@ -50,7 +54,17 @@ class Superseded(FieldFleetError):
 
 
 class NoData(FieldFleetError):
-    """This board has no such sensor; not a fault, the reading is simply absent."""
+    """This board has no such sensor, or it does not answer; not a fault, the reading is simply absent.
+
+    Attributes:
+        lack: `not_present`, `denied`, `busy` or `invalid`, see `shared.measures.Absent`.
+    """
+
+    def __init__(
+        self, message: str, *, lack: Literal["not_present", "denied", "busy", "invalid"] = "not_present"
+    ) -> None:
+        super().__init__(message)
+        self.lack: Literal["not_present", "denied", "busy", "invalid"] = lack
 
 
 class Infeasible(FieldFleetError):

@@ -15,9 +15,13 @@ def held(folder: Path) -> Iterator[None]:
     """Hold a folder's lock while the block lasts; it falls with the process, however that ends.
 
     Raises:
-        ConfigError: Another process holds it.
+        ConfigError: Another process holds it, or another user made it.
     """
-    with (folder / "lock").open("a") as file:
+    try:
+        file = (folder / "lock").open("a")
+    except PermissionError as error:
+        raise ConfigError(f"{error}; give what lies in {folder} to this user, or name another folder") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,6 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from shared.measures import Absent, Cost, Reading, Spent, StepCost
+
 Scalar: TypeAlias = bool | int | float | str
 Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused"]
 Value: TypeAlias = bool | int | float | str | list[int | float]
@@ -15,7 +17,7 @@ BLOCK_BYTES = 1024
 """A payload travels in frames of whole blocks; what of it lacks is counted in them."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Base of what travels; unknown fields are ignored so that minor versions may meet."""
 
 
@@ -107,31 +109,13 @@ class Status(Message, frozen=True, kw_only=True):
     version: str = ""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured figure: SI value, unit, where it comes from, how good it is, monotonic seconds."""
-
-    value: float
-    unit: str
-    source: str
-    quality: Literal["measured", "corrected", "modelled"]
-    at: float
-
-
-class Report(Message, frozen=True, kw_only=True):
-    """Device -> server, retained: what the board measured last; what it cannot measure is an absence with its cause."""
-
-    device: str
-    at: float
-    readings: dict[str, Reading] = {}
-    absent: dict[str, str] = {}
-
-
 class Task(Message, frozen=True, kw_only=True):
     """Server -> device: fetch these parameters, evaluate or train, send an update.
 
     Attributes:
         params: The payload to start from, fetched in frames.
         shared: Whether its frames come on the topic common to all devices.
+        measure_s: Seconds of training steps to time; what they learn is thrown away. 0 for none.
         deadline_s: Seconds the server will wait, counted from when it sent the task.
     """
 
@@ -146,21 +130,38 @@ class Task(Message, frozen=True, kw_only=True):
     shared: bool
     train: bool = True
     evaluate: bool = False
+    measure_s: float = 0.0
     deadline_s: float
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task cost the device; a figure nobody measured is None, never zero.
+class Report(Message, frozen=True, kw_only=True):
+    """Device -> server, retained: what the board measured last; what it cannot measure is an absence with its cause.
 
-    Seconds are of the device's monotonic clock; `bytes_down` counts every byte of frames received for the task.
+    Attributes:
+        board: Id of the board's firmware profile.
+        readings: Figures by name; a name ends in its unit, such as `thermal.cpu-thermal_celsius`.
+        absent: Names of figures, or of whole probes, that are not there.
+        facts: What is no figure: power mode, governor, versions.
+        spent: The cost of the task that was settled last.
+        earlier: Costs of tasks settled before that one which no report has told yet, in order.
+        instance: That of the process's Status, so that what an earlier process said can be told apart; `at` orders
+            what one process says.
     """
 
-    download_s: float | None = None
-    compute_s: float | None = None
-    cpu_s: float | None = None
-    bytes_down: int | None = None
-    bytes_up: int | None = None
-    joules: float | None = None
+    device: str
+    at: float
+    board: str = ""
+    readings: dict[str, Reading] = {}
+    absent: dict[str, Absent] = {}
+    facts: dict[str, str] = {}
+    spent: Spent | None = None
+    earlier: list[Spent] = []
+    instance: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a time by which nothing can be ordered, and which no journal could hold."""
+        if not math.isfinite(self.at):
+            raise ValueError("at must be finite")
 
 
 class Update(Message, frozen=True, kw_only=True):
@@ -180,6 +181,7 @@ class Update(Message, frozen=True, kw_only=True):
     loss: float | None = None
     metrics: dict[str, float] = {}
     cost: Cost = Cost()
+    step: StepCost | None = None
     failure: str | None = None
 
 

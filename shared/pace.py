@@ -6,12 +6,16 @@ other messages do not wait behind it, and a frame stays far below the keep-alive
 
 from __future__ import annotations
 
+from collections import deque
+
 from shared.messages import BLOCK_BYTES
 
 FIRST_S = 10.0
 LAST_S = 60.0
 SLACK = 4.0
 FADE = 0.9
+RECENT = 4
+"""Frames whose mean pace decides whether larger ones fit: on a lossy link they come in bursts."""
 MOST_DOUBLINGS = 20  # after a day of silence one more would be no float any longer
 WINDOW_S = 3.0  # a ping waits behind it, and its answer must come within the keep-alive
 FRAME_S = 5.0
@@ -35,18 +39,33 @@ class Pace:
         self.frame_bytes = self._usual_bytes = frame_bytes
         self._floor_s, self._heard_at = floor_s, now
         self._slowest_s: float | None = None
+        self._frame_s = 0.0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._silences = 0
         self._came = False
 
-    def heard(self, now: float) -> None:
-        """Note a frame. The slowest recent one counts, since frames come in bursts."""
+    def heard(self, now: float, size: int | None = None) -> None:
+        """Note a frame with `size` bytes of payload, None for as many as were asked for.
+
+        The slowest recent one counts, since frames come in bursts, and a larger one would have been as much slower.
+        """
         gap = now - self._heard_at
+        frame_s = gap * max(1.0, self.frame_bytes / max(size or self.frame_bytes, SMALLEST_FRAME_BYTES))
         self._slowest_s = gap if self._slowest_s is None else max(gap, FADE * self._slowest_s)
+        self._frame_s = max(frame_s, FADE * self._frame_s)
+        self._recent.append((gap, size or self.frame_bytes))
         self._heard_at, self._silences, self._came = now, 0, True
         if gap > FRAME_S:
             self._halve()
-        elif gap < FRAME_S / 8:
-            self.frame_bytes = min(2 * self.frame_bytes, self._usual_bytes)
+        elif self._has_room():
+            larger = min(2 * self.frame_bytes, self._usual_bytes)
+            self._frame_s *= larger / self.frame_bytes
+            self.frame_bytes = larger
+
+    def _has_room(self) -> bool:
+        """Tell whether frames twice as large would come quickly too."""
+        seconds, done = sum(gap for gap, _ in self._recent), sum(size for _, size in self._recent)
+        return 2 * self.frame_bytes * seconds < FRAME_S / 4 * done
 
     def asked_anew(self, now: float) -> None:
         """Note that the sender is back from an outage, and is asked again for all that lacks.
@@ -73,9 +92,9 @@ class Pace:
 
     def window(self, most: int) -> int:
         """Return how many frames may be under way: at most `most`, and two at least."""
-        if not self._slowest_s:
+        if not self._frame_s:
             return most
-        return max(2, min(most, int(WINDOW_S / self._slowest_s)))
+        return max(2, min(most, int(WINDOW_S / self._frame_s)))
 
     def left_s(self, now: float) -> float:
         """Return the seconds until what is under way counts as lost; 0 if it does."""

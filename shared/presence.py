@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -36,11 +37,7 @@ class Session:
         """Begin a new session: return its birth and its will, which carry the same number."""
         self._last = number = max(self._last, self._stored()) + 1
         self._store(number)
-        birth = Status(
-            device=self.device, session=number, instance=self.instance, online=True, state="ready", version=_version()
-        )
-        will = Status(device=self.device, session=number, instance=self.instance, online=False)
-        return Presence(topic(self.site, self.device, "status"), wire.encode(birth), wire.encode(will))
+        return presence(self.device, self.site, self.instance, number)
 
     def _stored(self) -> int:
         try:
@@ -67,6 +64,14 @@ class Session:
         self._warned = True
 
 
+def presence(device: str, site: str, instance: str, number: int) -> Presence:
+    """Return the birth and the will of the session `number` of a process."""
+    birth = Status(device=device, session=number, instance=instance, online=True, state="ready", version=_version())
+    will = Status(device=device, session=number, instance=instance, online=False)
+    return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
+
+
+@cache
 def _version() -> str:
     try:
         return version("fieldfleet")

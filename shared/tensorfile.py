@@ -30,7 +30,7 @@ DTYPES: Mapping[torch.dtype, str] = {
 }
 
 
-def save(path: Path, state: State, spare: Path | None = None) -> None:
+def save(path: Path, state: State, spare: Path | None = None, *, durable: bool = True) -> None:
     """Write the state so that `path` holds either its old or its new content after any crash.
 
     The file is written here and not by the library, which copies everything first, refuses leaves that share memory,
@@ -40,6 +40,7 @@ def save(path: Path, state: State, spare: Path | None = None) -> None:
         path: Where to.
         state: What.
         spare: A file that nobody needs, to be overwritten if it is there.
+        durable: Whether to wait until it is on the disk; if not, only a crash of the process is survived.
 
     Raises:
         Unwritable: The disk is full or cannot be written; the old content is untouched.
@@ -53,13 +54,15 @@ def save(path: Path, state: State, spare: Path | None = None) -> None:
                 for part in _parts(state):
                     file.write(part)
                 file.truncate()
-            sync(partial)
+            if durable:
+                sync(partial)
         except OSError:
             with suppress(OSError):
                 partial.unlink()  # it may be what fills the disk
             raise
         partial.replace(path)
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
 
 
 def _parts(state: State) -> Iterator[bytes | memoryview]:

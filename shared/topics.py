@@ -8,6 +8,7 @@ task    server -> device  Task, Leave                  model   server -> device 
 want    device -> server  Want                         update  device -> server  Update and its frames
 ack     server -> device  Want, Ack                    cut     both ways         a split session's exchange
 log     device -> server  lines the operator asked for
+probe   device -> itself  filler that measures the link
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ ROOT = "fieldfleet/v1"
 EVERYONE = "_all"
 SERVER = "_server"
 ANY = "+"
+ALL_BELOW = "#"
 
 _LEVELS = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -63,8 +65,8 @@ def matches(pattern: str, name: str) -> bool:
     """Tell whether an MQTT topic filter matches a topic name (MQTT 3.1.1, section 4.7)."""
     filters, levels = pattern.split("/"), name.split("/")
     for index, level in enumerate(filters):
-        if level == "#":
+        if level == ALL_BELOW:
             return True
-        if index >= len(levels) or level not in ("+", levels[index]):
+        if index >= len(levels) or level not in (ANY, levels[index]):
             return False
     return len(filters) == len(levels)

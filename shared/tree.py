@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -132,4 +133,4 @@ def _is_finite(leaf: Tensor) -> bool:
     if not leaf.numel():
         return True
     lowest, highest = torch.aminmax(leaf)
-    return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
+    return math.isfinite(lowest.item()) and math.isfinite(highest.item())

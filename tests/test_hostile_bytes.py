@@ -65,7 +65,8 @@ UPDATE = {"run": "a", "round": 1, "device": "a", "params": None}
 LARGEST = {
     "ranges": {"type": "Want", "digest": bytes(16), "frame_bytes": 1024, "ranges": [(0, 1)] * 340_000},
     "readings": {"type": "Report", **STATED, "readings": map_of(16_000, READING)},
-    "absences": {"type": "Report", **STATED, "absent": map_of(150_000, "")},
+    "absences": {"type": "Report", **STATED, "absent": map_of(60_000, {"lack": "busy"})},
+    "facts": {"type": "Report", **STATED, "facts": map_of(150_000, "")},
     "metrics": {"type": "Update", **UPDATE, "metrics": map_of(150_000, 0)},
     "unknown": {"type": "Leave", "digest": bytes(16), "news": [[]] * 1_000_000},
 }

@@ -78,4 +78,4 @@ def test_the_version_is_written_once():
     newest = re.search(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
     assert newest[1] == version
-    assert [name for name in SOURCES if "__version__" in SOURCES[name].read_text()] == []
+    assert [name for name in SOURCES if re.search(r"^__version__\b", SOURCES[name].read_text(), re.MULTILINE)] == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.trial.plan import Plan
+from shared.measures import Cost, StepCost
 from shared.messages import Assignment, Update
 from shared.tree import State
 
@@ -18,27 +20,67 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RunOpened(Record, frozen=True, kw_only=True):
-    """A run began. `started` is calendar time for people; empty in replay."""
+    """A run began.
+
+    Attributes:
+        run: Its name.
+        plan: What it does.
+        started: Calendar time for people; empty in replay.
+        imported: Whether it was made of a trace: nobody goes on with it.
+    """
 
     run: str
     plan: Plan
     started: str = ""
+    imported: bool = False
+
+
+class Measured(Record, frozen=True, kw_only=True):
+    """What training steps cost the devices, timed before the first round.
+
+    Attributes:
+        by_device: What one local iteration costs each.
+        metrics: What the algorithm measured besides, such as the variance of its gradients.
+        failed: Devices that could not, with the cause.
+    """
+
+    by_device: dict[str, StepCost]
+    metrics: dict[str, dict[str, float]] = {}
+    failed: dict[str, str] = {}
 
 
 class RoundOpened(Record, frozen=True, kw_only=True):
-    """A round began: what every device of its cohort was told. A restart repeats exactly this."""
+    """A round began: what every device of its cohort was told. A restart repeats exactly this.
+
+    Attributes:
+        round: Which.
+        assignments: By device.
+        at: When the cohort was drawn and the first task could go out; the wait for devices was over.
+        online: How many devices were there.
+    """
 
     round: int
     assignments: dict[str, Assignment]
+    at: float | None = None
+    online: int | None = None
 
 
 class UpdateAccepted(Record, frozen=True, kw_only=True):
-    """A device's update is stored; from here on it counts, once."""
+    """A device's update is stored; from here on it counts, once. `at` is when its last frame had come."""
 
     round: int
     device: str
     update: Update
     bytes_up: int
+    at: float | None = None
+
+
+class CostSettled(Record, frozen=True, kw_only=True):
+    """What a task cost its device in all, upload included; known once that update is settled, so after the update."""
+
+    round: int
+    device: str
+    cost: Cost
 
 
 class RoundClosed(Record, frozen=True, kw_only=True):
@@ -53,9 +95,10 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         accuracy: Of the aggregated model on the server's test data.
         test_loss: Likewise.
         device_accuracy: Of the model the round began with, on the devices' held-out examples, weighted by examples.
-        seconds: From the first task sent to the model aggregated and stored.
+        seconds: From the wait for devices to the model aggregated and stored; `RoundOpened.at` is when that wait ended.
         bytes_up: Bytes of frames that came from each device.
         bytes_down: Bytes of frames that each device says it received.
+        at: When it ended.
     """
 
     round: int
@@ -70,6 +113,7 @@ class RoundClosed(Record, frozen=True, kw_only=True):
     seconds: float
     bytes_up: dict[str, int] = {}
     bytes_down: dict[str, int] = {}
+    at: float | None = None
 
 
 class Evaluated(Record, frozen=True, kw_only=True):
@@ -93,22 +137,43 @@ class RunClosed(Record, frozen=True, kw_only=True):
     cause: str = ""
 
 
-AnyRecord: TypeAlias = RunOpened | RoundOpened | UpdateAccepted | RoundClosed | Evaluated | Rewound | RunClosed
+AnyRecord: TypeAlias = (
+    RunOpened
+    | ServerBegan
+    | Joined
+    | Left
+    | Sensed
+    | Noted
+    | Measured
+    | RoundOpened
+    | UpdateAccepted
+    | CostSettled
+    | RoundClosed
+    | Evaluated
+    | Rewound
+    | RunClosed
+)
 
 
 class Store(Protocol):
     """One run's journal, its checkpoints and its accepted updates.
 
     Attributes:
-        folder: Where all of it lies.
+        folder: Where all of it lies, but for the updates.
+        updates: Where the accepted updates of the open round lie, a file a device.
         retry_s: Seconds after which to try again what the disk refuses; None to give up.
     """
 
     folder: Path
+    updates: Path
     retry_s: float | None
 
     def append(self, record: AnyRecord) -> None:
         """Add a record; it is durable when this returns. Raises Unwritable, and then it is not there."""
+        ...
+
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        """Add all of some records or, where it raises Unwritable, none."""
         ...
 
     def records(self) -> list[AnyRecord]:
@@ -135,7 +200,7 @@ def valid(records: Iterable[AnyRecord]) -> list[AnyRecord]:
 
 
 def _is_void(record: AnyRecord, from_round: int) -> bool:
-    return isinstance(record, RoundOpened | UpdateAccepted | RoundClosed) and record.round >= from_round
+    return isinstance(record, RoundOpened | UpdateAccepted | CostSettled | RoundClosed) and record.round >= from_round
 
 
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:

@@ -17,7 +17,7 @@ def path_of(folder: Path, number: int) -> Path:
     return folder / f"round-{number:06d}.safetensors"
 
 
-def save(folder: Path, number: int, state: State) -> None:
+def save(folder: Path, number: int, state: State, *, durable: bool = True) -> None:
     """Write the state after a round, then part with those older than the last `KEEP`, and with those of void rounds.
 
     One of them stays as the file that the next is written into, since overwriting costs half of making one.
@@ -28,7 +28,7 @@ def save(folder: Path, number: int, state: State) -> None:
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path = path_of(folder, number)
-        tensorfile.save(path, state, spare=folder / SPARE)
+        tensorfile.save(path, state, spare=folder / SPARE, durable=durable)
         kept = sorted(folder.glob("round-*.safetensors"))
         until = kept.index(path) + 1
         for other in kept[: max(0, until - KEEP)] + kept[until:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
@@ -35,6 +35,14 @@ def mark(body: bytes, before: int) -> int:
     SQLite itself finds damage of its pages' structure only, and its integers have a sign.
     """
     return xxhash.xxh3_64_intdigest(body, seed=before) >> 1
+
+
+def marked(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
+    """Yield the rows of records that follow a row with the mark `before`."""
+    for record in records:
+        body = encode(record)
+        before = mark(body, before)
+        yield body, before
 
 
 def decode(rows: Iterable[Row], before: int = 0) -> list[AnyRecord]:

@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from edge_server.store import checkpoints, rows
 from edge_server.store.base import AnyRecord
+from edge_server.store.faults import sql_explained, to_read
 from edge_server.store.persist import RETRY_S
 from edge_server.store.salvage import salvage
-from shared.durable import explained, unwritable
+from shared.durable import explained
 from shared.errors import CorruptFile
 from shared.tree import State
 
 JOURNAL = "journal.sqlite"
 ATTEMPTS = 50
 
-_DISK: Mapping[int, int] = {
-    sqlite3.SQLITE_FULL: errno.ENOSPC,
-    sqlite3.SQLITE_IOERR: errno.EIO,
-    sqlite3.SQLITE_READONLY: errno.EROFS,
-}
-_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table has rotted away
-
 
 class SqliteStore:
     """One run's folder. May be used from several threads, one call at a time."""
 
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+    def __init__(self, folder: Path, *, durable: bool = True, updates: Path | None = None) -> None:
         """Open or create a run's folder; a damaged journal is set aside, and what of it is whole is gone on with.
 
         Args:
             folder: The run's folder.
             durable: Whether to wait for the disk: until a record is on it, and where it is full, for room.
+            updates: Where accepted updates lie, if not in the run's folder.
 
         Raises:
             Unwritable: The disk takes nothing more.
         """
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.retry_s = folder, RETRY_S if durable else None
+        self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
         self._lock, self._durable = threading.Lock(), durable
         try:
             self._open()
@@ -54,10 +47,10 @@ class SqliteStore:
 
     def _open(self) -> None:
         path = self.folder / JOURNAL
-        with _explained(path):
+        with sql_explained(path):
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
-            with _explained(path):
+            with sql_explained(path):
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
                 self._connection.execute(rows.SCHEMA)
@@ -74,17 +67,28 @@ class SqliteStore:
 
     def append(self, record: AnyRecord) -> None:
         body = rows.encode(record)
-        with self._lock, _explained(self.folder / JOURNAL):
+        with self._lock, sql_explained(self.folder / JOURNAL):
             [before] = self._connection.execute(rows.LAST).fetchone() or [0]
             self._connection.execute(rows.INSERT, (body, rows.mark(body, before)))
 
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        with self._lock, sql_explained(self.folder / JOURNAL):
+            [before] = self._connection.execute(rows.LAST).fetchone() or [0]
+            self._connection.execute("BEGIN")
+            try:
+                self._connection.executemany(rows.INSERT, rows.marked(records, before))
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
     def records(self) -> list[AnyRecord]:
-        with self._lock, _explained(self.folder / JOURNAL):
+        with self._lock, sql_explained(self.folder / JOURNAL):
             found = self._connection.execute(rows.SELECT, (0,)).fetchall()
         return _decode(self.folder, found)
 
     def save(self, number: int, state: State) -> None:
-        checkpoints.save(self.folder / "checkpoints", number, state)
+        checkpoints.save(self.folder / "checkpoints", number, state, durable=self._durable)
 
     def load(self, number: int) -> State:
         return checkpoints.load(self.folder / "checkpoints", number)
@@ -121,9 +125,7 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
 
 def _rows(folder: Path, after: int) -> list[rows.Row]:
     """Return the rows from number `after` on."""
-    # Where nobody can write, SQLite cannot make its shared memory file and must be told that it needs none.
-    mode = "mode=ro" if os.access(folder, os.W_OK) else "immutable=1"
-    with closing(sqlite3.connect(f"file:{folder / JOURNAL}?{mode}", uri=True)) as connection:
+    with closing(sqlite3.connect(to_read(folder / JOURNAL), uri=True)) as connection:
         if not (table := connection.execute(rows.FOUND).fetchone()):
             return []  # the writer has made the file and not yet the table
         _require_table(folder / JOURNAL, table)
@@ -147,23 +149,3 @@ def _decode(folder: Path, found: list[rows.Row], after: int = 0) -> list[AnyReco
         return rows.decode(found[bool(after) :], before)
     except CorruptFile as error:
         raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn an error of SQLite's into ours: what the disk refuses, and what has rotted on it."""
-    try:
-        yield
-    except UnicodeDecodeError as error:  # it would name a table of which the name has rotted
-        raise CorruptFile(f"{path}: {error}") from error
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK):
-            code = sqlite3.SQLITE_READONLY
-        elif code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK):
-            code = sqlite3.SQLITE_CORRUPT  # it takes itself for one of a later version
-        if code in _DISK:
-            raise unwritable(path, _DISK[code]) from error
-        if code in _CORRUPT:
-            raise CorruptFile(f"{path}: {error}") from error
-        raise

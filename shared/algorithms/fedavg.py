@@ -22,7 +22,10 @@ from shared.models.base import Model
 from shared.tree import Mean, State, Tree
 
 Correction: TypeAlias = Callable[[nn.Module, Tree], None]
-"""Change the gradients of a module in place, after backward; given the parameters the round started from."""
+"""Change the gradients of a module in place, after backward; given the parameters the round started from.
+
+Number by number: a replay may hand it several devices' parameters in stacks, with an axis in front that these lack.
+"""
 
 
 def local_sgd(

@@ -78,11 +78,16 @@ def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples
     """
     if not 0 <= share < 1:
         raise ValueError(f"share must be in [0, 1), not {share}")
-    count = min(max(1, round(len(examples) * share)), max(0, len(examples) - 1)) if share else 0
+    count = held_out(len(examples), share)
     order = shuffled(len(examples), seed)
     if not count:
         return examples, examples.subset(order[:0])  # without a copy of them all
     return examples.subset(order[count:].sort().values), examples.subset(order[:count].sort().values)
+
+
+def held_out(count: int, share: float) -> int:
+    """Return how many of `count` examples `split_holdout` holds out."""
+    return min(max(1, round(count * share)), max(0, count - 1)) if share else 0
 
 
 def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

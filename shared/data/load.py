@@ -33,11 +33,21 @@ def load(spec: Data) -> Examples:
     Raises:
         ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
     """
+    examples = whole(spec)
+    return examples if spec.partition is None else take(examples, spec.partition)
+
+
+def whole(spec: Data) -> Examples:
+    """Read the source and keep `limit` examples of it: what the devices share.
+
+    Raises:
+        ConfigError: A file is missing, damaged or not as expected.
+    """
     examples = SOURCES[spec.source](spec)
     _require_sound(examples, spec.path or spec.source)
     if spec.limit is not None and spec.limit < len(examples):
         examples = examples.subset(shuffled(len(examples), LIMIT_SEED)[: spec.limit].sort().values)
-    return examples if spec.partition is None else take(examples, spec.partition)
+    return examples
 
 
 def _require_sound(examples: Examples, place: str) -> None:

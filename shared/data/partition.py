@@ -7,7 +7,8 @@ themselves must run versions of numpy whose generators agree, which numpy does n
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import defaultdict
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ MAX_DRAWS = 1000
 NAMED = 8
 """Clients that an error lists."""
 
+Shares: TypeAlias = list[Tensor] | dict[str, Tensor]
+"""Every device's examples: by part, or by client."""
+
 
 def take(examples: Examples, partition: Partition) -> Examples:
     """Return one device's share of the examples.
@@ -30,18 +34,38 @@ def take(examples: Examples, partition: Partition) -> Examples:
     Raises:
         ConfigError: The partition does not fit the examples, or the share would be empty.
     """
+    return examples.subset(pick(split(examples, partition), partition))
+
+
+def split(examples: Examples, partition: Partition) -> Shares:
+    """Return every device's share, as ascending indices: a list by part, or a mapping by client.
+
+    Raises:
+        ConfigError: The partition does not fit the examples.
+    """
     labels = examples.labels
     match partition:
         case Dirichlet(alpha=alpha, parts=parts, seed=seed, min_examples=least):
-            shares = dirichlet(labels, alpha=alpha, parts=parts, seed=seed, min_examples=least)
-            return examples.subset(_pick(shares, partition.index))
+            return dirichlet(labels, alpha=alpha, parts=parts, seed=seed, min_examples=least)
         case Shards(shards_per_device=several, parts=parts, seed=seed):
-            shares = shards(labels, parts=parts, shards_per_device=several, seed=seed)
-            return examples.subset(_pick(shares, partition.index))
+            return shards(labels, parts=parts, shards_per_device=several, seed=seed)
         case Even(parts=parts, seed=seed):
-            return examples.subset(_pick(even(labels, parts=parts, seed=seed), partition.index))
-        case Client(client=client):
-            return examples.subset(_of_client(examples, client))
+            return even(labels, parts=parts, seed=seed)
+        case Client():
+            return _by_client(examples)
+
+
+def pick(found: Shares, partition: Partition) -> Tensor:
+    """Return the share that a partition names.
+
+    Raises:
+        ConfigError: There is none, or it is empty.
+    """
+    if isinstance(partition, Client):
+        assert isinstance(found, dict)
+        return _of_client(found, partition.client)
+    assert isinstance(found, list)
+    return _pick(found, partition.index)
 
 
 def dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_examples: int = 0) -> list[Tensor]:
@@ -157,12 +181,18 @@ def _pick(shares: list[Tensor], index: int) -> Tensor:
     return shares[index]
 
 
-def _of_client(examples: Examples, client: str) -> Tensor:
+def _by_client(examples: Examples) -> dict[str, Tensor]:
     if examples.clients is None:
         raise ConfigError("partition client: the data set does not say whose an example is; set client_column")
-    chosen = [number for number, name in enumerate(examples.clients) if name == client]
-    if not chosen:
-        known = sorted(set(examples.clients))
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(examples.clients):
+        found[name].append(number)
+    return {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in found.items()}
+
+
+def _of_client(found: dict[str, Tensor], client: str) -> Tensor:
+    if client not in found:
+        known = sorted(found)
         several = ", ".join([*known[:NAMED], "..."] if len(known) > NAMED else known)
         raise ConfigError(f"partition client: no example of client {client!r}; known: {several}")
-    return torch.tensor(chosen, dtype=torch.int64)
+    return found[client]

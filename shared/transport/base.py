@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, TypeAlias
@@ -42,6 +43,11 @@ class Inbox:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Delivery] = asyncio.Queue()
         self.put = self._queue.put_nowait
+
+    def taken(self) -> Iterator[Delivery]:
+        """Take what is here, without waiting for more."""
+        while not self._queue.empty():
+            yield self._queue.get_nowait()
 
     def __aiter__(self) -> Inbox:
         return self

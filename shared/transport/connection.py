@@ -24,12 +24,14 @@ from shared.errors import Unreachable
 from shared.transport.base import Broker, Presence
 from shared.transport.dial import dialled
 from shared.transport.limit import Carried
+from shared.transport.traffic import Traffic
 
 MISC_S = 1.0
 MQTT_5 = 5
 NO_ANSWER = "no answer"
 PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
 Message: TypeAlias = mqtt.MQTTMessage
+Take: TypeAlias = Callable[[str, bytes], None]
 Answer: TypeAlias = "asyncio.Future[list[str]]"
 """For each thing asked why it was refused; the empty string where it was not."""
 
@@ -43,10 +45,8 @@ class Connection:
         carried: The large payloads that it carried.
     """
 
-    def __init__(
-        self, broker: Broker, client_id: str, will: Presence | None, take: Callable[[str, bytes], None]
-    ) -> None:
-        self._broker, self._take = broker, take
+    def __init__(self, broker: Broker, client_id: str, will: Presence | None, take: Take, traffic: Traffic) -> None:
+        self._broker, self._take, self._traffic = broker, take, traffic
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
@@ -59,7 +59,7 @@ class Connection:
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
             protocol=mqtt.MQTTv5 if broker.version == MQTT_5 else mqtt.MQTTv311,
-            clean_session=None if broker.version == MQTT_5 else False,
+            clean_session=None if broker.version == MQTT_5 else broker.session_expiry_s == 0,
             reconnect_on_failure=False,
         )
         if will:
@@ -186,6 +186,7 @@ class Connection:
                 self._loop.call_soon_threadsafe(function, *arguments)
 
     def _read(self) -> None:
+        self._traffic.begins()
         try:
             self.client.loop_read()
         except (OSError, ValueError) as error:
@@ -207,6 +208,7 @@ class Connection:
 
     def _on_socket_open(self, _client: object, _data: object, sock: Any) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._traffic.opened(sock)
         self._here(self._loop.add_reader, sock.fileno(), self._read)
 
     def _on_socket_close(self, _client: object, _data: object, sock: Any) -> None:
@@ -234,6 +236,7 @@ class Connection:
         self._lose(str(code))
 
     def _on_message(self, _client: object, _data: object, message: Message) -> None:
+        self._traffic.ended()
         self._take(message.topic, bytes(message.payload))
 
     def _on_answer(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from shared.background import background
 from shared.chunks import is_frame
@@ -19,19 +19,27 @@ from shared.transport.base import Delivery, Inbox, Transport
 Publish: TypeAlias = Callable[[], Awaitable[None]]
 
 
+class Flow(Protocol):
+    """A rate that changes over time."""
+
+    def when(self, t0: float, amount: float, /) -> float:
+        """Return the earliest second by which `amount` bits that begin at `t0` have passed; infinite if never."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rate:
     """What a link does to bytes.
 
     Attributes:
-        up_bits_per_second: From the device; None for no limit.
+        up_bits_per_second: From the device, fixed or over the clock's seconds; None for no limit.
         down_bits_per_second: To the device; None for no limit.
         delay_s: One way, each way.
         loss: Share of frames that vanish, each way; on the way up also of other messages that are not assured.
     """
 
-    up_bits_per_second: float | None = None
-    down_bits_per_second: float | None = None
+    up_bits_per_second: float | Flow | None = None
+    down_bits_per_second: float | Flow | None = None
     delay_s: float = 0.0
     loss: float = 0.0
 
@@ -39,45 +47,63 @@ class Rate:
 class _Way:
     """One direction: bytes pass one after the other, and the last of them arrives a delay after it has left."""
 
-    def __init__(self, clock: Clock, bits_per_second: float | None, delay_s: float) -> None:
-        self._clock, self._bits_per_second, self._delay_s = clock, bits_per_second, delay_s
+    def __init__(self, clock: Clock, bits_per_second: float | Flow | None, delay_s: float) -> None:
+        self._clock, self.bits_per_second, self._delay_s = clock, bits_per_second, delay_s
         self._free_at = 0.0
 
     def enter(self, size: int) -> tuple[float, float]:
         """Return when `size` bytes that come now will have left, and when they will have arrived."""
-        busy_s = 8 * size / self._bits_per_second if self._bits_per_second else 0.0
-        self._free_at = max(self._free_at, self._clock()) + busy_s
+        start, rate = max(self._free_at, self._clock()), self.bits_per_second
+        if rate is None or isinstance(rate, float | int):
+            self._free_at = start + (8 * size / rate if rate else 0.0)
+        else:
+            self._free_at = rate.when(start, 8 * size)
         return self._free_at, self._free_at + self._delay_s
 
 
 @dataclass
 class Link:
-    """One device's way to the broker. What is assured is accepted when it arrives, anything else when it has left."""
+    """One device's way to the broker. What is assured is accepted when it arrives, anything else when it has left.
+
+    Attributes:
+        connected: While it is not set, nothing passes: frames are lost, messages to the device wait for it.
+    """
 
     inner: Transport
     rate: Rate
     clock: Clock
     seed: int = 0
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
     _up: _Way = field(init=False)
     _down: _Way = field(init=False)
     _random: Random = field(init=False)
     _flight: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        """Free both ways and seed the losses."""
+        """Free both ways, seed the losses, connect."""
+        self.connected.set()
         self._up = _Way(self.clock, self.rate.up_bits_per_second, self.rate.delay_s)
         self._down = _Way(self.clock, self.rate.down_bits_per_second, self.rate.delay_s)
         self._random = Random(self.seed)  # noqa: S311 - a model of a radio, not a secret
+
+    def tune(self, rate: Rate) -> None:
+        """Have what is sent from now on pass at another rate; what is under way keeps its own."""
+        self.rate = rate
+        self._up.bits_per_second, self._down.bits_per_second = rate.up_bits_per_second, rate.down_bits_per_second
 
     @property
     def max_payload_bytes(self) -> int:
         return self.inner.max_payload_bytes
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
+        self._require_connected()
         left, arrives = self._up.enter(len(payload))
-        flight = self._flight
+        flight = self._flight if self._flight and not self._flight.done() else None
         if assured or self._random.random() >= self.rate.loss:
             publish = partial(self.inner.publish, topic, payload, retain=retain, assured=assured)
+            if arrives <= self.clock() and not flight:  # a link without limits needs no task for every message
+                await publish()
+                return
             flight = self._flight = asyncio.create_task(
                 self._land(arrives, publish, flight, assured=assured), name="link-up"
             )
@@ -91,6 +117,7 @@ class Link:
         if before:
             await asyncio.wait({before})
         try:
+            self._require_connected()
             await publish()
         except Unreachable:
             if assured:
@@ -115,8 +142,15 @@ class Link:
         while True:
             moment, delivery = await air.get()
             await self._until(moment)
-            if not is_frame(delivery[1]) or self._random.random() >= self.rate.loss:
+            if not is_frame(delivery[1]):
+                await self.connected.wait()
                 slowed.put(delivery)
+            elif self.connected.is_set() and self._random.random() >= self.rate.loss:
+                slowed.put(delivery)
+
+    def _require_connected(self) -> None:
+        if not self.connected.is_set():
+            raise Unreachable("the link is down")
 
     async def _until(self, moment: float) -> None:
         if (wait := moment - self.clock()) > 0:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from shared.topics import matches
+from shared.topics import ALL_BELOW, ANY, matches
 from shared.transport.base import Inbox
 from shared.transport.limit import MOST_BYTES
 
 
 class MemoryTransport:
-    """Topic semantics of MQTT (wildcards, retained messages), no network; one instance is shared by all sides."""
+    """Topic semantics of MQTT (wildcards, retained messages), no network; one instance is shared by all sides.
+
+    What it costs to publish grows with who listens to that topic, not with the fleet.
+    """
 
     max_payload_bytes = MOST_BYTES
 
     def __init__(self) -> None:
-        self._inboxes: list[tuple[tuple[str, ...], Inbox]] = []
+        self._exact: defaultdict[str, list[Inbox]] = defaultdict(list)
+        self._filters: list[tuple[str, Inbox]] = []
         self._retained: dict[str, bytes] = {}
+        self._away: dict[str, Inbox] = {}
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         del assured  # nothing is ever lost here
@@ -25,19 +31,58 @@ class MemoryTransport:
             self._retained[topic] = payload
         elif retain:
             self._retained.pop(topic, None)
-        for patterns, inbox in self._inboxes:
-            if any(matches(pattern, topic) for pattern in patterns):
-                inbox.put((topic, payload))
+        for inbox in self.listening(topic):
+            inbox.put((topic, payload))
+
+    def listening(self, topic: str) -> list[Inbox]:
+        """Return who hears what is published on a topic now, each once."""
+        inboxes = [*self._exact.get(topic, ())]
+        inboxes += [inbox for pattern, inbox in self._filters if matches(pattern, topic)]
+        return list(dict.fromkeys(inboxes))
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
         inbox = Inbox()
-        for topic, payload in self._retained.items():
-            if any(matches(pattern, topic) for pattern in patterns):
-                inbox.put((topic, payload))
-        entry = (patterns, inbox)
-        self._inboxes.append(entry)
+        for topic in dict.fromkeys(name for pattern in patterns for name in self._kept(pattern)):
+            inbox.put((topic, self._retained[topic]))
+        for pattern in patterns:
+            self._hand_over(pattern, inbox)
+        for pattern in patterns:
+            if _is_filter(pattern):
+                self._filters.append((pattern, inbox))
+            else:
+                self._exact[pattern].append(inbox)
         try:
             yield inbox
         finally:
-            self._inboxes.remove(entry)
+            self._filters = [entry for entry in self._filters if entry[1] is not inbox]
+            for pattern in patterns:
+                self._forget(pattern, inbox)
+
+    def keep(self, topic: str) -> None:
+        """Keep what comes on a topic for who subscribes to it next, as a broker does for a session that is away."""
+        if topic not in self._away:
+            self._away[topic] = Inbox()
+            self._exact[topic].append(self._away[topic])
+
+    def _hand_over(self, topic: str, inbox: Inbox) -> None:
+        if kept := self._away.pop(topic, None):
+            self._forget(topic, kept)
+            for delivery in kept.taken():
+                inbox.put(delivery)
+
+    def _kept(self, pattern: str) -> Iterator[str]:
+        """Return the topics of retained messages that a pattern takes."""
+        if _is_filter(pattern):
+            return (topic for topic in self._retained if matches(pattern, topic))
+        return iter([pattern] if pattern in self._retained else [])
+
+    def _forget(self, pattern: str, inbox: Inbox) -> None:
+        if inbox in (listening := self._exact.get(pattern, [])):
+            listening.remove(inbox)
+            if not listening:
+                del self._exact[pattern]
+
+
+def _is_filter(pattern: str) -> bool:
+    return ANY in pattern or ALL_BELOW in pattern

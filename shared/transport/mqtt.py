@@ -22,6 +22,7 @@ from shared.transport.backoff import LAST_S, STEADY_S, longest_wait
 from shared.transport.base import Broker, Inbox, Presence
 from shared.transport.connection import MQTT_5, NO_ANSWER, PACKET_TOO_LARGE, SILENT, TAKEN_OVER, Connection
 from shared.transport.limit import Limit, announce, arrived, ended, refused
+from shared.transport.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class MqttTransport:
         connect_s: How long the broker may take to accept us.
         steady_s: A connection that lasts this long makes the waits before further attempts short again.
         connected: Set while there is a connection.
+        traffic: What passes.
     """
 
     broker: Broker
@@ -49,6 +51,7 @@ class MqttTransport:
     connect_s: float = CONNECT_S
     steady_s: float = STEADY_S
     connected: asyncio.Event = field(default_factory=asyncio.Event)
+    traffic: Traffic = field(default_factory=Traffic)
     _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
     _left: set[str] = field(default_factory=set)
@@ -161,7 +164,7 @@ class MqttTransport:
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
         self._born = born = self.presence() if self.presence else None
-        connection = Connection(self._spoken(), self.client_id, born, self._take)
+        connection = Connection(self._spoken(), self.client_id, born, self._take, self.traffic)
         try:
             await connection.open(self.connect_s)
             self._limit = announce(self._limit, connection.packet_bytes)

@@ -1,4 +1,8 @@
-"""A board behind a slow link: a network namespace with a token bucket at both ends. Needs root."""
+"""A board behind a slow link: a network namespace with a token bucket at both ends. Needs root.
+
+A token bucket filter keeps its rate best, but takes seconds to act when it is given another one. A class of a
+hierarchical token bucket takes it at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE, THERE = "10.203.77.1", "10.203.77.2"
+NETWORK = "10.203"
+PAYLOAD_SHARE = 1448 / 1514
+"""TCP's payload in a full packet: 14 bytes of it are Ethernet's, 20 IP's, 32 TCP's with its time stamps."""
+BURST, QUEUE = "16kb", "96kb"
+MOST = 4
 
 
 @dataclass(frozen=True)
@@ -22,16 +30,26 @@ class SlowLink:
     """
 
     name: str
-    address: str = HERE
+    address: str
 
     @property
     def prefix(self) -> tuple[str, ...]:
         """What to put before a command that is to run on the board."""
         return ("ip", "netns", "exec", self.name)
 
+    @property
+    def ends(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """The way to either end's queues: what to call, and the device."""
+        return (("tc",), self.name), (("tc", "-n", self.name), "board")
+
     def set(self, state: str) -> None:
         """Take the link `down` or `up`."""
         _run("ip", "link", "set", self.name, state)
+
+    def change(self, rate: str) -> None:
+        """Pass another rate from now on; only for a link that was made to change."""
+        for tc, device in self.ends:
+            _run(*tc, "class", "change", "dev", device, *_class(rate))
 
     def carried(self) -> tuple[int, int]:
         """Return the bytes so far, with all headers: to the board, and from it."""
@@ -40,25 +58,50 @@ class SlowLink:
 
 
 @contextmanager
-def slow_link(rate: str) -> Iterator[SlowLink]:
-    """Make a namespace whose link passes `rate` (such as `800kbit`) each way; it is gone after the block."""
-    link = SlowLink(f"ffr{os.getpid() % 100000}")
+def slow_link(rate: str, number: int = 0, *, changes: bool = False) -> Iterator[SlowLink]:
+    """Make a namespace whose link passes `rate` (such as `800kbit`) each way; it is gone after the block.
+
+    Args:
+        rate: As `tc` takes it.
+        number: Which of the up to `MOST` links of this process it is.
+        changes: Whether the rate can be changed.
+
+    Raises:
+        OSError: This machine makes no such link.
+    """
+    block = (os.getpid() * MOST + number) % (1 << 14) * 4  # a network of four addresses for each link
+    here, there = (f"{NETWORK}.{place >> 8}.{place & 255}" for place in (block + 1, block + 2))
+    link = SlowLink(f"ffr{os.getpid() % 100000}.{number}", here)
     name, inside = link.name, ("ip", "-n", link.name)
     _run("ip", "netns", "add", name)
     try:
         _run("ip", "link", "add", name, "type", "veth", "peer", "name", "board", "netns", name)
-        _run("ip", "address", "add", f"{HERE}/30", "dev", name)
+        _run("ip", "address", "add", f"{here}/30", "dev", name)
         link.set("up")
-        _run(*inside, "address", "add", f"{THERE}/30", "dev", "board")
+        _run(*inside, "address", "add", f"{there}/30", "dev", "board")
         _run(*inside, "link", "set", "board", "up")
         _run(*inside, "link", "set", "lo", "up")
-        bucket = ("root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms")
-        _run("tc", "qdisc", "add", "dev", name, *bucket)
-        _run("tc", "-n", name, "qdisc", "add", "dev", "board", *bucket)
+        for tc, device in link.ends:
+            _shape(tc, device, rate, changes=changes)
         yield link
     finally:
         _run("ip", "netns", "delete", name)
 
 
+def _shape(tc: tuple[str, ...], device: str, rate: str, *, changes: bool) -> None:
+    add = (*tc, "qdisc", "add", "dev", device)
+    if not changes:
+        _run(*add, "root", "tbf", "rate", rate, "burst", BURST, "latency", "400ms")
+        return
+    _run(*add, "root", "handle", "1:", "htb", "default", "1")
+    _run(*tc, "class", "add", "dev", device, *_class(rate))
+    _run(*add, "parent", "1:1", "bfifo", "limit", QUEUE)
+
+
+def _class(rate: str) -> tuple[str, ...]:
+    return ("parent", "1:", "classid", "1:1", "htb", "rate", rate, "burst", BURST, "cburst", BURST, "quantum", "3028")
+
+
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
+    if code := subprocess.run(command, check=False).returncode:
+        raise OSError(f"{' '.join(command)}: exit code {code}")

@@ -7,10 +7,19 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import cpu
+import energy
+import exact
+import gap
 import idle
+import link
 import memory
+import power_reads
+import probing
+import replay
 import rounds
 import starts
+import together
 import wire
 from measure import Figure
 from rich.console import Console
@@ -22,6 +31,15 @@ BENCHES: Mapping[str, Callable[[], list[Figure]]] = {
     "idle": idle.run,
     "rounds": rounds.run,
     "memory": memory.run,
+    "power-reads": power_reads.run,
+    "energy": energy.run,
+    "probing": probing.run,
+    "cpu": cpu.run,
+    "replay": replay.run,
+    "together": together.run,
+    "link": link.run,
+    "exact": exact.run,
+    "gap": gap.run,
 }
 
 

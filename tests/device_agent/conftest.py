@@ -12,14 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from device_agent.agent import Job
 from device_agent.delivery import Delivery
+from device_agent.job import Job
 from device_agent.outbox import Outbox
 from shared import chunks, payload
 from shared.background import background
 from shared.clock import VirtualLoop
 from shared.data.spec import Data
-from shared.messages import Assignment, Blob, Cost, Hyper, Payload, Spec, Task, Transfer
+from shared.measures import Cost
+from shared.messages import Assignment, Blob, Hyper, Payload, Spec, Task, Transfer
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.desk import Desk
 from tests.device_agent.sender import DATA, Sender, download

@@ -27,9 +27,9 @@ def write_config(folder: Path, port: int, data: str = DIGITS, more: str = "") ->
     return path
 
 
-async def start(config: Path) -> Process:
+async def start(config: Path, command: str = "run") -> Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "device_agent", "run", "--config", str(config)), stdout=PIPE, stderr=PIPE
+        *(sys.executable, "-m", "device_agent", command, "--config", str(config)), stdout=PIPE, stderr=PIPE
     )
 
 

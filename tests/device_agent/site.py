@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_agent import outbox as files
-from device_agent.agent import Agent, Job
+from device_agent.agent import Agent
 from device_agent.delivery import Delivery
 from device_agent.download import Download
+from device_agent.job import Job
 from device_agent.outbox import Outbox
+from device_agent.reporting import Reporter
 from shared import chunks, payload, wire
 from shared.background import background
 from shared.data.spec import Data
@@ -93,8 +95,11 @@ class Site:
             data=Data(source="digits"),
             states=self.folder / "state",
             frame_bytes=4096,
-            report_s=self.report_s,
-            sense=lambda: Report(device=DEVICE, at=clock()),
+            reporter=Reporter(
+                *(self.transport, SITE, DEVICE, clock, inline),
+                sense=lambda: Report(device=DEVICE, at=clock()),
+                report_s=self.report_s,
+            ),
         )
 
     @asynccontextmanager

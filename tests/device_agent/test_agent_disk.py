@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from device_agent import outbox
-from device_agent.agent import Job
+from device_agent.job import Job
 from device_agent.outbox import Outbox
 from shared.errors import Unwritable
 from shared.messages import Ack

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from device_agent import outbox as files
-from device_agent.agent import Job
+from device_agent.job import Job
 from shared.errors import TaskFailed, Unreachable
 from shared.messages import Transfer, Update
 from shared.transport.memory import MemoryTransport

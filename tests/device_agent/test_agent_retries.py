@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from device_agent import outbox as files
-from device_agent.agent import ATTEMPTS, Job
+from device_agent.agent import ATTEMPTS
+from device_agent.job import Job
 from shared.errors import TaskFailed, TrainerDied
 from shared.messages import Ack
 from tests.device_agent.site import DEVICE, StubTrainer

@@ -112,9 +112,7 @@ def test_a_fetch_that_is_cancelled_leaves_no_subscription_and_the_next_one_works
             fetching.cancel()
             await asyncio.wait({fetching})
             assert fetching.cancelled()
-            assert not [
-                patterns for patterns, _ in sender.transport._inboxes if topic(SITE, DEVICE, "model") in patterns
-            ]
+            assert sender.transport.listening(topic(SITE, DEVICE, "model")) == []
         async with background(newer.run()):
             path, _ = await mine.fetch(make_task(round=2, params=newer.transfer))
             return path.read_bytes()
@@ -151,4 +149,4 @@ def test_a_fetch_cancelled_during_its_check_ends_after_the_check(sender, make_ta
 
 
 def shared_listeners(transport: MemoryTransport) -> list[object]:
-    return [patterns for patterns, _ in transport._inboxes if topic(SITE, "_all", "model") in patterns]
+    return transport.listening(topic(SITE, "_all", "model"))

@@ -58,7 +58,7 @@ async def serve(inbox: Inbox, transport: MqttTransport, parameters: bytes, cut, 
 
 def test_importing_it_loads_nothing_heavy() -> None:
     """A fresh interpreter: neither torch nor what comes with it, so that an idle agent stays small."""
-    code = "import device_agent.__main__, sys; print(' '.join(sys.modules))"
+    code = "import device_agent.__main__, device_agent.commands.run, sys; print(' '.join(sys.modules))"
 
     async def story() -> set[str]:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=PIPE)

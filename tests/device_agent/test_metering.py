@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from device_agent.metering import GivenMeter, ProcessMeter, Spent
+from device_agent.cycles import CycleCounter
+from device_agent.metering import CPU, WALL, GivenMeter, ProcessMeter, Spent
+from device_agent.power_log import PowerLog
+from device_agent.profile.schema import Cpu, Profile
+from shared.measures import Cost
+from tests.device_agent.sources import Given
+
+ONE_GIGAHERTZ = Profile(schema=1, id="test", name="test", cpu=Cpu(sources=(), nominal_hertz=1e9))
+
+
+def compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 def test_seconds_are_the_difference_of_each_clock() -> None:
@@ -15,7 +30,8 @@ def test_seconds_are_the_difference_of_each_clock() -> None:
     wall, cpu = iter([100.0, 102.5]), iter([7.0, 7.25])
     with ProcessMeter(clock=lambda: next(wall), cpu_clock=lambda: next(cpu)).task() as spent:
         assert spent == Spent()
-    assert spent == Spent(compute_s=2.5, cpu_s=0.25, joules=None)
+    assert (spent.compute_s, spent.cpu_s, spent.joules, spent.cycles) == (2.5, 0.25, None, None)
+    assert spent.provenance == {"compute_s": WALL, "cpu_s": CPU}
 
 
 def test_a_block_that_fails_is_measured_all_the_same() -> None:
@@ -40,6 +56,76 @@ def test_real_clocks_tell_computing_from_waiting() -> None:
 
 def test_a_given_meter_charges_what_it_was_told() -> None:
     """Replay knows wall seconds only; CPU seconds and joules are absent."""
-    with GivenMeter(12.0).task() as spent:
+    with GivenMeter(Spent(compute_s=12.0)).task() as spent:
         pass
     assert spent == Spent(compute_s=12.0, cpu_s=None, joules=None)
+
+
+def test_a_given_meter_charges_the_task_once_and_then_steps() -> None:
+    """A task that only measures is a block itself; every later block of it is one step."""
+    meter, charged = GivenMeter(Spent(compute_s=12.0), Spent(compute_s=0.5)), []
+    for _ in range(3):
+        with meter.task() as spent:
+            charged.append(spent.compute_s)
+    assert charged == [12.0, 0.5, 0.5]
+
+
+def test_threads_and_ended_children_count():
+    """CPU seconds of a thread and of a child process that has ended are the task's too."""
+    with ProcessMeter().task() as spent:
+        thread = threading.Thread(target=compute, args=(0.2,))
+        thread.start()
+        thread.join()
+        child = os.posix_spawn("/bin/sh", ["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"], os.environ)
+        os.waitpid(child, 0)
+    assert spent.cpu_s > 0.22
+
+
+def test_a_task_is_charged_its_joules_and_cycles(tmp_path: Path):
+    """At 4 W and 1 GHz, both known: joules are 4 W times wall seconds, cycles 1 GHz times CPU seconds."""
+    with PowerLog(Given()) as power:
+        cycles = CycleCounter(tmp_path, ONE_GIGAHERTZ)
+        with ProcessMeter(power=power, cycles=cycles, idle_w=2.5).task() as spent:
+            compute(0.3)
+    assert spent.joules == pytest.approx(4.0 * spent.compute_s, rel=1e-6)
+    assert spent.cycles == pytest.approx(1e9 * spent.cpu_s, rel=0.1)
+    assert spent.mean_hertz == pytest.approx(1e9)
+    assert spent.provenance["compute_joules"].source == "given"
+    assert spent.provenance["compute_joules"].uncertainty == pytest.approx(0.02)
+    assert spent.provenance["cycles"].quality == "modelled"  # nobody but the profile knew the clock
+
+
+def test_a_source_that_fails_leaves_joules_absent():
+    """A task is done all the same; its joules are None and have no provenance, never 0."""
+    with PowerLog(Given(fails=True)) as power, ProcessMeter(power=power).task() as spent:
+        pass
+    assert spent.joules is None
+    assert "compute_joules" not in spent.provenance
+
+
+def test_two_tasks_of_one_meter_do_not_mix():
+    """The second block is charged its own seconds and joules alone."""
+    with PowerLog(Given()) as power:
+        meter = ProcessMeter(power=power)
+        with meter.task() as first:
+            threading.Event().wait(0.3)
+        with meter.task() as second:
+            threading.Event().wait(0.1)
+    assert first.joules == pytest.approx(4.0 * first.compute_s)
+    assert second.joules == pytest.approx(4.0 * second.compute_s)
+    assert second.compute_s < first.compute_s
+
+
+def test_what_was_spent_is_added_to_what_it_cost_before():
+    """Download figures stay, with their provenance; an idle baseline that the trainer does not know stays too."""
+    before = Cost(download_s=2.0, bytes_down=10, idle_w=3.0, provenance={"download_s": WALL})
+    after = Spent(compute_s=1.0, cpu_s=0.5, joules=4.0, provenance={"cpu_s": CPU}).added_to(before)
+    assert after == Cost(
+        download_s=2.0,
+        bytes_down=10,
+        idle_w=3.0,
+        compute_s=1.0,
+        cpu_s=0.5,
+        compute_joules=4.0,
+        provenance={"download_s": WALL, "cpu_s": CPU},
+    )

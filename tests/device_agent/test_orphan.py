@@ -20,7 +20,7 @@ AGENT = """
 import asyncio, sys
 from pathlib import Path
 import msgspec
-from device_agent.agent import Job
+from device_agent.job import Job
 from device_agent.trainer import TrainerProcess
 
 async def main(lock, warming, job):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from device_agent import outbox
-from device_agent.metering import GivenMeter
+from device_agent.metering import GivenMeter, Spent
 from device_agent.outbox import Outbox
 from device_agent.training import Bench
 from shared import payload, tensorfile
@@ -22,7 +22,7 @@ from tests.device_agent.device import moved, update_of
 
 def test_a_whole_update_is_written_and_nothing_is_committed(device, make_task) -> None:
     """The message describes the payload beside it; costs before training are kept, those of training added."""
-    draft = device.perform(make_task(), GivenMeter(4.0).task)
+    draft = device.perform(make_task(), GivenMeter(Spent(compute_s=4.0)).task)
     update, data = update_of(draft), (draft / outbox.PAYLOAD).read_bytes()
     assert (update.run, update.round, update.device, update.failure) == ("trial", 1, "board", None)
     assert (update.params.size, update.params.digest) == (len(data), payload.digest([memoryview(data)]))
@@ -31,7 +31,7 @@ def test_a_whole_update_is_written_and_nothing_is_committed(device, make_task) -
     assert update.loss is not None
     assert update.metrics == {}
     cost = update.cost
-    assert (cost.download_s, cost.compute_s, cost.cpu_s, cost.joules) == (0.5, 4.0, None, None)
+    assert (cost.download_s, cost.compute_s, cost.cpu_s, cost.compute_joules) == (0.5, 4.0, None, None)
     assert (cost.bytes_down, cost.bytes_up) == (len((device.folder / "params").read_bytes()), len(data))
     assert device.outbox.entries() == []
 

@@ -124,3 +124,41 @@ def test_the_latest_report_stands():
     assert fleet.reports["pi"].at == 2.0
     assert fleet.online == ()
     assert not empty.reports
+
+
+def report(at: float, instance: str) -> Report:
+    return Report(device="pi", at=at, instance=instance)
+
+
+def test_a_report_that_comes_again_or_late_changes_nothing():
+    """The broker retains the last one and gives it to whoever connects; of one process the device's clock decides."""
+    fleet = after(status(1, online=True), report(5.0, "a"))
+    assert observe(fleet, report(5.0, "a")) is fleet
+    assert observe(fleet, report(4.0, "a")) is fleet
+    assert observe(fleet, report(6.0, "a")).reports["pi"].at == 6.0
+
+
+def test_a_report_of_a_process_that_is_gone_replaces_none_of_its_successors():
+    """A board that booted again counts its seconds anew: its first report is news, and what was retained is not."""
+    rebooted = after(status(7, online=True), report(90_000.0, "a"), status(8, online=True, instance="b"))
+    fleet = observe(rebooted, report(3.0, "b"))
+    assert fleet.reports["pi"].at == 3.0
+    assert observe(fleet, report(90_030.0, "a")) is fleet
+    restarted_server = after(status(8, online=True, instance="b"))
+    assert observe(restarted_server, report(90_000.0, "a")) is restarted_server
+    gone = observe(fleet, status(8, online=False, instance="b"))
+    assert observe(gone, report(90_060.0, "a")) is gone
+
+
+def test_the_last_report_of_a_board_that_is_away_is_known():
+    """A late will may have replaced its retained birth; of a process nobody has heard of, nothing is known."""
+    away = after(status(4, online=False), report(5.0, "b"))
+    assert away.reports["pi"].at == 5.0
+    assert after(report(5.0, "b"), status(4, online=True, instance="b")).reports["pi"].at == 5.0
+
+
+def test_a_report_that_names_no_process_is_news_whenever_it_differs():
+    """Such as an older agent's: a smaller time may be a new boot's."""
+    fleet = after(status(1, online=True), report(5.0, ""))
+    assert observe(fleet, report(5.0, "")) is fleet
+    assert observe(fleet, report(4.0, "")).reports["pi"].at == 4.0

@@ -10,7 +10,9 @@ import msgspec
 from edge_server.store import rows
 from edge_server.store.base import (
     AnyRecord,
+    CostSettled,
     Evaluated,
+    Measured,
     Rewound,
     RoundClosed,
     RoundOpened,
@@ -18,9 +20,11 @@ from edge_server.store.base import (
     RunOpened,
     UpdateAccepted,
 )
+from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.trial.plan import Plan
 from shared import config, wire
 from shared.errors import CorruptFile
+from shared.measures import Cost, Provenance, StepCost
 from shared.messages import Assignment, Hyper, Update
 from tests.fuzz.configs import PLAN
 from tests.fuzz.trees import cut_and_spliced, damaged
@@ -31,11 +35,22 @@ def seeds() -> list[bytes]:
     """Return one of every record."""
     records: list[AnyRecord] = [
         RunOpened(run="demo-1", plan=config.parse(PLAN.encode(), Plan, Path("demo.toml")), started="20260101T000000Z"),
+        Measured(by_device={"a": StepCost(steps=5, seconds=0.25, weights=10, flops=99)}, failed={"b": "no example"}),
         RoundOpened(round=1, assignments={"a": Assignment(seed=7, hyper=Hyper(), values={"rho": 0.5, "on": [1, 2]})}),
         UpdateAccepted(round=1, device="a", update=wire.decode_as(Update, golden()["Update"]), bytes_up=100),
+        CostSettled(
+            round=1,
+            device="a",
+            cost=Cost(upload_s=0.5, provenance={"upload_s": Provenance(source="clock", quality="measured")}),
+        ),
         RoundClosed(round=1, outcome="aggregated", arrived=("a", "b"), failed={"c": "no\nmemory"}, seconds=1.5),
         Evaluated(accuracy=0.5, by_device={"a": {"eval_accuracy": 0.5}}),
         Rewound(round=1, cause="digest"),
+        ServerBegan(at=5.0, run_s=60.0, utc_s=1.7e9, versions={"torch": "2.4"}),
+        Joined(device="a", at=5.5, cause="restarted", version="0.1.0"),
+        Left(device="a", at=6.0),
+        Sensed(device="a", at=6.5, readings={"cpu.f_hertz": 1.5e9}, ages={"cpu.f_hertz": 2.0}, facts={"mode": "15W"}),
+        Noted(what="a gap"),
         RunClosed(outcome="finished"),
     ]
     return [rows.encode(record) for record in records]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from shared.clock import VirtualLoop
-from shared.messages import Hyper
+from shared.messages import Hyper, Report
 
 T = TypeVar("T")
 
@@ -49,7 +49,10 @@ def _structs(cls: type) -> st.SearchStrategy[object]:
         return _HYPERS
     described = shape.type_info(cls)
     assert isinstance(described, shape.StructType)
-    return st.builds(cls, **{field.name: _values(field.type) for field in described.fields})
+    made = {field.name: _values(field.type) for field in described.fields}
+    if cls is Report:
+        made["at"] = st.floats(allow_nan=False, allow_infinity=False)
+    return st.builds(cls, **made)
 
 
 @pytest.fixture(scope="session")

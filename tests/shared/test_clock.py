@@ -102,3 +102,34 @@ def test_real_time():
     stamp = clock.utc_stamp()
     assert re.fullmatch(r"20\d{6}T\d{6}Z", stamp)
     assert stamp <= clock.utc_stamp()
+
+
+def test_what_runs_elsewhere_is_asked_for_before_time_moves(virtually):
+    """Only when nothing is left to do at that moment, once for each thing it does, and time stands meanwhile."""
+    asked, done = [], []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        results = [loop.create_future() for _ in range(2)]
+
+        def settle() -> bool:
+            asked.append((loop.time(), len(done)))
+            if loop.time() < 3.0 or not results:
+                return False
+            results.pop(0).set_result(None)
+            return True
+
+        async def follow(result: asyncio.Future[None]) -> None:
+            await result
+            for _ in range(3):
+                await asyncio.sleep(0)
+            done.append(loop.time())
+
+        loop.before_time_moves(settle)
+        following = [asyncio.ensure_future(follow(result)) for result in results]
+        await asyncio.sleep(3.0)
+        await asyncio.gather(*following)
+
+    virtually(main())
+    assert done == [3.0, 3.0]
+    assert [one for one in asked if one[0] == 3.0] == [(3.0, 0), (3.0, 1)]

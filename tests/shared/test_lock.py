@@ -4,6 +4,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.lock import held
+from tests.device_agent.probes.trees import as_nobody, open_to_all
 
 
 def test_a_folder_is_held_once_and_free_again_afterwards(tmp_path):
@@ -12,3 +13,13 @@ def test_a_folder_is_held_once_and_free_again_afterwards(tmp_path):
         pytest.fail("two hold it")
     with held(tmp_path):
         pass
+
+
+def test_a_lock_that_another_user_made_is_for_the_operator_to_give():
+    """A board is calibrated by root, and its agent is somebody else."""
+    with open_to_all() as folder:
+        with held(folder):
+            pass
+        folder.chmod(0o777)
+        with as_nobody(), pytest.raises(ConfigError, match="Permission denied"), held(folder):
+            pytest.fail("it is not theirs")

@@ -85,14 +85,14 @@ def test_what_is_under_way_on_a_slow_link_stays_short():
 
 
 def test_a_frame_that_takes_too_long_is_asked_for_in_halves():
-    """6 s, 5.5 s: halved twice; then they come quickly, and grow again to what the sender sends, and not beyond."""
+    """6 s, 5.5 s: halved twice; after four quick ones they grow again to what the sender sends, and not beyond."""
     pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
     sizes, now = [], 0.0
-    for gap in (3.0, 6.0, 5.5, 2.0, 0.5, 0.5, 0.5):
+    for gap in (3.0, 6.0, 5.5, 2.0, *[0.5] * 8):
         now += gap
         pace.heard(now)
         sizes.append(pace.frame_bytes)
-    assert sizes == [FRAME, FRAME // 2, FRAME // 4, FRAME // 4, FRAME // 2, FRAME, FRAME]
+    assert sizes == [FRAME, FRAME // 2, *[FRAME // 4] * 5, *[FRAME // 2] * 3, FRAME, FRAME]
 
 
 def test_frames_that_never_come_whole_are_asked_for_smaller():
@@ -131,3 +131,43 @@ def test_frames_that_begin_small_grow_while_they_come_quickly():
         sizes.append(pace.frame_bytes // 1024)
         pace.heard(now)
     assert [*sizes, pace.frame_bytes // 1024] == [16, 32, 64, 64, 128, 256, 256]
+
+
+@pytest.mark.parametrize("held", [1, 2, 3])
+@pytest.mark.parametrize("rate", [12e3, 24e3, 48e3, 100e3, 300e3, 3e6])
+def test_no_more_is_under_way_than_passes_in_a_keep_alive_of_five_seconds(rate, held):
+    """From 12 kB/s on, also where lost packets hold frames up so that several come at once: less than 3 s of it."""
+    pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
+    pace.begin_small()
+    now, waiting, longest_s = 0.02, [], 0.0
+    for _ in range(80):
+        now += pace.frame_bytes / rate
+        waiting.append(pace.frame_bytes)
+        if len(waiting) >= held:
+            for size in waiting:
+                pace.heard(now, size)
+                longest_s = max(longest_s, pace.window(16) * pace.frame_bytes / rate)
+            waiting.clear()
+    assert longest_s < 3.0
+    assert pace.frame_bytes == FRAME or pace.frame_bytes / rate > 0.6
+
+
+def test_a_short_piece_that_comes_quickly_is_no_quick_frame():
+    """What is left of a window: 16 of the 64 KiB asked for in 0.5 s are no reason to ask for 128."""
+    for size, grown in ((16 * 1024, 1), (64 * 1024, 2), (None, 2)):
+        pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
+        for now in (6.0, 12.0):
+            pace.heard(now)
+        assert pace.frame_bytes == 64 * 1024
+        for number in range(4):
+            pace.heard(12.5 + number / 2, size)
+        assert pace.frame_bytes == 64 * 1024 * grown
+
+
+def test_larger_frames_are_fewer_under_way():
+    """0.5 s each while small: six; twice as large they will take 1 s each: three, before the first of them has come."""
+    pace = Pace(1.0, now=0.0, frame_bytes=FRAME)
+    pace.begin_small()
+    assert pace.window(16) == 16
+    pace.heard(0.5)
+    assert (pace.frame_bytes, pace.window(16)) == (32 * 1024, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 
 import msgspec
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from shared import wire
 from shared.errors import WireError
-from shared.messages import Ack, Hyper, Message, Reading, Report, Status, Task, Want
+from shared.measures import Absent, Reading
+from shared.messages import Ack, Hyper, Message, Report, Status, Task, Want
 
 MANY = settings(max_examples=300, derandomize=True, deadline=None)
 REPORT = wire.encode(
@@ -19,7 +21,7 @@ REPORT = wire.encode(
         device="pi-4",
         at=1.0,
         readings={"cpu": Reading(value=1.8e9, unit="Hz", source="cpufreq", quality="measured", at=0.5)},
-        absent={"power": "no such rail"},
+        absent={"power": Absent(lack="not_present", cause="no such rail")},
     )
 )
 WANT = wire.encode(Want(digest=bytes(16), frame_bytes=1024, ranges=[]))
@@ -39,6 +41,13 @@ def refused(data: bytes) -> str:
     with pytest.raises(WireError) as caught:
         wire.decode(data)
     return caught.value.reason
+
+
+@pytest.mark.parametrize("at", [math.inf, -math.inf, math.nan])
+def test_a_report_of_no_time_at_all(at):
+    """Reports are ordered by it, and journals in JSON could not hold it."""
+    place = REPORT.index(msgspec.msgpack.encode(1.0))
+    assert judged(REPORT[:place] + msgspec.msgpack.encode(at) + REPORT[place + 9 :]) == "malformed"
 
 
 @MANY

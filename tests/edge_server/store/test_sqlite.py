@@ -12,6 +12,7 @@ import torch
 
 from edge_server.store.base import (
     AnyRecord,
+    CostSettled,
     Evaluated,
     Rewound,
     RoundClosed,
@@ -22,10 +23,12 @@ from edge_server.store.base import (
     closed_rounds,
     valid,
 )
+from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.store.sqlite import JOURNAL, SqliteStore, read
 from edge_server.trial.plan import load
 from shared.errors import CorruptFile
-from shared.messages import Assignment, Cost, Hyper, Transfer, Update
+from shared.measures import Cost, Provenance
+from shared.messages import Assignment, Hyper, Transfer, Update
 from shared.tree import State
 from tests.edge_server.harness import write_plan
 
@@ -46,8 +49,22 @@ def one_of_each(folder: Path) -> list[AnyRecord]:
     )
     return [
         RunOpened(run="run", plan=load(write_plan(folder), folder), started="20260101T000000Z"),
-        RoundOpened(round=1, assignments={"a": told}),
-        UpdateAccepted(round=1, device="a", update=update, bytes_up=7),
+        ServerBegan(at=1 / 3, run_s=0.1, utc_s=1.7e9, versions={"torch": "2.4"}),
+        Joined(device="a", at=0.1 + 0.2, cause="restarted", version="0.1.0"),
+        Left(device="a", at=1 / 7, cause="unheard"),
+        Sensed(
+            device="a",
+            at=2.5,
+            readings={"cpu.f_hertz": 1.5e9},
+            ages={"cpu.f_hertz": 1 / 3},
+            provenance={"cpu.f_hertz": Provenance(source="sysfs", quality="measured", uncertainty=0.1)},
+            board="orin",
+            facts={"mode": "15W"},
+        ),
+        Noted(what="a gap"),
+        RoundOpened(round=1, assignments={"a": told}, at=1 / 9, online=3),
+        UpdateAccepted(round=1, device="a", update=update, bytes_up=7, at=0.7),
+        CostSettled(round=1, device="a", cost=Cost(upload_s=0.25, upload_joules=1 / 3)),
         RoundClosed(
             round=1,
             outcome="aggregated",
@@ -56,6 +73,7 @@ def one_of_each(folder: Path) -> list[AnyRecord]:
             refused={"checksum": 2},
             loss=0.5,
             seconds=1.5,
+            at=0.3,
         ),
         Rewound(round=1, cause="lost"),
         Evaluated(accuracy=None, by_device={"a": {"eval_loss": 2.0}}),

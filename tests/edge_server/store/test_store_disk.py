@@ -40,6 +40,20 @@ def test_a_record_that_does_not_fit_is_not_there(disk, store):
     assert store.records() == read(store.folder) == [record(1), record(2)]
 
 
+def test_of_several_records_all_are_there_or_none(disk, store):
+    """Though there is room for the first of them; then all are written, each with a mark that covers those before."""
+    store.append(record(1))
+    disk.fill(leave_bytes=60_000)
+    with pytest.raises(Unwritable, match="No space left on device"):
+        store.extend([record(number) for number in range(2, 40)])
+    assert store.records() == [record(1)]
+    disk.make_room()
+    store.extend([record(2), record(3)])
+    store.extend([])
+    store.append(record(4))
+    assert store.records() == read(store.folder) == [record(number) for number in (1, 2, 3, 4)]
+
+
 def test_a_state_that_does_not_fit_leaves_no_half_and_the_older_ones(disk, store):
     """What was written of it does not take the room of what comes next."""
     store.save(1, LARGE)

@@ -220,3 +220,51 @@ def test_a_cancelled_publisher_does_not_block_the_line(virtually):
             assert now() == 2.25
 
     virtually(use())
+
+
+def test_while_a_link_is_down_nothing_passes(virtually):
+    """Publishing is refused, what is in the air is lost, messages to the device wait; then all is as before."""
+
+    async def use() -> None:
+        broker = MemoryTransport()
+        there = link(broker, SLOW)
+        async with broker.subscribe("up") as up, there.subscribe("down") as down:
+            sending = asyncio.create_task(there.publish("up", KILO))
+            await asyncio.sleep(0.5)
+            there.connected.clear()
+            with pytest.raises(Unreachable):
+                await there.publish("up", KILO, assured=False)
+            with pytest.raises(Unreachable):
+                await sending
+            await broker.publish("down", FRAME)
+            await broker.publish("down", b"message")
+            await asyncio.sleep(5.0)
+            assert list(down.taken()) == []
+            there.connected.set()
+            assert (await anext(down))[1] == b"message"
+            await there.publish("up", b"again")
+            assert (await anext(up))[1] == b"again"
+
+    virtually(use())
+
+
+def test_without_limits_everything_passes_at_once_and_in_order(virtually):
+    """No time, no task for a message; what came behind a slower one still waits for it."""
+
+    async def use() -> None:
+        broker = MemoryTransport()
+        free = link(broker, Rate())
+        async with broker.subscribe("up") as up:
+            for number in range(3):
+                await free.publish("up", bytes([number]), assured=number != 1)
+            assert [arrived[1] for arrived in await arrivals(up, 3)] == [0, 1, 2]
+            assert now() == 0.0
+            free.tune(SLOW)
+            slow = asyncio.create_task(free.publish("up", KILO))
+            await asyncio.sleep(0)
+            free.tune(Rate())
+            await free.publish("up", b"later")
+            assert [len((await anext(up))[1]) for _ in range(2)] == [1000, 5]
+            await slow
+
+    virtually(use())

@@ -1,0 +1,86 @@
+"""`device-agent calibrate`: fit this board's power model to a meter."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from device_agent.calibration import FILE, Calibration
+from device_agent.calibration_run import Bench, calibrate, sources
+from device_agent.config import MeterConfig, load
+from device_agent.profile.load import for_board
+from shared import log
+from shared.clock import monotonic
+from shared.errors import ConfigError
+from shared.lock import held
+
+USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0
+IDLE_S, PHASE_S = 60.0, 20.0
+"""Of four minutes, with three clocks and three numbers of threads."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the agent's TOML file")
+    parser.add_argument(
+        "--meter",
+        metavar="KIND=URL",
+        help="what to calibrate against, such as shelly=http://192.0.2.7; else [board.meter], else the board's sensor",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=USUAL_MINUTES, help="about how long, where clocks can be set (%(default)g)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Calibrate; the agent must not run meanwhile."""
+    config = load(options.config)
+    log.configure(config.log_level)
+    if not 0 < options.minutes <= MAX_MINUTES:
+        raise ConfigError(f"--minutes must be above 0, up to {MAX_MINUTES:g}")
+    meter = meter_of(options.meter) if options.meter else config.board.meter
+    root, folder = Path(config.board.root), Path(config.state_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    profile = for_board(root, config.board.profile)
+    reference, own = sources(root, profile, meter, monotonic)
+    _say(f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if own else ""))
+    share = options.minutes / USUAL_MINUTES
+    bench = Bench(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _say)
+    with held(folder):
+        found = asyncio.run(calibrate(bench))
+    show(found, folder / FILE)
+    return 0
+
+
+def meter_of(words: str) -> MeterConfig:
+    """Return the meter that `KIND=URL` names; raises ConfigError where it names none."""
+    kind, _, url = words.partition("=")
+    try:
+        return msgspec.convert({"kind": kind, "url": url}, MeterConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--meter {words}: {error}; give KIND=URL, such as shelly=http://192.0.2.7") from error
+
+
+def show(found: Calibration, path: Path) -> None:
+    """Print a fit for people."""
+    model, line = found.model, found.line
+    if model:
+        core_w = model.core_joules_per_cycle * model.max_hertz
+        _say(
+            f"idle {model.idle_w:.2f} W, a busy core {core_w:.2f} W at {model.max_hertz / 1e6:.0f} MHz "
+            f"({model.core_joules_per_cycle * 1e9:.2f} nJ a cycle), exponent {model.exponent:.2f}"
+        )
+    if line:
+        _say(f"the whole board is {line.gain:.3f} times what its sensor says, and {line.offset_w:.2f} W")
+    share = line.uncertainty if line else model.uncertainty if model else 0.0
+    _say(f"residual {found.residual_w:.3f} W ({share:.1%} of the mean), R squared {found.r_squared:.3f}")
+    _say(f"kept in {path}; the agent uses it from its next start")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,107 @@
+"""`device-agent doctor`: say what keeps this board from measuring and training, with the fix."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from device_agent import examine, recording
+from device_agent.config import AgentConfig, BoardConfig, load
+from device_agent.display import columns
+from device_agent.doctor import Check, of_data
+from device_agent.profile.load import NOBODY, for_board
+from device_agent.profile.schema import Profile
+from device_agent.tools import LIVE
+from shared.errors import ConfigError
+
+EXIT_BAD, EXIT_CONFIG = 1, 2
+COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "bad": "\x1b[31m"}
+PLAIN = "\x1b[0m"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file: its broker, folder, board")
+    parser.add_argument("--root", type=recording.tree, metavar="DIR", help="a recorded board instead of this machine")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print each check as it is done; return 0 where nothing is bad, 1 where something is, 2 for the configuration."""
+    checks: list[Check] = []
+    in_colour = sys.stdout.isatty()
+    for check in examination(options.config, options.root):
+        checks.append(check)
+        if options.format == "table":
+            _print(_lines(check, in_colour=in_colour))
+    if options.format == "json":
+        _print([msgspec.json.encode(checks).decode()])
+    else:
+        _print([_summary(checks)])
+    bad = [check.name for check in checks if check.state == "bad"]
+    return EXIT_CONFIG if "config" in bad else EXIT_BAD if bad else 0
+
+
+def examination(path: Path | None, root: Path | None) -> Iterator[Check]:
+    """Yield all checks; without a configuration those that need none, of a recorded board what its files tell.
+
+    Raises:
+        ConfigError: The root is no folder.
+    """
+    config, check = _config(path)
+    yield check
+    told = config.board if config else BoardConfig()
+    root = root or Path(told.root)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder; name the root of a recorded board")
+    yield from examine.board(root, told, Path(config.state_dir) if config else None)
+    if root != LIVE:
+        return
+    yield from examine.machine(config, _profile(told.profile))
+    if config:
+        read = config.data.path
+        yield of_data(read, is_readable=not read or os.access(read, os.R_OK))
+        yield examine.broker(config)
+
+
+def _config(path: Path | None) -> tuple[AgentConfig | None, Check]:
+    if path is None:
+        finding = "none given: broker and state_dir are not looked at"
+        return None, Check(name="config", state="ok", finding=finding, remedy="name it with --config FILE")
+    try:
+        config = load(path)
+    except ConfigError as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        return None, Check(name="config", state="bad", finding=problem or remedy, remedy=remedy if problem else "")
+    return config, Check(name="config", state="ok", finding=f"{path}: device {config.device} of site {config.site}")
+
+
+def _profile(name: str) -> Profile:
+    try:
+        return for_board(LIVE, name)
+    except ConfigError:
+        return NOBODY  # told already
+
+
+def _lines(check: Check, *, in_colour: bool) -> list[str]:
+    """Return a check as lines: state, name and finding in columns, the remedy below."""
+    (line,) = columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)])
+    lines = [line, *(f"      -> {part}" for part in columns([(check.remedy,)]) if check.remedy)]
+    if in_colour:
+        lines[0] = COLOURS[check.state] + lines[0][:4] + PLAIN + lines[0][4:]
+    return lines
+
+
+def _summary(checks: Sequence[Check]) -> str:
+    counts = {state: sum(check.state == state for check in checks) for state in ("bad", "warn", "ok")}
+    return f"{counts['bad']} bad, {counts['warn']} to look at, {counts['ok']} in order"
+
+
+def _print(lines: Sequence[str]) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

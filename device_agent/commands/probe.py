@@ -1,0 +1,165 @@
+"""`device-agent probe`: show what this board measures, once or again and again, or record it for others."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from device_agent import display, recording, tools
+from device_agent.board import TOTAL, Board, measuring, open_board
+from device_agent.config import BoardConfig, load
+from device_agent.job import Measuring
+from device_agent.link_probe import probe_link
+from device_agent.probes import PROBES
+from device_agent.probes.base import Found, absent
+from device_agent.profile.load import for_board
+from device_agent.profile.schema import Profile
+from device_agent.rates import rates
+from device_agent.sensing import sense
+from shared.clock import monotonic
+from shared.errors import ConfigError, NoData
+from shared.measures import Absent, Reading
+
+MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
+SECOND_LOOK_S = 1.0
+WIDTH, HEIGHT = 80, 24
+CLEAR = "\x1b[H\x1b[J"
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command prints as JSON: all that was found, and the id of the board's profile."""
+
+    board: str
+    readings: dict[str, Reading]
+    absent: dict[str, Absent]
+    facts: dict[str, str]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file, for its [board] table")
+    parser.add_argument("--root", type=recording.tree, metavar="DIR", help="a recorded board instead of this machine")
+    parser.add_argument("--profile", metavar="ID", help="this firmware profile instead of the one that fits")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=USUAL_WATCH_S,
+        metavar="SECONDS",
+        help=f"again and again, with the rates of counters; every {USUAL_WATCH_S:g} seconds unless told otherwise",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="DIR",
+        help="copy what the sensors say into a new folder, without serial numbers, addresses and network names",
+    )
+    parser.add_argument(
+        "--link", action="store_true", help="also fill the link to the broker of --config, for about 10 seconds"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; a board that measures nothing is no failure: the table says what is absent and why."""
+    if options.watch is not None and not MIN_WATCH_S <= options.watch <= MAX_WATCH_S:
+        raise ConfigError(f"--watch {options.watch:g}: {MIN_WATCH_S} to {MAX_WATCH_S:g} seconds")
+    if options.link and (not options.config or options.record or options.watch is not None):
+        raise ConfigError("--link measures once, and needs --config FILE to know the broker")
+    board = _board(options)
+    if options.record:
+        _record(board, options.record)
+    elif options.watch is not None:
+        in_place = options.format == "table" and sys.stdout.isatty()
+        asyncio.run(_watch(board, options.watch, in_place=in_place))
+    else:
+        found = asyncio.run(_twice(board))
+        if options.link:
+            link = asyncio.run(probe_link(load(options.config)))
+            found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
+        _print(display.table(board.profile, found) if options.format == "table" else _json(board.profile, found))
+    return 0
+
+
+def _board(options: argparse.Namespace) -> Board:
+    config = load(options.config) if options.config else None
+    told = config.board if config else BoardConfig()
+    if options.root:
+        told = replace(told, root=str(options.root))
+    if options.profile:
+        told = replace(told, profile=options.profile)
+    if not Path(told.root).is_dir():
+        raise ConfigError(f"{told.root} is no folder; name the root of a recorded board")
+    return open_board(measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
+
+
+def _look(board: Board) -> Found:
+    """Ask all probes, and for the total whatever the agent itself would ask."""
+    found = sense(board.root, board.profile, PROBES, monotonic)
+    if board.power is None:
+        return found
+    try:
+        total = board.power.source.read()
+    except NoData as error:
+        return found if TOTAL in found.readings else replace(found, absent=found.absent | {TOTAL: absent(error)})
+    others = {name: lack for name, lack in found.absent.items() if name not in (TOTAL, "power")}
+    return replace(found, readings=found.readings | {TOTAL: total}, absent=others)
+
+
+async def _twice(board: Board) -> Found:
+    """Look once, and again where a counter or a model can say only then how many watts there were meanwhile."""
+    found = _look(board)
+    if board.root == tools.LIVE and board.power is not None and TOTAL not in found.readings:
+        await asyncio.sleep(SECOND_LOOK_S)
+        found = _look(board)
+    return found
+
+
+async def _watch(board: Board, period_s: float, *, in_place: bool) -> None:
+    before: dict[str, Reading] = {}
+    while True:
+        found = _look(board)
+        shown = replace(found, readings=rates(before, found.readings) | found.readings)
+        before = found.readings
+        _print(_screen(display.table(board.profile, shown)) if in_place else _json(board.profile, shown))
+        await asyncio.sleep(period_s)
+
+
+def _screen(lines: Sequence[str]) -> list[str]:
+    """Return as much as the terminal holds, to be drawn over what stands there."""
+    size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS and LINES, which may be of another terminal
+    kept = [line[: size.columns or WIDTH] for line in lines[: (size.lines or HEIGHT) - 1]]
+    return [CLEAR + kept[0], *kept[1:]]
+
+
+def _record(board: Board, folder: Path) -> None:
+    summary = recording.record(board.root, folder)
+    copy = folder / recording.ROOT
+    profile = for_board(copy, board.measuring.board.profile)
+    recording.keep(folder, recording.expected(profile, sense(copy, profile, PROBES, monotonic)))
+    rows = [(name, f"did not answer: {lack}") for name, lack in sorted(summary.lacks.items())]
+    rows += [(name, "left out: too large") for name in summary.left_out]
+    _print(
+        [
+            f"{folder}: {summary.files} files, {summary.size_bytes / 1024:.0f} KiB; board {profile.id}",
+            *display.columns(rows),
+            "Serial numbers, addresses, network and host names are removed; read it through before you give it away.",
+        ]
+    )
+
+
+def _json(profile: Profile, found: Found) -> list[str]:
+    shown = Shown(board=profile.id, readings=found.readings, absent=found.absent, facts=found.facts)
+    return [msgspec.json.encode(shown).decode()]
+
+
+def _print(lines: Iterable[str]) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,158 @@
+"""`device-agent profile`: show, list and check profiles; plan and apply clocks and power mode."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from device_agent import recording
+from device_agent.profile.apply import JOURNAL, restored, said
+from device_agent.profile.load import NOBODY, SUFFIX, all_profiles, facts, for_board, from_file, source
+from device_agent.profile.plan import Run, Settings, Target, plan
+from device_agent.profile.settings import settings
+from shared.errors import ConfigError
+from shared.lock import held
+
+HERTZ_PER_MHZ = 1e6
+MAX_S = 1e6
+STOPS = (signal.SIGINT, signal.SIGTERM)
+EXIT_DONE, EXIT_WANTING = 0, 1
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="WHAT")
+    show = verbs.add_parser("show", help="print the profile of this board")
+    show.add_argument(
+        "--format",
+        choices=("toml", "json"),
+        default="toml",
+        help="toml: the file with its comments (default); json: all values",
+    )
+    _board(show)
+    _board(verbs.add_parser("list", help="print all shipped profiles; a star marks this board's"))
+    check = verbs.add_parser("check", help="say what is wrong with profiles you wrote")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    for name, summary in (
+        ("plan", "print what would be set, and set nothing"),
+        ("apply", "set it until Ctrl-C, then put everything back"),
+    ):
+        verb = verbs.add_parser(name, help=summary)
+        verb.add_argument("--governor", default="", help="of all CPU frequency policies")
+        verb.add_argument("--max-mhz", type=float, default=0.0, metavar="MHZ", help="highest clock; rounded down")
+        verb.add_argument("--power-mode", default="", metavar="NAME", help="of a Jetson")
+        _board(verb)
+        if name == "apply":
+            verb.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="end by itself after these")
+            help_ = "where what was set before is kept; default: %(default)s"
+            verb.add_argument("--state-dir", type=Path, default="/var/lib/fieldfleet", metavar="DIR", help=help_)
+
+
+def _board(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", default="auto", metavar="NAME", help="an id, a TOML file, or auto (default)")
+    help_ = "a recorded board instead of this one"
+    parser.add_argument("--root", type=recording.tree, default="/", metavar="DIR", help=help_)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    return {"show": _show, "list": _list, "check": _check, "plan": _plan, "apply": _apply}[options.verb](options)
+
+
+def _show(options: argparse.Namespace) -> int:
+    profile = for_board(options.root, options.profile)
+    if options.format == "toml" and profile != NOBODY:
+        _say(source(options.profile if options.profile.endswith(SUFFIX) else profile.id).rstrip())
+    else:
+        _say(msgspec.json.format(msgspec.json.encode(profile)).decode())
+    return EXIT_DONE
+
+
+def _list(options: argparse.Namespace) -> int:
+    found, mine = facts(options.root), for_board(options.root, options.profile)
+    for id_, profile in all_profiles().items():
+        _say(f"{'*' if id_ == mine.id else ' '} {id_:<24} {profile.name}")
+    _say(f"this board says: {', '.join(found.tokens()) or 'nothing'}")
+    return EXIT_DONE
+
+
+def _check(options: argparse.Namespace) -> int:
+    wrong = 0
+    for path in options.files:
+        try:
+            _say(f"{path}: well formed: {from_file(path).name}")
+        except ConfigError as error:
+            wrong += 1
+            _say(str(error))
+    return EXIT_WANTING if wrong else EXIT_DONE
+
+
+def _plan(options: argparse.Namespace) -> int:
+    profile, target = for_board(options.root, options.profile), _target(options)
+    now = settings(options.root, profile)
+    steps = plan(now, target)
+    _say(_now(now))
+    for step in steps:
+        _say(f"  {said(step)}")
+        if isinstance(step, Run):
+            _say("  then the clocks, from what that mode leaves")
+    if not steps:
+        _say("  nothing to do")
+    return EXIT_DONE
+
+
+def _apply(options: argparse.Namespace) -> int:
+    if options.seconds is not None and not 0 < options.seconds <= MAX_S:
+        raise ConfigError(f"--for {options.seconds:g}: above 0, up to {MAX_S:g} seconds")
+    target, journal = _target(options), _writable(options.state_dir) / JOURNAL
+    profile = for_board(options.root, options.profile)
+    # From here on a stop waits until it is asked for below, so that the board is never left half way.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    with held(journal.parent), restored(options.root, profile, target, journal) as now:
+        _say(_now(now))
+        _say("set until Ctrl-C" if options.seconds is None else f"set for {options.seconds:g} s, or until Ctrl-C")
+        sys.stdout.flush()
+        if options.seconds is None:
+            signal.sigwait(STOPS)
+        else:
+            signal.sigtimedwait(STOPS, options.seconds)
+    if journal.exists():
+        _say("not everything could be put back, see above; the next start tries again")
+        return EXIT_WANTING
+    _say("put back")
+    return EXIT_DONE
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error}; give a folder this user may write as --state-dir") from error
+
+
+def _target(options: argparse.Namespace) -> Target:
+    target = Target(power_mode=options.power_mode, governor=options.governor, max_hertz=options.max_mhz * HERTZ_PER_MHZ)
+    if target == Target():
+        raise ConfigError("nothing to set; give --governor, --max-mhz or --power-mode")
+    return target
+
+
+def _now(now: Settings) -> str:
+    lines = [
+        f"{name}: {clocks.governor}, {clocks.min_hertz / HERTZ_PER_MHZ:g} to {clocks.max_hertz / HERTZ_PER_MHZ:g} MHz"
+        for name, clocks in now.policies.items()
+    ]
+    if now.power_mode:
+        lines.append(f"power mode: {now.power_mode}, of {', '.join(now.power_modes)}")
+    return "\n".join(lines) or "this board has no clocks and no power mode to set"
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

@@ -1,0 +1,106 @@
+"""`device-agent run`: connect to the site's broker and serve tasks until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+
+from device_agent.board import Board, measuring, open_board
+from device_agent.compose import compose
+from device_agent.config import AgentConfig, TargetConfig, load
+from device_agent.link_meter import LinkMeter
+from device_agent.profile.apply import JOURNAL, restored
+from device_agent.profile.plan import Target
+from device_agent.trainer import TrainerProcess
+from shared import heap, log
+from shared.errors import ConfigError, Unwritable
+from shared.lock import held
+from shared.presence import Session
+from shared.transport.mqtt import MqttTransport
+
+logger = logging.getLogger(__name__)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file, see the README")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the agent until it is told to stop."""
+    config = load(options.config)
+    log.configure(config.log_level)
+    heap.tune()
+    asyncio.run(serve(config))
+    return 0
+
+
+async def serve(config: AgentConfig) -> None:
+    """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
+    folder = _writable(Path(config.state_dir))
+    session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex)
+    trainer = TrainerProcess(
+        folder / "trainer.lock",
+        config.trainer.idle_s,
+        config.trainer.memory_mb,
+        config.trainer.threads,
+        config.log_level,
+    )
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    with held(folder):
+        board = open_board(measuring(config.board, folder))
+        with _at_target(config.board.target, board, folder), board.power or nullcontext():
+            await _live(config, board, session, trainer, stopping)
+    logger.info("stopped")
+
+
+async def _live(
+    config: AgentConfig, board: Board, session: Session, trainer: TrainerProcess, stopping: asyncio.Event
+) -> None:
+    client_id = f"{config.site}.{config.device}"
+    folder = Path(config.state_dir)
+    async with MqttTransport(config.broker, client_id, session.presence).running() as transport:
+        agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
+        agent.reporter.instance = session.instance
+        living = asyncio.create_task(agent.run(), name="agent")
+        stop = asyncio.create_task(stopping.wait(), name="stop")
+        try:
+            await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            living.cancel()
+            stop.cancel()
+            await trainer.close()  # the agent waits for its trainer, which may be deep in a library
+            ended = await asyncio.gather(living, return_exceptions=True)
+            await trainer.close()  # one that was on its way meanwhile
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+
+
+@contextmanager
+def _at_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[None]:
+    """Have the board at its target while the agent lives; what it refuses is a warning, and not the agent's end."""
+    with ExitStack() as stack:
+        try:
+            wanted = Target(power_mode=target.power_mode, governor=target.governor, max_hertz=target.max_hertz)
+            stack.enter_context(restored(board.root, board.profile, wanted, folder / JOURNAL))
+        except (ConfigError, Unwritable) as error:
+            logger.warning("clocks and power mode stay as they are: %s", error)
+        yield
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"state_dir {folder}: {error}; name a folder this user may write") from error

@@ -1,0 +1,67 @@
+"""What a device's agent asks of its trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+import msgspec
+
+from device_agent.calibration import Calibration
+from device_agent.config import BoardConfig
+from shared.data.spec import Data
+from shared.measures import Cost
+from shared.messages import Task
+
+
+class Measuring(msgspec.Struct, frozen=True, kw_only=True):
+    """How the trainer measures what it does.
+
+    Attributes:
+        board: As the agent's file says.
+        calibration: What was fitted on this very board, if anything was.
+    """
+
+    board: BoardConfig = BoardConfig()
+    calibration: Calibration | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer needs to do a task; paths, so that no tensor passes through the agent.
+
+    Attributes:
+        task: The task.
+        params: File that holds the payload to start from.
+        state: File that holds the device's state of this run, if there is one.
+        draft: Folder of the outbox to write the update into.
+        data: This device's examples.
+        frame_bytes: Size of the frames the update will travel in.
+        cost: What the task cost before training.
+        measuring: How to measure; None where nobody measures, as in replay.
+    """
+
+    task: Task
+    params: str
+    state: str
+    draft: str
+    data: Data
+    frame_bytes: int
+    cost: Cost
+    measuring: Measuring | None = None
+
+
+class Trainer(Protocol):
+    """Do a job: write its update into the draft."""
+
+    def __call__(self, job: Job) -> Awaitable[None]:
+        """Train.
+
+        Raises:
+            TaskFailed: The task could not be done; the message is the cause.
+            TrainerDied: Its process ended; the update may have been committed all the same.
+        """
+        ...
+
+    async def ready(self) -> None:
+        """Return when no earlier process of this device still trains; begin to start one meanwhile."""
+        ...

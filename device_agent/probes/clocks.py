@@ -1,0 +1,194 @@
+"""CPU clocks by where they are known from: a Raspberry Pi's firmware, policies, /proc/cpuinfo, the board's profile.
+
+Only policies are read, never cpu0, cpu1, …: a CPU that is off has no folder. On a Raspberry Pi the firmware slows its
+one clock down behind Linux' back: there the files only announce, and what they say counts as modelled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from device_agent.probes import firmware
+from device_agent.probes.base import absent, number, text
+from device_agent.profile.schema import Cpu
+from shared.errors import NoData
+from shared.measures import Absent, Quality
+
+CPUS = "sys/devices/system/cpu"
+POLICIES = f"{CPUS}/cpufreq"
+CPUINFO = "proc/cpuinfo"
+CLOCK_FILES = ("cpuinfo_avg_freq", "cpuinfo_cur_freq", "scaling_cur_freq")
+"""Counted by the cores; asked of the hardware, for root alone; what the driver set last or, on x86, counted too."""
+
+PLAUSIBLE_HERTZ = (1e6, 2e10)
+HERTZ_PER_KHZ, HERTZ_PER_MHZ = 1e3, 1e6
+WORST_LAST: tuple[Quality, ...] = ("measured", "corrected", "modelled")
+UNCERTAINTY: Mapping[Quality, float | None] = {"measured": 0.03, "corrected": 0.05, "modelled": None}
+"""One standard deviation, as a share. Drivers and firmware were within 3 % of a counting loop on every recorded board,
+but for the lowest clocks of Carmel cores, which a profile corrects."""
+
+
+class CpuClock(msgspec.Struct, frozen=True, kw_only=True):
+    """A clock and the CPUs that run by it; none named: all that are on."""
+
+    name: str
+    cpus: tuple[int, ...] = ()
+    hertz: float
+    source: str
+    quality: Quality
+
+
+class Clocks(msgspec.Struct, frozen=True, kw_only=True):
+    """The clocks by one source, and the figures that are missing, with their causes."""
+
+    found: tuple[CpuClock, ...]
+    absent: dict[str, Absent] = {}
+
+
+def clocks(root: Path, cpu: Cpu) -> Clocks:
+    """Return the clocks by the first source that answers, in the end the profile's nominal clock.
+
+    Raises:
+        NoData: Nothing answers and the profile names no clock.
+    """
+    refusals: dict[str, NoData] = {}
+    for source in cpu.sources:
+        try:
+            answer = SOURCES[source](root, cpu)
+        except NoData as error:
+            refusals[f"cpu.{source}_hertz"] = error
+        else:
+            return Clocks(found=answer.found, absent=_absences(refusals) | answer.absent)
+    if not cpu.nominal_hertz:
+        lacks = [error.lack for error in refusals.values() if error.lack != "not_present"]
+        causes = "; ".join(str(error) for error in refusals.values())
+        raise NoData(causes or "the profile names no clock", lack=lacks[0] if lacks else "not_present")
+    nominal = CpuClock(name="nominal", hertz=cpu.nominal_hertz, source="profile", quality="modelled")
+    return Clocks(found=(nominal,), absent=_absences(refusals))
+
+
+def of_firmware(root: Path, cpu: Cpu) -> Clocks:
+    """Return the one clock of all CPUs of a Raspberry Pi, as its firmware counts it; raises NoData."""
+    del cpu
+    hertz = plausible(firmware.clock_hertz(firmware.ask(root, "measure_clock arm")), "the firmware")
+    return Clocks(found=(CpuClock(name="arm", hertz=hertz, source="firmware", quality="measured"),))
+
+
+def of_policies(root: Path, cpu: Cpu) -> Clocks:
+    """Return the clock of every policy that answers; raises NoData where none does."""
+    found: list[CpuClock] = []
+    missing: dict[str, Absent] = {}
+    refusal = NoData(f"{root / POLICIES}: no policy")
+    for policy in policies(root):
+        try:
+            found.append(_policy_clock(policy, cpu))
+        except NoData as error:
+            refusal = error
+            missing[f"cpu.{policy.name}_hertz"] = absent(error)
+    if not found:
+        raise refusal
+    return Clocks(found=tuple(found), absent=missing)
+
+
+def of_cpuinfo(root: Path, cpu: Cpu) -> Clocks:
+    """Return each CPU's clock by /proc/cpuinfo, which only x86 tells there; raises NoData elsewhere.
+
+    The kernel counts it (APERF over MPERF); in a virtual machine it is what the host said at the start: modelled.
+    """
+    del cpu
+    content = text(root / CPUINFO)
+    quality: Quality = "modelled" if re.search(r"^flags\b.*\bhypervisor\b", content, re.MULTILINE) else "measured"
+    found: list[CpuClock] = []
+    name = ""
+    for key, value in re.findall(r"^(processor|cpu MHz)\s*:\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)$", content, re.MULTILINE):
+        if key == "processor":
+            name = value
+            continue
+        hertz = plausible(float(value) * HERTZ_PER_MHZ, CPUINFO)
+        found.append(CpuClock(name=f"cpu{name}", cpus=cpu_list(name), hertz=hertz, source=CPUINFO, quality=quality))
+    if not found:
+        raise NoData(f"{root / CPUINFO}: tells no clock")
+    return Clocks(found=tuple(found))
+
+
+SOURCES: Mapping[str, Callable[[Path, Cpu], Clocks]] = {
+    "firmware": of_firmware,
+    "cpufreq": of_policies,
+    "cpuinfo": of_cpuinfo,
+}
+
+
+def policies(root: Path) -> list[Path]:
+    """Return the folders of the policies, by number."""
+    return sorted((root / POLICIES).glob("policy*"), key=lambda folder: (len(folder.name), folder.name))
+
+
+def online(root: Path) -> int:
+    """Return how many CPUs are on; raises NoData."""
+    try:
+        return len(cpu_list(text(root / CPUS / "online")))
+    except NoData:
+        count = len(re.findall(r"^processor\s*:", text(root / CPUINFO), re.MULTILINE))
+    if not count:
+        raise NoData(f"{root / CPUINFO}: names no processor", lack="invalid")
+    return count
+
+
+def cpu_list(content: str) -> tuple[int, ...]:
+    """Return the numbers in `0-3,6` or `0 1 2`; raises NoData."""
+    numbers: list[int] = []
+    for part in re.split(r"[,\s]+", content.strip()):
+        ends = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise NoData(f"{content[:40]!r} is no list of CPUs", lack="invalid")
+        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return tuple(numbers)
+
+
+def corrected(hertz: float, cpu: Cpu) -> tuple[float, Quality]:
+    """Return a driver's clock, put right where the profile knows that low ones read high."""
+    if cpu.low_opp_correction != 1 and hertz < cpu.low_opp_hertz:
+        return hertz * cpu.low_opp_correction, "corrected"
+    return hertz, "measured"
+
+
+def plausible(hertz: float, source: str) -> float:
+    """Return a clock as it is; raises NoData where no CPU runs by such a clock."""
+    if not PLAUSIBLE_HERTZ[0] <= hertz <= PLAUSIBLE_HERTZ[1]:
+        raise NoData(f"{source}: {hertz:g} Hz is no CPU's clock", lack="invalid")
+    return hertz
+
+
+def kilohertz(policy: Path, names: Iterable[str]) -> tuple[str, float]:
+    """Return the first file that may be read and says a clock, and the clock in hertz; raises the last NoData."""
+    refusal = NoData(f"{policy}: no clock")
+    for name in names:
+        try:
+            return name, plausible(number(policy / name, HERTZ_PER_KHZ), str(policy / name))
+        except NoData as error:
+            refusal = error
+    raise refusal
+
+
+def _policy_clock(policy: Path, cpu: Cpu) -> CpuClock:
+    cpus = text(policy / "affected_cpus")
+    if not cpus:
+        raise NoData(f"{policy}: all its CPUs are off", lack="busy")
+    name, said = kilohertz(policy, CLOCK_FILES)
+    hertz, quality = corrected(said, cpu)
+    announced = "firmware" in cpu.sources
+    return CpuClock(
+        name=policy.name,
+        cpus=cpu_list(cpus),
+        hertz=hertz,
+        source=f"cpufreq {name}",
+        quality="modelled" if announced else quality,
+    )
+
+
+def _absences(refusals: Mapping[str, NoData]) -> dict[str, Absent]:
+    return {name: absent(error) for name, error in refusals.items()}

@@ -1,0 +1,70 @@
+"""Bytes each network interface has carried since the board started, and the rate of wired links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from device_agent.probes.base import Found, absent, number, text
+from device_agent.profile.schema import Profile
+from shared.errors import NoData
+from shared.measures import Absent, Reading
+
+SOURCE = "proc/net/dev"
+INTERFACES = "sys/class/net"
+LOOPBACK = "lo"
+COLUMNS, RECEIVED, SENT = 16, 0, 8
+BITS_PER_MBIT = 1e6
+UNKNOWN_MBITS = (0xFFFF, 0xFFFFFFFF)
+MAX_DIGITS = 20
+
+
+def parse(content: str) -> dict[str, tuple[int, int]]:
+    """Return bytes received and sent by interface, as /proc/net/dev lists them; loopback carries nothing anywhere."""
+    counters = {}
+    for line in content.splitlines():
+        name, colon, columns = line.rpartition(":")
+        words = columns.split()
+        if not colon or name.strip() == LOOPBACK or len(words) < COLUMNS:
+            continue
+        if all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
+            counters[name.strip()] = (int(words[RECEIVED]), int(words[SENT]))
+    return counters
+
+
+def read(root: Path, profile: Profile, at: float) -> Found:
+    """Return `net.<interface>_received_bytes`, `…_sent_bytes`, and `…_speed_bits_per_s` of a wired link that is up.
+
+    Where there are interfaces of hardware, only those: bridges and tunnels carry the same bytes once more.
+    """
+    counters = parse(text(root / SOURCE))
+    hardware = {name for name in counters if (root / INTERFACES / name / "device").exists()}
+    chosen = {name: both for name, both in counters.items() if not hardware or name in hardware}
+    if not chosen:
+        raise NoData(f"{root / SOURCE}: no interface but loopback")
+    readings: dict[str, Reading] = {}
+    missing: dict[str, Absent] = {}
+    for name, (received, sent) in chosen.items():
+        readings[f"net.{name}_received_bytes"] = _reading(received, "bytes", SOURCE, at)
+        readings[f"net.{name}_sent_bytes"] = _reading(sent, "bytes", SOURCE, at)
+        try:
+            speed = speed_bits_per_s(root / INTERFACES / name)
+            readings[f"net.{name}_speed_bits_per_s"] = _reading(speed, "bits_per_s", f"{INTERFACES}/{name}/speed", at)
+        except NoData as error:
+            missing[f"net.{name}_speed_bits_per_s"] = absent(error)
+    return Found(readings=readings, absent=missing)
+
+
+def speed_bits_per_s(interface: Path) -> float:
+    """Return the rate a wired link agreed on; raises NoData for a radio (EINVAL), and while the link is down (-1)."""
+    try:
+        mbits = number(interface / "speed")
+    except NoData as error:
+        lack = "not_present" if error.lack == "invalid" else error.lack
+        raise NoData(str(error), lack=lack) from error
+    if mbits <= 0 or mbits in UNKNOWN_MBITS:
+        raise NoData(f"{interface}/speed: {mbits:g}: the link is down or knows no rate")
+    return mbits * BITS_PER_MBIT
+
+
+def _reading(value: float, unit: str, source: str, at: float) -> Reading:
+    return Reading(value=value, unit=unit, source=source, quality="measured", at=at)

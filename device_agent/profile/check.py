@@ -1,0 +1,170 @@
+"""Find what a firmware profile says that cannot be true; pure, and every problem names its table and the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from math import isfinite
+
+from device_agent.profile.schema import Memory, Power, PowerMode, PowerModel, Profile
+
+SCHEMA = 1
+RAILED = frozenset({"ina3221", "pmic", "tegrastats"})
+"""Sources that read rails by label, and know no total of their own."""
+
+ZONE_ROLES = frozenset({"cpu", "gpu", "cv", "soc", "junction", "memory", "board", "pmic", "wifi", "other"})
+MAX_SAMPLE_HZ = 1000.0
+
+
+def problems(profile: Profile) -> tuple[str, ...]:
+    """Return what is wrong with a profile; nothing where all is well."""
+    return (
+        *_identity(profile),
+        *_cpu(profile),
+        *_rails(profile.power),
+        *_total(profile.power),
+        *_figures(profile.power),
+        *_thermal(profile),
+        *_power_mode(profile.power_mode),
+        *_memory(profile.memory),
+    )
+
+
+def _identity(profile: Profile) -> Iterator[str]:
+    if profile.schema != SCHEMA:
+        yield f"schema: {profile.schema} is not the form this agent reads; write the profile as schema {SCHEMA}"
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", profile.id):
+        yield f"id: {profile.id!r} must be lower-case words and numbers joined by '-', as the file is called"
+    if not profile.name.strip():
+        yield "name: is empty; write what people call the board"
+    tokens = (*profile.match.compatible, *profile.match.dmi, *profile.match.machine)
+    if any(token != token.strip() or not token.isprintable() or not token for token in tokens):
+        yield "match: a token is empty or has blanks around it; write it exactly as the board says it"
+
+
+def _cpu(profile: Profile) -> Iterator[str]:
+    cpu = profile.cpu
+    first = [policy.first_cpu for policy in cpu.policies]
+    if first != sorted(set(first)) or any(number < 0 for number in first):
+        yield f"cpu.policies: first_cpu {first} must rise, as sysfs numbers policies; sort them and drop doubles"
+    if any(policy.max_hertz < 0 or not isfinite(policy.max_hertz) for policy in cpu.policies):
+        yield "cpu.policies: max_hertz must be 0, for unknown, or more"
+    if not cpu.sources:
+        yield 'cpu.sources: is empty; name at least one, such as "cpufreq"'
+    if not 0 <= cpu.nominal_hertz < float("inf") or not 0 <= cpu.low_opp_hertz < float("inf"):
+        yield "cpu: nominal_hertz and low_opp_hertz must be 0, for unknown, or more"
+    if not 0.5 <= cpu.low_opp_correction <= 1.5:  # noqa: PLR2004 - further off, it is no correction
+        yield f"cpu.low_opp_correction: {cpu.low_opp_correction} must be a ratio of 0.5 to 1.5, 1 for none"
+
+
+def _rails(power: Power) -> Iterator[str]:
+    labels = [rail.label for rail in power.rails]
+    for label in sorted({label for label in labels if labels.count(label) > 1}):
+        yield f"power.rails: {label} is there {labels.count(label)} times; keep one"
+    parents = _parents(power)
+    for label, parent in parents.items():
+        if parent not in labels:
+            yield f"power.rails: {label} is child_of {parent}, which is no rail; add that rail or correct its label"
+        elif label in _ancestors(label, parents):
+            yield f"power.rails: {label} is its own ancestor by child_of; a rail is fed by one that is not below it"
+    if any(not label.strip() or label == "NC" for label in labels):
+        yield "power.rails: an empty label, or NC for not connected, is no rail; drop it"
+
+
+def _total(power: Power) -> Iterator[str]:
+    labels, parents = {rail.label for rail in power.rails}, _parents(power)
+    for label in power.total:
+        if label not in labels:
+            yield f"power.total: {label} is no rail of power.rails; add it there or correct its label"
+        for ancestor in _ancestors(label, parents):
+            if ancestor in power.total:
+                yield f"power.total: {label} is already contained in {ancestor}; take one of the two out"
+    if len(set(power.total)) < len(power.total):
+        yield "power.total: a label is there twice, and would be counted twice; keep one"
+    if (needy := sorted(RAILED & set(power.sources))) and not power.total:
+        yield f"power.total: {', '.join(needy)} read rails; name those whose sum is the total, and list them as rails"
+
+
+def _parents(power: Power) -> Mapping[str, str]:
+    return {rail.label: rail.child_of for rail in power.rails if rail.child_of}
+
+
+def _ancestors(label: str, parents: Mapping[str, str]) -> set[str]:
+    """Return every rail that contains `label`; itself too where the parents form a ring."""
+    found: set[str] = set()
+    while (label := parents.get(label, "")) and label not in found:
+        found.add(label)
+    return found
+
+
+def _figures(power: Power) -> Iterator[str]:
+    low, high = power.valid_w
+    if not 0 <= low < high < float("inf"):
+        yield f"power.valid_w: [{low}, {high}] must be two watts, the lower first"
+    if not 0 < power.uncertainty <= 1:
+        yield f"power.uncertainty: {power.uncertainty} must be a share above 0, up to 1"
+    if not 0 < power.sample_hz <= power.max_hz <= MAX_SAMPLE_HZ:
+        yield f"power.sample_hz: {power.sample_hz} must be above 0 and at most max_hz, {power.max_hz}"
+    if not 0 < power.gain < float("inf") or not isfinite(power.offset_w):
+        yield f"power.gain: {power.gain} must be above 0, and offset_w a figure"
+    if not power.sources or len(set(power.sources)) < len(power.sources):
+        yield "power.sources: is empty or names a source twice; name each once, best first"
+    if power.model is not None:
+        yield from _model(power.model)
+        if "model" not in power.sources:
+            yield 'power.model: is never asked; add "model" at the end of power.sources'
+
+
+def _model(model: PowerModel) -> Iterator[str]:
+    if not 0 < model.idle_w < model.max_w < float("inf"):
+        yield f"power.model: idle_w {model.idle_w} and max_w {model.max_w} must be above 0, the first the smaller"
+    if not 0 < model.core_joules_per_cycle < 1e-6 or not 0 < model.max_hertz < 1e11:  # noqa: PLR2004 - units mixed up
+        yield "power.model: core_joules_per_cycle (about 5e-10) and max_hertz (about 1e9) are in joules and hertz"
+    if not 1 <= model.exponent <= 3:  # noqa: PLR2004 - 3: the voltage proportional to the clock
+        yield f"power.model.exponent: {model.exponent} must be 1, for a fixed voltage, to 3"
+    if not (0 <= model.tx_w < float("inf") and 0 <= model.rx_w < float("inf")):
+        yield "power.model: tx_w and rx_w are what a radio draws more; 0 or more watts"
+    if not 0 < model.uncertainty <= 1:
+        yield f"power.model.uncertainty: {model.uncertainty} must be a share above 0, up to 1"
+    if not model.provenance.strip():
+        yield "power.model.provenance: is empty; say whose figures these are"
+
+
+def _thermal(profile: Profile) -> Iterator[str]:
+    thermal = profile.thermal
+    for zone, role in thermal.zones.items():
+        if role not in ZONE_ROLES:
+            yield f"thermal.zones: {zone} = {role!r}; use one of {', '.join(sorted(ZONE_ROLES))}"
+    for zone in sorted(thermal.zones.keys() & set(thermal.ignore)):
+        yield f"thermal.ignore: {zone} is in thermal.zones too; drop one of the two"
+    low, high = thermal.accept_celsius
+    if not -273.15 <= low < high < float("inf"):  # noqa: PLR2004 - absolute zero
+        yield f"thermal.accept_celsius: [{low}, {high}] must be two temperatures, the lower first"
+    if thermal.throttle_celsius and not low < thermal.throttle_celsius <= high:
+        yield f"thermal.throttle_celsius: {thermal.throttle_celsius} lies outside of accept_celsius"
+
+
+def _power_mode(mode: PowerMode) -> Iterator[str]:
+    for key, path in (("status", mode.status), ("conf", mode.conf)):
+        if path.startswith("/") or ".." in path.split("/"):
+            yield f"power_mode.{key}: {path} must be below the board's root, written without the first '/'"
+
+
+def _memory(memory: Memory) -> Iterator[str]:
+    if memory.gpu_context_bytes < 0:
+        yield f"memory.gpu_context_bytes: {memory.gpu_context_bytes} must be 0, for unknown, or more"
+
+
+def rivals(profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+    """Return which profiles of one priority claim the same board, so that neither could be chosen."""
+    claims = sorted(
+        (token, profile.match.priority, id_)
+        for id_, profile in profiles.items()
+        for token in (*profile.match.compatible, *profile.match.dmi, *profile.match.machine)
+    )
+    return tuple(
+        f"match: {one} and {two} both claim {token!r}; give one of them a higher priority, or the token to one only"
+        for (token, priority, one), (same, equal, two) in pairwise(claims)
+        if token == same and priority == equal
+    )

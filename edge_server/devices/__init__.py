@@ -1,0 +1,1 @@
+"""The devices of a site and what they measured last, for people and for programs."""

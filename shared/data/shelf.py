@@ -1,0 +1,61 @@
+"""Data sets for a process that does the work of many devices: read once, shared out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from torch import Tensor
+
+from shared.data.examples import Examples
+from shared.data.load import whole
+from shared.data.partition import Shares, pick, split
+from shared.data.spec import Data
+
+
+@dataclass
+class Shelf:
+    """Whole data sets, and whose each example is; a device's share is copied out of them when it is asked for."""
+
+    _sets: dict[bytes, Examples] = field(default_factory=dict)
+    _shares: dict[bytes, Shares] = field(default_factory=dict)
+
+    def load(self, spec: Data) -> Examples:
+        """Return a device's examples, as `shared.data.load.load` does.
+
+        Raises:
+            ConfigError: As there.
+        """
+        share = self._share(spec)
+        examples = self._whole(spec)
+        return examples if share is None else examples.subset(share)
+
+    def count(self, spec: Data) -> int:
+        """Return how many examples a device has, those it holds back included.
+
+        Raises:
+            ConfigError: As `load`.
+        """
+        share = self._share(spec)
+        return len(self._whole(spec) if share is None else share)
+
+    def example(self, spec: Data) -> Tensor:
+        """Return the inputs of one example of the data set, of shape (...)."""
+        return self._whole(spec).inputs[0]
+
+    def _whole(self, spec: Data) -> Examples:
+        key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=None, holdout=0.0))
+        if key not in self._sets:
+            self._sets[key] = whole(spec)
+        return self._sets[key]
+
+    def _share(self, spec: Data) -> Tensor | None:
+        """Return the indices of a device's examples; None for all."""
+        if spec.partition is None:
+            return None
+        everybodys = {"client": ""} if hasattr(spec.partition, "client") else {"index": 0}
+        partition = msgspec.structs.replace(spec.partition, **everybodys)
+        key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=partition, holdout=0.0))
+        if key not in self._shares:
+            self._shares[key] = split(self._whole(spec), spec.partition)
+        return pick(self._shares[key], spec.partition)

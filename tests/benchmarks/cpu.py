@@ -1,0 +1,138 @@
+"""Cycles of a training step while a control group lets the process run 25, 50 and 100 % of the time, against no limit.
+
+The seconds must grow as the limit says, the cycles must stay. Turns are interleaved, so that a machine that is slow for
+a while is slow for all limits. As root; control groups of version 1, or of version 2 where the root delegates `cpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from measure import Figure
+
+LIMITS: tuple[float | None, ...] = (None, 1.0, 0.5, 0.25)
+TURNS, STEPS, WARM_STEPS = 25, 20, 5
+BATCH, PERIOD_US = 32, 100_000
+THREADS = 1
+MOST_OFF = 0.05
+SLACK = 1.2  # a turn begins with a whole period's share in hand
+
+
+@dataclass(frozen=True)
+class Group:
+    """A control group that takes processor time away."""
+
+    folder: Path
+    version: int
+
+    def limit(self, share: float | None) -> None:
+        """Let the group run so much of one core; None lifts the limit."""
+        if self.version == 1:
+            (self.folder / "cpu.cfs_period_us").write_text(f"{PERIOD_US}")
+            (self.folder / "cpu.cfs_quota_us").write_text(f"{-1 if share is None else int(share * PERIOD_US)}")
+        else:
+            quota = "max" if share is None else int(share * PERIOD_US)
+            (self.folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+
+
+@contextmanager
+def group(number: int = 0) -> Iterator[Group]:
+    """Make a control group, one of several of this process, and remove it when the processes in it have ended."""
+    name = f"fieldfleet-bench-{os.getpid()}-{number}"
+    old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    made = Group(old / name, 1) if old.is_dir() else Group(new / name, 2)
+    made.folder.mkdir()
+    try:
+        yield made
+    finally:
+        made.folder.rmdir()
+
+
+@contextmanager
+def worker(place: Group) -> Iterator[subprocess.Popen[str]]:
+    """Start a process in the group that trains as many steps as it is told, and says what they took."""
+    command = [sys.executable, __file__, "worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            (place.folder / "cgroup.procs").write_text(str(process.pid))
+            yield process
+        finally:
+            place.limit(None)
+            process.stdin.close()
+            process.wait(timeout=60)
+
+
+def train() -> None:
+    """Be the worker: a real training step, metered as the trainer meters its tasks."""
+    import torch  # noqa: PLC0415 - the measuring process has no need of it
+    from torch.nn.functional import cross_entropy  # noqa: PLC0415
+
+    from device_agent.cycles import CycleCounter  # noqa: PLC0415
+    from device_agent.metering import ProcessMeter  # noqa: PLC0415
+    from device_agent.profile.load import for_board  # noqa: PLC0415
+    from shared.models.cnn import cnn  # noqa: PLC0415
+
+    torch.set_num_threads(THREADS)
+    network = cnn().layers
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    inputs, labels = torch.rand(BATCH, 1, 28, 28), torch.arange(BATCH) % 10
+    meter = ProcessMeter(cycles=CycleCounter(Path("/"), for_board(Path("/"))))
+    for line in sys.stdin:
+        with meter.task() as spent:
+            for _ in range(int(line)):
+                optimizer.zero_grad()
+                cross_entropy(network(inputs), labels).backward()
+                optimizer.step()
+        said = {"wall_s": spent.compute_s, "cpu_s": spent.cpu_s, "cycles": spent.cycles, "mean_hertz": spent.mean_hertz}
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+
+
+def ask(process: subprocess.Popen[str], steps: int) -> dict[str, float]:
+    """Let the worker train, and return what it took."""
+    process.stdin.write(f"{steps}\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def run() -> list[Figure]:
+    """Measure all limits in turn, several times."""
+    seen: dict[float | None, list[dict[str, float]]] = {limit: [] for limit in LIMITS}
+    with group() as place, worker(place) as process:
+        ask(process, WARM_STEPS)
+        for turn in range(TURNS):
+            for limit in LIMITS[turn % len(LIMITS) :] + LIMITS[: turn % len(LIMITS)]:
+                place.limit(limit)
+                seen[limit].append(ask(process, STEPS))
+    if any(one["cycles"] is None for one in seen[None]):
+        return [Figure("CPU clocks known", 0, "", ">= 1")]
+    free = {name: statistics.median(one[name] for one in seen[None]) for name in ("wall_s", "cycles")}
+    figures = [
+        Figure("cycles of a training step, no limit", free["cycles"] / STEPS / 1e6, "million"),
+        Figure("mean clock", statistics.median(one["mean_hertz"] for one in seen[None]) / 1e6, "MHz"),
+    ]
+    lower, _, upper = statistics.quantiles((one["cycles"] for one in seen[None]), n=4)
+    figures.append(Figure("half of its turns lie within", 100 * (upper - lower) / free["cycles"], "%"))
+    for limit in LIMITS[1:]:
+        off = [one["cycles"] / alone["cycles"] - 1 for one, alone in zip(seen[limit], seen[None], strict=True)]
+        wall_s = statistics.median(one["wall_s"] for one in seen[limit])
+        used = sum(one["cpu_s"] for one in seen[limit]) / sum(one["wall_s"] for one in seen[limit])
+        said = f"limit {limit:.0%}"
+        figures += [
+            Figure(f"cycles off, {said}", 100 * abs(statistics.median(off)), "%", f"<= {100 * MOST_OFF:g}"),
+            Figure(f"cores used, {said}", used, "", f"<= {SLACK * limit:g}"),
+            Figure(f"seconds over no limit, {said}", wall_s / free["wall_s"], "x"),
+        ]
+    return figures
+
+
+if __name__ == "__main__":
+    train()

@@ -1,0 +1,30 @@
+"""A fleet of 10,000 against the textbook: every second, joule and byte of every task of a hundred rounds."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from measure import Figure
+
+from edge_server.replay.__main__ import cores, replay
+from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
+
+DEVICES, COHORT, ROUNDS = 10_000, 100, int(os.environ.get("ROUNDS", "100"))
+
+
+def run() -> list[Figure]:
+    """Replay the fleet with a model of 10,000 parameters, on all cores."""
+    with tempfile.TemporaryDirectory() as place:
+        keys = f"{COMPUTE}\n{GIVEN}\n{POWER}"
+        plan = plan_of(Path(place), keys, rounds=ROUNDS, hidden=832, count=DEVICES, size=COHORT)
+        began = time.monotonic()
+        _, records = replay(plan, Path(place) / "run", workers=cores())
+        took_s = time.monotonic() - began
+        worst = furthest(records, expected(plan, "run", fleet_of(plan)))
+    return [
+        Figure(f"10,000 devices, {ROUNDS} rounds: furthest figure from the textbook", worst, "share", "<= 1e-06"),
+        Figure("the same: replay", took_s, "s"),
+    ]

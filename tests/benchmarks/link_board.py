@@ -1,0 +1,69 @@
+"""An agent without torch, for the benchmark of the link: its training changes four bytes, so that all travel anew.
+
+Run as `python link_board.py HOST PORT KEEPALIVE_S FOLDER`; what it measures of its link stands in its debug log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+from device_agent import outbox
+from device_agent.compose import compose
+from device_agent.config import AgentConfig
+from device_agent.job import Job
+from device_agent.link_meter import LinkMeter
+from shared import log, payload
+from shared.chunks import FRAME_BYTES
+from shared.data.spec import Data
+from shared.messages import Transfer, Update
+from shared.presence import Session
+from shared.spool import view
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+
+
+class Nudge:
+    """A trainer whose update is the payload it was given, but for the last number."""
+
+    async def ready(self) -> None:
+        """It always is."""
+
+    async def __call__(self, job: Job) -> None:
+        """Write the update into the draft."""
+        task, path = job.task, Path(job.draft) / outbox.PAYLOAD
+        shutil.copyfile(job.params, path)
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(struct.pack("<f", task.round))
+        params = Transfer(digest=payload.digest([view(path)]), size=task.params.size, frame_bytes=FRAME_BYTES)
+        update = Update(
+            run=task.run,
+            round=task.round,
+            device=task.device,
+            params=params,
+            start=task.params.digest,
+            weight=1.0,
+            num_examples=1,
+            cost=job.cost,
+        )
+        outbox.write(Path(job.draft), update)
+
+
+async def main(broker: Broker, folder: Path) -> None:
+    """Run the agent for ever."""
+    log.configure("debug")
+    config = AgentConfig(device="a", state_dir=str(folder), data=Data(source="digits"), broker=broker)
+    session = Session(folder / "session", config.device, config.site, "board")
+    async with MqttTransport(broker, "lab.a", session.presence).running() as transport:
+        await compose(config, folder, transport, Nudge(), link=LinkMeter(transport.traffic)).run()
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[4])
+    place.mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(Broker(host=sys.argv[1], port=int(sys.argv[2]), keepalive_s=int(sys.argv[3])), place))

@@ -1,0 +1,92 @@
+"""What measuring costs an agent that waits: all probes at the usual rate, a meter, and the log of its power."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import fleet
+import psutil
+from measure import Figure
+
+from device_agent.board import measuring, open_board
+from device_agent.config import BoardConfig, MeterConfig
+from device_agent.link_meter import LinkMeter
+from device_agent.probes import PROBES
+from edge_server.broker import running
+from shared.errors import NoData
+from tests.device_agent.plug import plugged
+
+SETTLED_S, WATCHED_S, SAMPLED_S = 10.0, 90.0, 10.0
+REPORT_S = 30.0
+TURNS = 20
+FAST_HZ = 5.0
+
+
+async def _waiting(folder: Path, url: str) -> tuple[float, float]:
+    """Return the share of a core that an agent with a meter takes, children too, and its PSS in MB."""
+    async with AsyncExitStack() as stack:
+        place = fleet.Place(folder, stack)
+        broker = await stack.enter_async_context(running(place.path))
+        config = {
+            "device": "idle",
+            "state_dir": str(folder / "state"),
+            "data": {"source": "digits"},
+            "broker": {"port": broker.port},
+            "board": {"meter": {"kind": "shelly", "url": url}},
+        }
+        pid = await place.configured("agent", "device_agent", config)
+        await fleet.until(lambda: "connected" in place.log("agent"))
+        await asyncio.sleep(SETTLED_S)
+        began, before = time.monotonic(), sum(psutil.Process(pid).cpu_times()[:4])
+        await asyncio.sleep(WATCHED_S)
+        used = sum(psutil.Process(pid).cpu_times()[:4]) - before
+        return used / (time.monotonic() - began), fleet.pss(pid) / 1e6
+
+
+def _probes() -> list[Figure]:
+    """Time each probe, and all of them as a report asks them."""
+    board = open_board(measuring(BoardConfig(), Path("/nowhere")))
+    figures, link = [], LinkMeter()
+    for name, probe in PROBES.items():
+        seconds = []
+        for _ in range(TURNS):
+            began = time.process_time()
+            with suppress(NoData):
+                probe(board.root, board.profile, began)
+            seconds.append(time.process_time() - began)
+        figures.append(Figure(f"probe {name}, CPU", 1e3 * statistics.median(seconds), "ms"))
+    began = time.process_time()
+    for _ in range(TURNS):
+        board.report("idle", link, Path())
+    share = (time.process_time() - began) / TURNS / REPORT_S
+    return [*figures, Figure("all probes every 30 s", 100 * share, "% of a core", "<= 1")]
+
+
+def _sampling(url: str) -> float:
+    """Return the share of a core that the log takes at full rate from a meter."""
+    meter = MeterConfig(kind="shelly", url=url, period_s=1 / FAST_HZ)
+    board = open_board(measuring(BoardConfig(meter=meter), Path("/nowhere")))
+    assert board.power is not None
+    with board.power, board.power.busy():
+        time.sleep(SAMPLED_S)
+    return board.power.cpu_s / SAMPLED_S
+
+
+def run() -> list[Figure]:
+    """Measure all three."""
+    sys.stderr.write(f"  an idle agent for {WATCHED_S:.0f} s …\n")
+    with tempfile.TemporaryDirectory() as name, plugged(lambda: 4.0) as url:
+        share, pss = asyncio.run(_waiting(Path(name), url))
+        sampling = _sampling(url)
+    return [
+        *_probes(),
+        Figure("power log at full rate, a plug", 100 * sampling, "% of a core", "<= 1"),
+        Figure("idle agent with a plug, all of it", 100 * share, "% of a core", "<= 1"),
+        Figure("idle agent with a plug, PSS", pss, "MB", "<= 42"),
+    ]

@@ -1,0 +1,199 @@
+"""Replay against the same training with no framework at all, and against a Flower simulation; a fleet of 10,000.
+
+All three train on two processes, in turn, so that what else the machine does meets all of them; a round's seconds are
+medians, the first rounds left out. Memory is the proportional set size of all processes, at most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import training
+from measure import Figure
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+FLOWER = ROOT / "build" / "flower"
+PINNED = ("torch==2.13.0", "flwr[simulation]")
+DEVICES, COHORT, WORKERS, TURNS, WARM = 100, 10, 2, 3, 2
+ROUNDS = {"small": 12, "large": 6}
+FLEET = 10_000
+
+PLAN = """
+name = "bench"
+rounds = {rounds}
+[algorithm]
+name = "fedavg"
+[model]
+{model}
+[data]
+source = "npz"
+path = "examples.npz"
+[hyper]
+batch_size = {batch}
+learning_rate = {rate}
+[cohort]
+size = {cohort}
+min_devices = {devices}
+[round]
+deadline_s = 3600.0
+[evaluation]
+every = 0
+[partition]
+kind = "even"
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one program took: seconds of each round, seconds in all, bytes of memory at most."""
+
+    rounds_s: list[float]
+    all_s: float
+    peak_bytes: int
+
+
+def run() -> list[Figure]:
+    """Measure both networks, then the large fleet."""
+    flower = install()
+    figures = []
+    for name in training.SHAPES:
+        ran: dict[str, list[Ran]] = {"bare": [], "replay": [], "flower": []}
+        for _ in range(TURNS):
+            ran["bare"].append(bare(name))
+            ran["replay"].append(replay(name))
+            if flower:
+                ran["flower"].append(in_flower(name))
+        figures += compared(name, {who: several for who, several in ran.items() if several})
+    return [*figures, *large_fleet()]
+
+
+def compared(name: str, ran: dict[str, list[Ran]]) -> list[Figure]:
+    """Return rates, ratios and memory of one network."""
+    taken = {who: statistics.median(s for one in several for s in one.rounds_s[WARM:]) for who, several in ran.items()}
+    peak = {who: statistics.median(one.peak_bytes for one in several) for who, several in ran.items()}
+    figures = [Figure(f"{name}: {who}", COHORT / seconds, "device-rounds/s") for who, seconds in taken.items()]
+    figures += [Figure(f"{name}: {who}, memory", peak[who] / 1e6, "MB") for who in ran]
+    figures.append(Figure(f"{name}: replay's seconds over bare", taken["replay"] / taken["bare"], "x", "<= 1.1"))
+    if "flower" in ran:
+        least = {"small": 1.7, "large": 1.25}[name]
+        faster, smaller = taken["flower"] / taken["replay"], peak["replay"] / peak["flower"]
+        figures.append(Figure(f"{name}: replay's rate over Flower's", faster, "x", f">= {least}"))
+        figures.append(Figure(f"{name}: replay's memory over Flower's", smaller, "x", "<= 0.5"))
+    return figures
+
+
+def large_fleet() -> list[Figure]:
+    """Replay 10,000 devices, 100 a round, 100 rounds, with 9,550 parameters."""
+    model = 'name = "mlp"\noptions = { features = 784, hidden = 12, classes = 10 }'
+    inputs, labels = np.zeros((6 * FLEET, 28, 28), np.uint8), np.arange(6 * FLEET) % 10
+    inputs[np.arange(6 * FLEET), labels, labels] = 255
+    ran = replayed(model, inputs, labels, rounds=100, cohort=100, devices=FLEET)
+    return [
+        Figure("10,000 devices: 100 rounds of 100", ran.all_s, "s", "<= 180"),
+        Figure("10,000 devices: memory", ran.peak_bytes / 1e6, "MB", "<= 1500"),
+    ]
+
+
+def bare(name: str) -> Ran:
+    """Run the bare loop."""
+    arguments = (name, DEVICES, COHORT, ROUNDS[name], WORKERS)
+    said, all_s, peak = watched([sys.executable, str(HERE / "bare.py"), *map(str, arguments)])
+    return Ran(json.loads(said.splitlines()[-1]), all_s, peak)
+
+
+def in_flower(name: str) -> Ran:
+    """Run the Flower simulation."""
+    arguments = (name, DEVICES, COHORT, ROUNDS[name] + 1, WORKERS)
+    said, all_s, peak = watched([str(FLOWER / "bin" / "python"), str(HERE / "flower.py"), *map(str, arguments)])
+    return Ran(json.loads(said.splitlines()[-1]), all_s, peak)
+
+
+def replay(name: str) -> Ran:
+    """Replay the same training."""
+    width, hidden = training.SHAPES[name]
+    inputs, labels = training.examples(DEVICES)
+    pixels = (inputs.numpy() * 255).round().astype(np.uint8)
+    model = f'name = "cnn"\noptions = {{ width = {width}, hidden = {hidden} }}'
+    return replayed(model, pixels, labels.numpy(), rounds=ROUNDS[name], cohort=COHORT, devices=DEVICES)
+
+
+def replayed(model: str, inputs: np.ndarray, labels: np.ndarray, *, rounds: int, cohort: int, devices: int) -> Ran:
+    """Write a plan and its data, and replay it in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="fieldfleet-bench-") as name:
+        folder = Path(name)
+        np.savez(folder / "examples.npz", x_train=inputs, y_train=labels, x_test=inputs[:10], y_test=labels[:10])
+        settings = {"model": model, "batch": training.BATCH, "rate": training.RATE}
+        plan = PLAN.format(rounds=rounds, cohort=cohort, devices=devices, **settings)
+        (folder / "plan.toml").write_text(plan)
+        command = [sys.executable, str(HERE / "replay_once.py"), str(folder), str(devices), str(WORKERS)]
+        said, all_s, peak = watched(command)
+    return Ran(json.loads(said.splitlines()[-1]), all_s, peak)
+
+
+def install() -> bool:
+    """Make Flower's environment, torch first and pinned; say so where that cannot be, and do without."""
+    if (FLOWER / "ready").exists():
+        return True
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(FLOWER)], check=True)
+        for package in PINNED:
+            command = [str(FLOWER / "bin" / "pip"), "install", "--quiet", package]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.stderr.write(f"Flower cannot be installed here ({error}): it is left out\n")
+        return False
+    (FLOWER / "ready").touch()
+    return True
+
+
+def watched(command: Sequence[str]) -> tuple[str, float, int]:
+    """Run a program; return what it said, its seconds, and the most memory that it and its children had."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    began, peak, over = time.perf_counter(), 0, threading.Event()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+
+        def sample() -> None:
+            nonlocal peak
+            while not over.wait(0.5):
+                peak = max(peak, memory(process.pid))
+
+        sampler = threading.Thread(target=sample, daemon=True)
+        sampler.start()
+        said, _ = process.communicate()
+        over.set()
+        sampler.join()
+    if process.returncode:
+        raise RuntimeError(f"{command} ended with {process.returncode}")
+    return said.decode(), time.perf_counter() - began, peak
+
+
+def memory(pid: int) -> int:
+    """Return the proportional set size of a process and its descendants, in bytes."""
+    total = 0
+    try:
+        root = psutil.Process(pid)
+        for one in [root, *root.children(recursive=True)]:
+            try:
+                total += one.memory_full_info().pss
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+    except psutil.NoSuchProcess:
+        pass
+    return total
+
+
+if __name__ == "__main__":
+    for figure in run():
+        sys.stdout.write(f"{figure}\n")

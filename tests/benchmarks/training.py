@@ -1,0 +1,51 @@
+"""The training that replay, the bare loop and Flower do alike; torch alone, so that any environment can import it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+EXAMPLES, BATCH, RATE, CLASSES = 320, 32, 0.05, 10
+SHAPES = {"small": (8, 76), "large": (32, 512)}
+"""Width and hidden features: 61,678 and 1,630,090 parameters."""
+
+
+def network(name: str) -> nn.Sequential:
+    """Return the network of `shared.models.cnn` for images of 28 x 28."""
+    width, hidden = SHAPES[name]
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * width * 49, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, CLASSES),
+    )
+
+
+def examples(devices: int) -> tuple[Tensor, Tensor]:
+    """Return what the devices share: inputs of shape (N, 1, 28, 28), labels of shape (N,)."""
+    generator = torch.Generator().manual_seed(0)
+    count = devices * EXAMPLES
+    inputs = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    return inputs.to(torch.float32).div_(255), torch.randint(0, CLASSES, (count,), generator=generator)
+
+
+def train(model: nn.Module, inputs: Tensor, labels: Tensor, seed: int) -> float:
+    """Run one epoch of plain SGD; return the mean loss."""
+    sgd = torch.optim.SGD(model.parameters(), lr=RATE)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    total = 0.0
+    model.train()
+    for index in order.split(BATCH):
+        sgd.zero_grad()
+        loss = functional.cross_entropy(model(inputs[index]), labels[index])
+        loss.backward()
+        sgd.step()
+        total += loss.item() * len(index)
+    return total / len(labels)

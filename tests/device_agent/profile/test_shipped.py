@@ -1,0 +1,142 @@
+"""The profiles that are shipped: well formed, documented, and each for its own boards only."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from device_agent.profile.check import ZONE_ROLES, problems, rivals
+from device_agent.profile.choose import choose, matches
+from device_agent.profile.load import NOBODY, all_profiles, facts, for_board, from_file
+from device_agent.profile.schema import Profile
+from shared.errors import ConfigError
+from tests.device_agent.trees import grow
+from tests.shared_data import shared
+
+JETSONS = "nano tx1 tx2 xavier-nx agx-xavier orin-nano orin-nano-super orin-nx agx-orin agx-thor"
+PIS = "3b 3b-plus 4b 5 zero-2w"
+BOARDS = {*(f"jetson-{one}" for one in JETSONS.split()), *(f"raspberry-pi-{one}" for one in PIS.split())}
+GENERIC = {"generic-arm", "generic-x86"}
+FOLDER = resources.files("firmware_profiles")
+SHIPPED = sorted(file.name.removesuffix(".toml") for file in FOLDER.iterdir() if file.name.endswith(".toml"))
+ARM, X86 = "processor\t: 0\nCPU implementer\t: 0x41", "processor\t: 0\nvendor_id\t: GenuineIntel"
+RECORDED = [
+    ("jetson-agx-orin", "dt_compatible_4ax9.txt", "jetson-agx-orin"),
+    ("jetson-agx-xavier", "dt_compatible_4ebH.txt", "jetson-agx-xavier"),
+    ("jetson-nano", "dt_compatible_4rLX.txt", "jetson-nano"),
+    ("jetson-orin-nano", "dt_compatible_4Ebd.txt", "jetson-orin-nano"),
+    ("jetson-orin-nano", "dt_compatible_4vy7.txt", "jetson-orin-nano"),
+    ("jetson-orin-nano", "dt_compatible_87lq.txt", "jetson-orin-nano-super"),
+    ("jetson-xavier-nx", "dt_compatible_3YWp.txt", "jetson-xavier-nx"),
+    ("rpi-4b", "dt_compatible_4pzj.txt", "raspberry-pi-4b"),
+    ("rpi-5", "dt_compatible_8-NK.txt", "raspberry-pi-5"),
+    ("rpi-5", "dt_compatible_8acvqG.txt", "raspberry-pi-5"),
+]
+
+
+@pytest.fixture(scope="module")
+def profiles() -> dict[str, Profile]:
+    return all_profiles()
+
+
+def board(root: Path, *tokens: str, cpuinfo: str = ARM) -> Path:
+    return grow(root, {"proc/device-tree/compatible": "\0".join(tokens) + "\0", "proc/cpuinfo": cpuinfo})
+
+
+def test_every_board_of_the_project_has_one(profiles):
+    """All are read, and so checked: one that holds a rail and its parent in a total would not be here."""
+    assert profiles.keys() >= BOARDS | GENERIC
+    assert rivals(profiles) == ()
+    assert {id_: problems(profile) for id_, profile in profiles.items() if problems(profile)} == {}
+    assert all(profile.id == id_ for id_, profile in profiles.items())
+
+
+@pytest.mark.parametrize("id_", SHIPPED)
+def test_each_token_chooses_its_own_profile_and_no_other_boards(tmp_path, profiles, id_):
+    """A board that has that token alone; only the fallback would take it, too."""
+    for token in profiles[id_].match.compatible:
+        root = board(tmp_path, token)
+        assert for_board(root).id == id_
+        assert {one for one, profile in profiles.items() if matches(profile, facts(root))} == {id_, "generic-arm"}
+
+
+@pytest.mark.parametrize(("folder", "name", "id_"), RECORDED)
+def test_a_recorded_board_gets_its_profile(tmp_path, profiles, folder, name, id_):
+    """By parsing only the likely files, and by parsing all of them."""
+    root = board(tmp_path, *shared("reference", "boards", folder, name).read_text().split())
+    assert for_board(root).id == id_
+    chosen = choose(profiles.values(), facts(root))
+    assert chosen
+    assert chosen.id == id_
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "id_"),
+    [(ARM, "generic-arm"), (X86, "generic-x86"), ("hart\t: 0", NOBODY.id)],
+    ids=["arm", "x86", "riscv"],
+)
+def test_a_board_nobody_described_falls_back(tmp_path, cpuinfo, id_):
+    assert for_board(board(tmp_path, "acme,board", cpuinfo=cpuinfo)).id == id_
+
+
+def test_the_model_string_and_parts_of_tokens_choose_nothing(tmp_path):
+    """Models are wrong too often, and `raspberrypi,5-model-b` is no part of `raspberrypi,5-model-b-plus`."""
+    root = board(tmp_path, "raspberrypi,5-model-b-plus", "raspberrypi,5")
+    grow(root, {"proc/device-tree/model": "NVIDIA Jetson AGX Orin\0"})
+    assert for_board(root).id == "generic-arm"
+
+
+def test_a_profile_is_named_by_id_or_by_path(tmp_path):
+    """Whatever board it is; a name nobody has is answered with those there are."""
+    root = board(tmp_path, "raspberrypi,5-model-b")
+    assert for_board(root, "jetson-nano").id == "jetson-nano"
+    mine = tmp_path / "mine.toml"
+    mine.write_text('schema = 1\nid = "mine"\nname = "Mine"\n')
+    assert for_board(root, str(mine)) == from_file(mine) == Profile(schema=1, id="mine", name="Mine")
+    with pytest.raises(ConfigError, match=r"no profile 'jetson'; use auto, the path of a TOML file, or generic-arm, "):
+        for_board(root, "jetson")
+
+
+@pytest.mark.parametrize("id_", SHIPPED)
+def test_figures_of_a_model_say_where_they_are_from(id_):
+    _, there, model = (FOLDER / f"{id_}.toml").read_text().partition("[power.model]")
+    figures = [line for line in model.splitlines() if re.match(r"(idle_w|max_w|core_jou.*|exponent|tx_w) = ", line)]
+    assert len(figures) >= 4 or not there
+    assert [line for line in figures if "#" not in line] == []
+
+
+def fields(kind: type) -> set[str]:
+    """Return the names of all fields of a struct, and of the structs within it."""
+    found = {field.name for field in msgspec.structs.fields(kind)}
+    for field in msgspec.json.schema_components([kind])[1].values():
+        found |= field.get("properties", {}).keys()
+    return found
+
+
+def test_the_readme_names_every_key_and_no_key_that_is_none():
+    text = (FOLDER / "README.md").read_text()
+    said = set(re.findall(r"`\[*(?:power\.)?([a-z_0-9]+)\]*`", text))
+    assert fields(Profile) - said == set()
+    keys = {key for row in re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    assert keys - fields(Profile) == set()
+    assert set(ZONE_ROLES) - said == set()
+
+
+def test_the_readme_tells_the_defaults():
+    """Row by row: what it calls the default is what an empty profile has, and no row is missing."""
+    text = (FOLDER / "README.md").read_text()
+    empty = msgspec.json.decode(msgspec.json.encode(Profile(schema=1, id="x", name="x")))
+    sections = re.findall(r"^### `\[(\w+)\]`\n\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    told = {
+        section: {
+            key: None if default == "none" else tomllib.loads(f"value = {default}")["value"]
+            for key, default in re.findall(r"^\| `(\w+)` \| `?([^`|]+?)`? \|", rows, re.MULTILINE)
+        }
+        for section, rows in sections
+    }
+    assert told == {name: table for name, table in empty.items() if isinstance(table, dict)}
