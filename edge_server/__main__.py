@@ -11,6 +11,9 @@ from pathlib import Path
 
 from edge_server import commands
 from edge_server.commands import EXIT_INTERRUPTED, EXIT_SHORT
+from edge_server.report import command as report_command
+from edge_server.study import command as study_command
+from edge_server.trace import command as trace_command
 from shared.errors import ConfigError, FieldFleetError
 
 EXIT_CONFIG = 2
@@ -22,8 +25,12 @@ COMMANDS: Mapping[str, Command] = {
     "runs": commands.runs,
     "show": commands.show,
     "replay": commands.replay,
+    "devices": commands.devices,
     "trial": commands.trial,
     "chaos": commands.chaos,
+    "study": study_command.study,
+    "report": report_command.report,
+    "trace": trace_command.trace,
 }
 
 
@@ -60,10 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     show = verbs.add_parser("show", help="show the rounds of a run")
     show.add_argument("run", metavar="RUN", help="name of a run, or path of its folder")
     _where(show)
-    replay = verbs.add_parser("replay", help="run a plan on this machine in virtual time")
-    replay.add_argument("plan", type=Path, metavar="PLAN")
-    replay.add_argument("--devices", type=int, default=0, metavar="N", help="instead of those that the plan names")
-    _where(replay)
+    _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
+    _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))
     trial = verbs.add_parser("trial", help="field trials").add_subparsers(dest="verb", required=True, metavar="VERB")
     trial_run = trial.add_parser("run", help="run a plan live, with its own broker and agents on this machine")
     trial_run.add_argument("plan", type=Path, metavar="PLAN")
@@ -77,7 +82,40 @@ def _parser() -> argparse.ArgumentParser:
     chaos.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
     chaos.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
     _where(chaos)
+    study = verbs.add_parser("study", help="run a grid of plans in virtual time, in parallel, and compare them")
+    study_command.arguments(study)
+    _where(study)
+    report = verbs.add_parser("report", help="write what runs came to, side by side, as one page, CSV or JSON")
+    report_command.arguments(report)
+    trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
     return parser
+
+
+def _replay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN|TRACE|RUN", help="a plan's file, a trace's folder, or a run")
+    parser.add_argument("instead", type=Path, nargs="?", metavar="PLAN", help="what else to do with a trace's devices")
+    parser.add_argument("--devices", type=int, default=0, metavar="N", help="instead of those that the plan names")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that train; default: all cores")
+    parser.add_argument("--exact", action="store_true", help="train every device alone, whatever the plan allows")
+    parser.add_argument(
+        "--compare", metavar="RUN", help="say how far the replay is from this run, by rounds and devices"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: write it as a page as well")
+    parser.add_argument(
+        "--fail-above", type=float, metavar="X", help="with --compare: code 1 if rounds are further off, 0.1 for 10 %%"
+    )
+    _where(parser)
+
+
+def _devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="all of one device's readings")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--config", type=Path, metavar="FILE", help="a server's file: ask its broker as well")
+    source.add_argument("--data-dir", type=Path, default=Path("runs"), metavar="DIR", help="what a server has kept")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="show them again and again")
+    parser.add_argument("--plot", default="", metavar="READING", help="of DEVICE, over the last hours")
+    parser.add_argument("--hours", type=float, default=24.0, metavar="N", help="of the plot")
 
 
 def _where(parser: argparse.ArgumentParser) -> None:

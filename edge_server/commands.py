@@ -40,6 +40,7 @@ async def _serve(config: ServerConfig) -> int:
     heap.huge_pages()
     import torch  # noqa: PLC0415
 
+    from edge_server.history import history_of  # noqa: PLC0415
     from edge_server.run import run_plan  # noqa: PLC0415
     from edge_server.server import Server  # noqa: PLC0415
     from edge_server.store.persist import RETRY_S, persist  # noqa: PLC0415
@@ -67,12 +68,14 @@ async def _serve(config: ServerConfig) -> int:
             with closing(await persist(in_thread, RETRY_S, SqliteStore, data_dir / name)) as store:
                 session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
                 transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
+                history = history_of(config, in_thread)
                 server = Server(
                     *(config.site, transport, monotonic, in_thread),
+                    keep=[history.hear],
                     was_run=lambda run: exists(data_dir, run),
                     broker=transport.connected,
                 )
-                async with transport.running(), server.listening():
+                async with transport.running(), history.keeping(), server.listening():
                     logger.info("run %s in %s", name, store.folder)
                     await server.reachable()
                     await run_plan(plan, name, server, store, config.link, started=utc_stamp())
@@ -131,11 +134,15 @@ def show(options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Run a plan in virtual time."""
-    from edge_server.replay.__main__ import main  # noqa: PLC0415
+    """Run a plan, or a recorded run again, in virtual time."""
+    from edge_server.replay import command  # noqa: PLC0415
+    from edge_server.trial.runs import Run  # noqa: PLC0415
 
     log.configure("warning")
-    folder, records = main(options.plan, options.data_root, options.data_dir, options.devices)
+    recorded = command.recorded(options)
+    folder, records = command.play(options)
+    if recorded:
+        return command.compared(options, recorded, Run(folder, records))
     _show(options, folder, records)
     return outcome_code(records)
 
@@ -172,12 +179,20 @@ def trial(options: argparse.Namespace) -> int:
     return outcome_code(records)
 
 
+def devices(options: argparse.Namespace) -> int:
+    """Show the devices of a site and what they measured last."""
+    from edge_server.devices.command import show as show_devices  # noqa: PLC0415
+
+    log.configure("warning")
+    return show_devices(options)
+
+
 def chaos(options: argparse.Namespace) -> int:
     """Run a plan live on this machine, kill its processes at random, compare with an undisturbed run."""
     from rich.console import Console  # noqa: PLC0415
 
     from edge_server.chaos import command  # noqa: PLC0415
-    from edge_server.replay.__main__ import replay  # noqa: PLC0415
+    from edge_server.replay.__main__ import exactly, replay  # noqa: PLC0415
     from edge_server.trial import plan as plans  # noqa: PLC0415
     from edge_server.trial.local import Local  # noqa: PLC0415
     from edge_server.trial.runs import new_name  # noqa: PLC0415
@@ -194,7 +209,7 @@ def chaos(options: argparse.Namespace) -> int:
     )
     console = Console(stderr=True)
     console.print(f"{plan.name}: {options.kills} kills, {count} agents, seed {options.seed}", highlight=False)
-    expected, _ = replay(plan, folder / command.REFERENCE, options.local)
+    expected, _ = replay(exactly(plan), folder / command.REFERENCE, options.local)
 
     async def go() -> command.Outcome:
         _cancelled_by_signals()
@@ -212,9 +227,10 @@ def chaos(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:
     if options.format == "json":
+        from edge_server.costs import by_round  # noqa: PLC0415
         from edge_server.store.base import closed_rounds  # noqa: PLC0415
 
-        _print_json({"record": str(folder), "rounds": closed_rounds(records)})
+        _print_json({"record": str(folder), "rounds": closed_rounds(records), "costs": by_round(records)})
         return
     from rich.console import Console  # noqa: PLC0415
 

@@ -70,7 +70,7 @@ class Gather:
 
     def path(self, device: str) -> Path:
         """Return where a device's update lies; the next round's will overwrite it."""
-        return self.store.folder / "updates" / device
+        return self.store.updates / device
 
     async def offer(self, device: str, update: Update) -> None:
         """Answer an offer: ask for its frames, or settle it at once.
@@ -143,7 +143,7 @@ class Gather:
         arrival = self._arrivals.get(device)
         if arrival is None or frame.digest != arrival.spool.assembly.transfer.digest:
             return  # of a round that is over, or offered to a server that has restarted since
-        arrival.pace.heard(self.clock())
+        arrival.pace.heard(self.clock(), frame.data.nbytes)
         try:
             with explained(arrival.spool.path):
                 arrival.spool.write(frame, len(data))
@@ -221,8 +221,8 @@ class Gather:
             with suppress(OSError):
                 stale.spool.remove()
 
-    def _record(self, update: Update, bytes_up: int) -> UpdateAccepted:
-        return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=bytes_up)
+    def _record(self, update: Update, size: int) -> UpdateAccepted:
+        return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=size, at=self.clock())
 
     async def _refuse(self, update: Update, error: WireError) -> None:
         self.refused[error.reason] += 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import msgspec
 from torch import nn
@@ -19,7 +20,7 @@ from edge_server.server import Server
 from edge_server.store.base import RoundClosed, RoundOpened, Store, UpdateAccepted
 from edge_server.store.persist import P, R, persist
 from edge_server.trial.plan import Plan
-from edge_server.updates import read
+from edge_server.updates import keep_only, read
 from shared import chunks
 from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs import CODECS
@@ -35,10 +36,15 @@ log = logging.getLogger(__name__)
 
 PAYLOAD_SLACK_BYTES = 1 << 20
 
+Purpose: TypeAlias = Literal["train", "evaluate", "measure"]
+
 
 @dataclass
 class Rounds:
-    """Runs rounds of one run; every seam it needs is handed in, and it keeps no learning state."""
+    """Runs rounds of one run; every seam it needs is handed in, and it keeps no learning state.
+
+    `opening` is waited for before a round is recorded as opened: what was seen before it stands before it.
+    """
 
     run: str
     plan: Plan
@@ -48,6 +54,7 @@ class Rounds:
     link: LinkConfig
     network: nn.Module
     test: Examples | None
+    opening: Callable[[], Awaitable[None]] | None = None
 
     async def next(
         self, number: int, state: State, opened: RoundOpened | None, accepted: dict[str, UpdateAccepted]
@@ -64,9 +71,12 @@ class Rounds:
         if opened is None:
             assignments = await self.assignments(state, number)
             log.debug("phase opening run=%s round=%d", self.run, number)
-            opened = RoundOpened(round=number, assignments=assignments)
+            at, online = self.server.clock(), len(self.server.fleet.online)
+            opened = RoundOpened(round=number, assignments=assignments, at=at, online=online)
+            if self.opening:
+                await self.opening()
             await self.persist(self.store.append, opened)
-        gather = await self.exchange(number, state, opened.assignments, accepted=accepted, train=True)
+        gather = await self.exchange(number, state, opened.assignments, accepted=accepted)
         after, scored = await self._after(state, opened.assignments, gather), None
         if after is not None:
             state = after
@@ -75,7 +85,8 @@ class Rounds:
                 self.persist(self.store.save, number, state), self.server.worker(self._score, state, number)
             )
         closed = closing(gather, self.server.take_refused(), scored, enough=after is not None)
-        closed = msgspec.structs.replace(closed, seconds=self.server.clock() - started)
+        at = self.server.clock()
+        closed = msgspec.structs.replace(closed, seconds=at - started, at=at)
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
@@ -103,7 +114,7 @@ class Rounds:
         assignments: dict[str, Assignment],
         *,
         accepted: dict[str, UpdateAccepted],
-        train: bool,
+        purpose: Purpose = "train",
     ) -> Gather:
         """Give every device its task and take what comes back, until quorum or deadline."""
         trees = {device: self.algorithm.broadcast(state, told) for device, told in assignments.items()}
@@ -120,17 +131,18 @@ class Rounds:
             like=trees.__getitem__,
             starts={device: one.transfer.digest for one in outgoing for device in one.devices},
             codec=build(CODECS, self.plan.codec, "codec"),
-            trains=train,
+            trains=purpose == "train",
             limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
             link=self.link,
             accepted=accepted,
         )
         tasks = {
-            device: self._task(number, device, assignments[device], one, train=train)
+            device: self._task(number, device, assignments[device], one, purpose)
             for one in outgoing
             for device in one.devices
         }
         log.debug("phase gathering run=%s round=%d", self.run, number)
+        await self.server.worker(keep_only, self.store.updates, assignments)
         async with self.server.round(gather, tasks, outgoing):
             await self._until_quorum(gather)
         await gather.close()
@@ -187,7 +199,7 @@ class Rounds:
             server.site, server.transport, server.clock, devices, transfer, source, patience_s=self.link.patience_s
         )
 
-    def _task(self, number: int, device: str, told: Assignment, payload: Outgoing, *, train: bool) -> Task:
+    def _task(self, number: int, device: str, told: Assignment, payload: Outgoing, purpose: Purpose) -> Task:
         plan = self.plan
         return Task(
             run=self.run,
@@ -199,8 +211,9 @@ class Rounds:
             assignment=told,
             params=payload.transfer,
             shared=payload.shared,
-            train=train,
-            evaluate=plan.evaluation.on_device or not train,
+            train=purpose == "train",
+            evaluate=purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device),
+            measure_s=plan.measure.seconds if purpose == "measure" else 0.0,
             deadline_s=plan.round.deadline_s,
         )
 

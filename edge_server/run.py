@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_server import run_time
 from edge_server.config import LinkConfig
+from edge_server.costs import Costs
 from edge_server.figures import accuracies, weighted
+from edge_server.observing import Observing
 from edge_server.round import Rounds
 from edge_server.server import Server
 from edge_server.store import checkpoints
 from edge_server.store.base import (
     AnyRecord,
     Evaluated,
+    Measured,
     Rewound,
     RoundClosed,
     RoundOpened,
@@ -22,11 +27,15 @@ from edge_server.store.base import (
     RunOpened,
     Store,
     UpdateAccepted,
+    closed_rounds,
     valid,
 )
 from edge_server.trial.plan import Plan, test_data
+from edge_server.versions import versions
 from shared import payload, spool, tensorfile
 from shared.algorithms import ALGORITHMS
+from shared.background import background
+from shared.clock import utc_seconds
 from shared.data.load import load
 from shared.errors import ConfigError, CorruptFile
 from shared.evaluate import require_fit, skeleton
@@ -76,26 +85,76 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
     )
     if not records:
         await rounds.persist(store.append, RunOpened(run=run, plan=plan, started=started))
-    at = await rounds.persist(resume, store, lambda: rounds.algorithm.init(initial(plan.model, plan.seed), plan.seed))
+    init = rounds.algorithm.init
+    at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed), plan.seed))
+    return await _play(rounds, await at)
+
+
+async def _play(rounds: Rounds, at: Resumption) -> State:
+    """Do what is left of a run."""
+    plan, store = rounds.plan, rounds.store
     state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
     del at  # it would keep the first state for as long as the run lasts
     if rounds.test is not None:
         require_fit(rounds.network, state.tree, rounds.test)
+    records, end = store.records(), RunClosed(outcome="finished")
     if any(isinstance(record, RunClosed) for record in records):
-        log.info("run %s has ended before", run)
+        log.info("run %s has ended before", rounds.run)
         return state
-    for number in range(first, plan.rounds + 1):
-        state, closed = await rounds.next(number, state, opened, accepted)
-        opened, accepted = None, {}
-        log.info("%s", _line(run, closed, plan.rounds))
-        if closed.outcome == "missed" and plan.round.on_missed == "stop":
-            stopped = RunClosed(outcome="stopped", cause=f"round {number} had too few updates")
-            await rounds.persist(store.append, stopped)
-            return state
-    if plan.evaluation.on_device:
-        await rounds.persist(store.append, await _evaluate_on_devices(rounds, state))
-    await rounds.persist(store.append, RunClosed(outcome="finished"))
+    async with _observing(rounds, records), _costs(rounds, records) as costs:
+        if plan.measure.seconds and not any(isinstance(record, Measured) for record in records):
+            await rounds.persist(store.append, await _measure_on_devices(rounds, state))
+        for number in range(first, plan.rounds + 1):
+            state, closed = await rounds.next(number, state, opened, accepted)
+            opened, accepted = None, {}
+            log.info("%s", _line(rounds.run, closed, plan.rounds))
+            if closed.outcome == "missed" and plan.round.on_missed == "stop":
+                end = RunClosed(outcome="stopped", cause=f"round {number} had too few updates")
+                break
+        for closed in closed_rounds(store.records())[-1:]:
+            fleet = rounds.server.fleet
+            await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
+        if plan.evaluation.on_device and end.outcome == "finished":
+            await rounds.persist(store.append, await _evaluate_on_devices(rounds, state))
+    await rounds.persist(store.append, end)
     return state
+
+
+@asynccontextmanager
+async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[None]:
+    """Record who comes and goes and what the devices measure, while the block lasts."""
+    server, store = rounds.server, rounds.store
+    is_live = any(isinstance(record, RunOpened) and record.started for record in store.records())
+    now_utc_s = utc_seconds() if is_live else None
+    await rounds.persist(store.append, run_time.began(records, at=server.clock(), utc_s=now_utc_s, versions=versions()))
+    observing = Observing(server.clock, lambda batch: server.worker(store.extend, batch))
+    observing.begin(records, server.fleet)
+    server.seen.append(observing.presence)
+    server.keep.append(observing.report)
+    try:
+        async with background(observing.keep()):
+            rounds.opening = observing.settled
+            yield
+            await observing.settled()
+    finally:
+        server.seen.remove(observing.presence)
+        server.keep.remove(observing.report)
+
+
+@asynccontextmanager
+async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
+    """Record what the devices say that tasks cost them, while the block lasts."""
+    store = rounds.store
+    costs = Costs(rounds.run, rounds.plan.rounds + 1, lambda record: rounds.persist(store.append, record))
+    costs.recall(records)
+    for report in rounds.server.fleet.reports.values():
+        costs.hear(report)
+    rounds.server.keep.append(costs.hear)
+    try:
+        async with background(costs.keep()):
+            yield costs
+    finally:
+        rounds.server.keep.remove(costs.hear)
 
 
 def _require_same_plan(records: list[AnyRecord], plan: Plan) -> None:
@@ -108,10 +167,24 @@ async def _evaluate_on_devices(rounds: Rounds, state: State) -> Evaluated:
     """Let every device that is there try the final model on the examples it held back."""
     number = rounds.plan.rounds + 1
     assignments = await rounds.assignments(state, number)
-    gather = await rounds.exchange(number, state, assignments, accepted={}, train=False)
+    gather = await rounds.exchange(number, state, assignments, accepted={}, purpose="evaluate")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     by_device = {device: update.metrics for device, update in updates.items()}
     return Evaluated(accuracy=weighted(accuracies(updates)), by_device=by_device)
+
+
+async def _measure_on_devices(rounds: Rounds, state: State) -> Measured:
+    """Let every device that is there time training steps, before anything is decided for it."""
+    assignments = await rounds.assignments(state, 0)
+    gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
+    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
+    for device, cause in gather.failed.items():
+        log.warning("device %s measured no training step: %s", device, cause)
+    return Measured(
+        by_device={device: update.step for device, update in updates.items() if update.step},
+        metrics={device: update.metrics for device, update in updates.items() if update.metrics},
+        failed=gather.failed,
+    )
 
 
 def resume(store: Store, init: Callable[[], State]) -> Resumption:
@@ -133,7 +206,7 @@ def resume(store: Store, init: Callable[[], State]) -> Resumption:
             continue
         if number > 1:
             log.info("going on with round %d", number)
-        return Resumption(state, number, *_open_round(store.folder, records, number))
+        return Resumption(state, number, *_open_round(store.updates, records, number))
 
 
 def _open_round(
@@ -151,7 +224,7 @@ def _open_round(
 
 def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
     """Tell whether an accepted update is still there as it was sent; one that has rotted is asked for again."""
-    path, params = folder / "updates" / record.device, record.update.params
+    path, params = folder / record.device, record.update.params
     if params is None or (path.exists() and payload.digest([spool.view(path)]) == params.digest):
         return True
     log.warning("the stored update of %s in round %d is damaged, asking for it again", record.device, record.round)

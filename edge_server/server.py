@@ -38,6 +38,8 @@ class Server:
         run: The run under way.
         broker: Set while the broker is there; None where it cannot go away.
         was_run: Tells whether a run of that name was ever ours, so that its late updates can be settled.
+        keep: Who else is told of every new report; none of them may wait.
+        seen: Likewise of every birth and death.
     """
 
     site: str
@@ -50,6 +52,8 @@ class Server:
     fleet: Fleet = field(default_factory=Fleet)
     refused: Counter[str] = field(default_factory=Counter)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    keep: list[Callable[[Report], None]] = field(default_factory=list)
+    seen: list[Callable[[Status], None]] = field(default_factory=list)
     _gather: Gather | None = None
     _tasks: dict[str, Task] = field(default_factory=dict)
     _outgoing: dict[str, Outgoing] = field(default_factory=dict)
@@ -116,7 +120,10 @@ class Server:
             case Status() | Report():
                 if message.device != device:
                     raise WireError(f"{type(message).__name__} in the name of {message.device!r}", reason="identity")
-                await self._observe(device, message)
+                if isinstance(message, Report):
+                    self._keep(message)
+                else:
+                    await self._observe(device, message)
             case Want():
                 outgoing = self._outgoing.get(device)
                 if outgoing and outgoing.transfer.digest == message.digest:
@@ -126,7 +133,13 @@ class Server:
             case other:
                 raise WireError(f"{type(other).__name__} is not for the server", reason="unexpected")
 
-    async def _observe(self, device: str, message: Status | Report) -> None:
+    def _keep(self, report: Report) -> None:
+        before, self.fleet = self.fleet, observe(self.fleet, report)
+        if self.fleet is not before:
+            for keep in self.keep:
+                keep(report)
+
+    async def _observe(self, device: str, message: Status) -> None:
         if is_used_twice(self.fleet, message):
             self._report_double(device)
         before = self.fleet.statuses.get(device)
@@ -134,6 +147,8 @@ class Server:
         after = self.fleet.statuses.get(device)
         if after is not before:
             self.changed.set()
+            for see in self.seen:
+                see(message)
             if after and after.online:
                 log.info("device %s is here, session %d", device, after.session)
                 if self._gather and before and (before.instance, before.session) != (after.instance, after.session):

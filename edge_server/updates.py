@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 from shared import payload, spool
 from shared.algorithms.base import Result
 from shared.codecs.base import Codec
 from shared.errors import WireError
+from shared.measures import StepCost
 from shared.messages import Ack, Update, Verdict
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
@@ -36,6 +38,21 @@ def read(path: Path, update: Update, codec: Codec) -> Result:
     return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
 
 
+def keep_only(folder: Path, devices: Collection[str]) -> None:
+    """Part with the stored updates of other devices, so that what is kept grows with the cohort, not with the fleet.
+
+    A device that has no file yet gets one of theirs: overwriting costs half of making one.
+    """
+    missing = [device for device in devices if not (folder / device).exists()]
+    for path in sorted(folder.glob("*")):
+        if path.name.removeprefix(".") in devices:
+            continue
+        if missing and not path.name.startswith("."):
+            path.replace(folder / missing.pop())
+        else:
+            path.unlink(missing_ok=True)
+
+
 def check(update: Update, *, trains: bool) -> None:
     """Refuse an update without what was asked for, or with a figure that would spoil a mean.
 
@@ -47,7 +64,16 @@ def check(update: Update, *, trains: bool) -> None:
             "the update carries no parameters" if trains else "parameters nobody asked for", reason="params"
         )
     figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
+    if update.step:
+        figures += _figures(update.step)
     if not all(math.isfinite(figure) for figure in figures) or update.num_examples < 0:
         raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
+    if update.step and min(_figures(update.step)) < 0:
+        raise WireError("a figure of the training step is below zero", reason="step")
     if trains and not MIN_WEIGHT <= update.weight <= MAX_WEIGHT:
         raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {MAX_WEIGHT}", reason="weight")
+
+
+def _figures(step: StepCost) -> list[float]:
+    measured = [step.joules, step.idle_w, step.cycles, step.hertz]
+    return [step.steps, step.seconds, step.weights, step.flops, *(figure or 0.0 for figure in measured)]

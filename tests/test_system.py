@@ -16,14 +16,17 @@ import torch
 
 from edge_server import broker
 from edge_server.__main__ import main
+from edge_server.costs import by_round
 from edge_server.replay.__main__ import replay
 from edge_server.store.base import UpdateAccepted, closed_rounds
+from edge_server.store.kept import FILE, latest
 from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, Field, final, folder_of, started, until, waiting
 from tests.edge_server.textbook import require_equal, textbook
 
+DEVICES = ("device-0", "device-1")
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
@@ -76,11 +79,25 @@ def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
     assert done.returncode == 0, done.stderr
     folder = folder_of(plan.parent / "runs")
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["round", "updates", "accuracy", "loss", "seconds", "device-0", "device-1"] in rows
+    assert ["round", "updates", "accuracy", "loss", "seconds", "slowest", "joules", "device-0", "device-1"] in rows
     assert [row[:2] for row in rows if row and row[0] in "12"] == [["1", "2"], ["2", "2"]]
     assert f"record: {folder}" in done.stdout
     assert "on the devices' held-out examples" in done.stdout
     assert "round 2/2" in done.stderr
+
+
+def test_a_trial_leaves_what_the_devices_measured_and_what_their_uploads_cost(tried, capsys):
+    """The last round's with the run, the boards' figures with the site; `devices` shows them."""
+    runs = tried[0].parent / "runs"
+    costs = by_round(read(folder_of(runs)))
+    assert {device: cost.upload_s is not None for device, cost in costs[2].items()} == dict.fromkeys(DEVICES, True)
+    kept = latest(runs / FILE)
+    assert {device: one.report.instance != "" for device, one in kept.items()} == dict.fromkeys(DEVICES, True)
+    assert called("devices", "--data-dir", runs, "--format", "json") == 0
+    shown = {one["device"]: one for one in json.loads(capsys.readouterr().out)["devices"]}
+    assert {device: one["readings"]["memory.total_bytes"]["value"] for device, one in shown.items()} == dict.fromkeys(
+        DEVICES, float(psutil.virtual_memory().total)
+    )
 
 
 def test_a_live_trial_its_replay_and_the_textbook_end_at_the_same_bits(tried, tmp_path):
@@ -94,6 +111,24 @@ def test_a_live_trial_its_replay_and_the_textbook_end_at_the_same_bits(tried, tm
     assert [(one.loss, one.accuracy, one.device_accuracy, one.arrived) for one in live] == [
         (one.loss, one.accuracy, one.device_accuracy, one.arrived) for one in closed_rounds(records)
     ]
+
+
+def test_a_trial_is_exported_replayed_and_compared(tried, tmp_path, capsys):
+    """The trace of a live run gives the same model, bit for bit, and the same bytes of frames and payloads each way."""
+    path, _ = tried
+    live, trace, root = folder_of(path.parent / "runs"), tmp_path / "trace", ("--data-root", path.parent)
+    assert called("trace", "export", live, "--out", trace, *root) == 0
+    capsys.readouterr()
+    places = ("--compare", live, "--data-dir", tmp_path, *root, "--workers", 1, "--format", "json")
+    assert called("replay", trace, *places) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["rounds"]) == ("same", 2)
+    assert found["updates"] == {"same": 4, "of": 4}
+    assert found["starts"]["same"] == found["starts"]["of"] >= 4
+    exact = {one["figure"]: (one["exact"], one["count"]) for one in found["spreads"]}
+    assert {exact[name] for name in ("bytes_up", "bytes_down", "payload_up_bytes")} == {(4, 4)}
+    assert {exact[name] for name in ("loss", "accuracy", "test_loss", "device_accuracy")} == {(2, 2)}
+    assert exact["compute_s"] == (4, 4)
 
 
 def test_runs_and_show_tell_of_it_to_people_and_to_scripts(tried, capsys):

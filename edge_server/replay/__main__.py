@@ -3,51 +3,213 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import torch
 import xxhash
 
-from edge_server.replay.play import play
+from edge_server.replay.behaviour import Behaviour
+from edge_server.replay.behaviours import behaviour
+from edge_server.replay.desk import Desk
+from edge_server.replay.foresight import require_possible
+from edge_server.replay.jobs import Jobs
+from edge_server.replay.play import Cast, play
+from edge_server.replay.pool import pool_of
+from edge_server.replay.progress import Progress
+from edge_server.replay.sources import gateway
+from edge_server.replay.sources import trace as recorded
+from edge_server.replay.together import shared_out
+from edge_server.replay.traced import fleet_of, found
+from edge_server.replay.trainer import Scale
 from edge_server.store.base import AnyRecord
+from edge_server.store.observed import Noted
 from edge_server.store.sqlite import SqliteStore
-from edge_server.trial.plan import Plan, devices, load
+from edge_server.trace.trace import Trace
+from edge_server.trial.devices_plan import DevicePlan
+from edge_server.trial.plan import Plan, devices, share
+from edge_server.trial.replay_plan import ReplayPlan
+from shared import heap
 from shared.clock import VirtualLoop
+from shared.data.shelf import Shelf
+from shared.evaluate import skeleton
 from shared.tree import State
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+COPIES = 4
+"""Of a model, on a device's account: what it received, what it sends, what the server has of that, and room."""
 
-def main(plan_path: Path, data_root: Path, data_dir: Path, count: int) -> tuple[Path, list[AnyRecord]]:
-    """Replay a plan; return the run's folder and its records.
+Tell = Callable[[AnyRecord, float], None]
+"""Is told of every record, and the virtual second."""
+
+
+def main(  # noqa: PLR0913 - what the command line says
+    source: Path,
+    data_root: Path,
+    data_dir: Path,
+    count: int,
+    workers: int = 0,
+    *,
+    instead: Path | None = None,
+    exact: bool = False,
+) -> tuple[Path, list[AnyRecord]]:
+    """Replay a plan or a recorded run; return the run's folder and its records. Progress is told on standard error.
+
+    Args:
+        source: The plan, a trace or a run.
+        data_root: Where its data set lies.
+        data_dir: For the folders of runs.
+        count: Devices, instead of those that the plan names; 0 for just these.
+        workers: Processes that train; 1 for this one, 0 for as many as there are cores.
+        instead: Another plan than the trace's own.
+        exact: Train every device alone, as in a live run, whatever the plan allows. So is a trace under its own plan,
+            which is there to be compared.
 
     Raises:
-        ConfigError: The plan cannot be used.
+        ConfigError: The plan or the trace cannot be used.
     """
-    plan = load(plan_path, data_root)
-    folder = data_dir / name_of(plan)
+    plan, trace = found(source, instead, data_dir, data_root)
+    if exact or (trace and not instead):
+        plan = exactly(plan)
+    folder = data_dir / name_of(plan, trace)
     shutil.rmtree(folder, ignore_errors=True)
-    _, records = replay(plan, folder, count)
+    tell = Progress(plan.rounds).tell
+    with _terminable():
+        _, records = replay(plan, folder, count, workers=workers or cores(), tell=tell, trace=trace)
     return folder, records
 
 
-def name_of(plan: Plan) -> str:
-    """Return the name of a plan's replay: a function of the plan, so that replaying twice writes the same record."""
-    return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(msgspec.json.encode(plan))[:8]}"
-
-
-def replay(plan: Plan, folder: Path, count: int = 0) -> tuple[State, list[AnyRecord]]:
-    """Run a plan on virtual time into a new folder; return the final state and the records."""
-    torch.set_num_threads(1)
-    store = SqliteStore(folder, durable=False)
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does: what it keeps in memory would outlive the process."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="fieldfleet-") as place,
-            asyncio.Runner(loop_factory=VirtualLoop) as runner,
-        ):
-            state = runner.run(play(plan, devices(plan, count), folder.name, store, Path(place)))
-        store.export()
-        return state, store.records()
+        yield
     finally:
-        store.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def exactly(plan: Plan) -> Plan:
+    """Return a plan whose replay computes bit for bit what a live run does."""
+    return msgspec.structs.replace(plan, replay=ReplayPlan())
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def name_of(plan: Plan, trace: Trace | None = None) -> str:
+    """Return the name of a replay: a function of what is played, so that replaying twice writes the same record."""
+    played = msgspec.json.encode((plan, trace.header if trace else None))
+    return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(played)[:8]}"
+
+
+def replay(
+    plan: Plan,
+    folder: Path,
+    count: int = 0,
+    *,
+    workers: int = 1,
+    tell: Tell | None = None,
+    trace: Trace | None = None,
+) -> tuple[State, list[AnyRecord]]:
+    """Run a plan on virtual time into a new folder; return the final state and the records.
+
+    Args:
+        plan: What to do.
+        folder: The run's.
+        count: Devices, instead of those that the plan names; 0 for just these.
+        workers: Processes that train; 1 for this one. The record is the same for any number.
+        tell: Is told of every record, and of the virtual second.
+        trace: Whose devices to replay; None for those of the plan.
+
+    Raises:
+        ConfigError: The plan's data cannot be read, or the trace does not know the plan's devices.
+        Infeasible: A budget of the plan cannot be met; the message says the smallest that can.
+    """
+    heap.tune()
+    torch.set_num_threads(1)
+    (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(Shelf())
+    _warm(plan, fleet, scale)
+    if trace is None:
+        require_possible(plan, fleet, behaviours, scale)
+    together = _together(plan, fleet, scale)
+    if together > 1:
+        notes.append(
+            f"up to {together} devices train in one pass; a live run's models differ by the rounding of floats"
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix=f"fieldfleet-{os.getpid()}-", dir=scratch(plan, fleet)) as name,
+        pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+    ):
+        server_s = gateway.seconds(trace) if trace else None
+        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, Path(name) / "devices", server_s)
+        store = Told(folder, Path(name) / "updates", runner.get_loop().time, tell)
+        try:
+            state = runner.run(play(plan, folder.name, store, cast))
+            store.extend([Noted(what=note) for note in notes])
+            store.export()
+            return state, store.records()
+        finally:
+            store.close()
+
+
+def _devices(plan: Plan, count: int, trace: Trace | None) -> tuple[list[DevicePlan], list[Behaviour], list[str]]:
+    """Return the devices, how they behave, and what the record must say of that."""
+    if trace is None:
+        fleet, notes = devices(plan, count), list[str]()
+        behaviours = [behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
+    else:
+        fleet, notes = fleet_of(trace, plan, count)
+        behaviours = recorded.behaviours(trace, [device.name for device in fleet])
+    return fleet, behaviours, notes + [warning for one in behaviours for warning in one.warnings]
+
+
+def _warm(plan: Plan, fleet: list[DevicePlan], scale: Scale) -> None:
+    """Read the data set, and have torch import what a training takes, before there are processes to share it with."""
+    data = share(plan, fleet, 0)
+    scale.shelf.count(data)
+    scale.flops(plan.model, data, plan.hyper.batch_size)
+    torch.optim.SGD([torch.zeros(1)], lr=plan.hyper.learning_rate)
+
+
+class Told(SqliteStore):
+    """A store that waits for no disk, keeps updates elsewhere, and tells of every record."""
+
+    def __init__(self, folder: Path, updates: Path, clock: Callable[[], float], tell: Tell | None) -> None:
+        super().__init__(folder, durable=False, updates=updates)
+        self._clock, self._tell = clock, tell
+
+    def append(self, record: AnyRecord) -> None:
+        super().append(record)
+        if self._tell:
+            self._tell(record, self._clock())
+
+
+def _together(plan: Plan, fleet: Sequence[DevicePlan], scale: Scale) -> int:
+    """Return how many devices train in one pass."""
+    if not plan.replay.together:
+        return 1
+    return shared_out(plan, _cohort(plan, fleet), scale.shelf.example(share(plan, fleet, 0)).shape)
+
+
+def _cohort(plan: Plan, fleet: Sequence[DevicePlan]) -> int:
+    return min(len(fleet), round(plan.cohort.size * (1 + plan.cohort.over_selection)) or len(fleet))
+
+
+def scratch(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
+    """Return a folder in memory if there is room for what a cohort has on disk; None for the usual temporary one."""
+    model = sum(leaf.nbytes for leaf in skeleton(plan.model).state_dict().values())
+    try:
+        room = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return None
+    return MEMORY if COPIES * _cohort(plan, fleet) * model < room / 2 else None

@@ -1,95 +1,82 @@
 """Replay a plan: the real server and the real agents, with five seams exchanged.
 
-Transport: memory behind a link of the plan's rate. Clock: the loop's virtual time. Worker: inline, then the plan's
-seconds. Sensing: none. Store: the same one, without waiting for the disk.
+Transport: memory behind each device's link. Clock: the loop's virtual time. Worker: inline; training in processes
+beside, at the seconds that the device takes. Sensing: none. Store: the same one, without waiting for the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.agent import Agent, Job
-from device_agent.compose import compose
-from device_agent.config import AgentConfig
-from device_agent.metering import GivenMeter
-from device_agent.training import Bench, perform
 from edge_server.config import LinkConfig
+from edge_server.replay.behaviour import Behaviour
+from edge_server.replay.jobs import Jobs
+from edge_server.replay.stage import SITE, Stage
+from edge_server.replay.trainer import Scale
 from edge_server.run import run_plan
 from edge_server.server import Server
 from edge_server.store.base import Store
-from edge_server.trial.plan import DevicePlan, Plan, share
+from edge_server.trial.devices_plan import DevicePlan
+from edge_server.trial.plan import Plan
 from shared.background import background
-from shared.clock import Clock
-from shared.presence import Session
-from shared.transport.base import Transport
-from shared.transport.link import Link, Rate
+from shared.clock import VirtualLoop
 from shared.transport.memory import MemoryTransport
 from shared.tree import State
-from shared.worker import costing, inline
-
-SITE = "replay"
-REPORT_S = 3600.0
-MEGA = 1e6
+from shared.worker import P, R, Worker, inline
 
 
-@dataclass
-class InlineTrainer:
-    """A trainer without a process: computes at once, then lets the device's seconds pass."""
+@dataclass(frozen=True)
+class Cast:
+    """Who takes part in a replay.
 
-    compute_s: float
-    bench: Bench = field(default_factory=Bench)
+    Attributes:
+        fleet: The devices.
+        behaviours: What each of them does with work and bytes.
+        jobs: Has their tasks done.
+        scale: Tells how much work they are.
+        folder: For what their agents keep on disk.
+        server_s: Seconds that the server itself takes in a round; None for none.
+    """
 
-    async def ready(self) -> None:
-        """There is nothing to wait for."""
+    fleet: Sequence[DevicePlan]
+    behaviours: Sequence[Behaviour]
+    jobs: Jobs
+    scale: Scale
+    folder: Path
+    server_s: Callable[[int], float] | None = None
 
-    async def __call__(self, job: Job) -> None:
-        meter = GivenMeter(self.compute_s)
-        await costing(self.compute_s)(perform, job, self.bench, meter.task, lambda: False)
 
-
-async def play(plan: Plan, fleet: list[DevicePlan], run: str, store: Store, folder: Path) -> State:
-    """Run a plan on the running loop's time; return the final server state.
+async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
+    """Run a plan on the running loop's virtual time; return the final server state.
 
     Args:
         plan: What to do.
-        fleet: The devices and their links.
         run: The run's name.
         store: Where it is recorded.
-        folder: For the devices' outboxes and states.
+        cast: Who takes part.
     """
-    clock = asyncio.get_running_loop().time
-    broker, link = MemoryTransport(), LinkConfig()
-    server = Server(SITE, broker, clock, inline, was_run=lambda name: name == run)
-    agents = [_live(plan, fleet, index, folder / device.name, broker, clock) for index, device in enumerate(fleet)]
-    async with server.listening(), background(*agents):
-        return await run_plan(plan, run, server, store, link, started="")
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.before_time_moves(cast.jobs.settle)
+    stage = Stage(plan, cast.fleet, cast.behaviours, cast.folder, MemoryTransport(), cast.jobs, cast.scale, loop.time)
+    worker = busy(store, cast.server_s) if cast.server_s else inline
+    server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
+    async with background(stage.run()), server.listening():
+        return await run_plan(plan, run, server, store, LinkConfig(), started="")
 
 
-async def _live(plan: Plan, fleet: list[DevicePlan], index: int, folder: Path, broker: Transport, clock: Clock) -> None:
-    """Run one device: say that it is here, then serve."""
-    device = fleet[index]
-    transport = Link(broker, _rate(device), clock, seed=index)
-    agent = agent_of(plan, fleet, index, folder, transport, clock)
-    presence = Session(folder / "session", device.name, SITE, device.name).presence()
-    await transport.publish(presence.topic, presence.birth, retain=True)
-    await agent.run()
+def busy(store: Store, seconds: Callable[[int], float]) -> Worker:
+    """Return a worker that runs inline, and lets a round's seconds pass when the state after that round is kept."""
 
+    async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result = function(*args, **kwargs)
+        if function == store.save:
+            number, *_ = args
+            assert isinstance(number, int)
+            await asyncio.sleep(seconds(number))
+        return result
 
-def agent_of(
-    plan: Plan, fleet: list[DevicePlan], index: int, folder: Path, transport: Transport, clock: Clock
-) -> Agent:
-    """Return the agent of a plan's device, with a trainer that computes inline and takes the plan's seconds."""
-    device, data = fleet[index], share(plan, fleet, index)
-    config = AgentConfig(device=device.name, site=SITE, state_dir=str(folder), data=data, report_s=REPORT_S)
-    trainer = InlineTrainer(device.compute_s)
-    return compose(config, folder, transport, trainer, clock=clock, worker=inline, seed=index)
-
-
-def _rate(device: DevicePlan) -> Rate:
-    return Rate(
-        up_bits_per_second=device.up_mbit_s and device.up_mbit_s * MEGA,
-        down_bits_per_second=device.down_mbit_s and device.down_mbit_s * MEGA,
-        delay_s=device.delay_s,
-    )
+    return run

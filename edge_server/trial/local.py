@@ -16,7 +16,8 @@ import msgspec
 
 from edge_server.broker import PrivateBroker, end, running
 from edge_server.store.base import AnyRecord, RunClosed
-from edge_server.trial.plan import DevicePlan, Plan, devices, share
+from edge_server.trial.devices_plan import DevicePlan
+from edge_server.trial.plan import Plan, devices, share
 from edge_server.trial.progress import follow
 from shared.errors import TaskFailed
 

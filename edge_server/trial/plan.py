@@ -9,6 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from edge_server.trial.devices_plan import DevicePlan, expanded, rooted
+from edge_server.trial.devices_plan import check as check_devices
+from edge_server.trial.replay_plan import ReplayPlan
+from edge_server.trial.section import Section
 from shared.algorithms import ALGORITHMS
 from shared.codecs import CODECS
 from shared.config import read
@@ -20,10 +24,7 @@ from shared.registry import build
 from shared.topics import checked_name
 
 MAX_OVER_SELECTION = 10
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the plan's sections."""
+MAX_MEASURE_S = 600.0
 
 
 class Chosen(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +94,21 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
             raise ValueError("every must be >= 0")
 
 
+class MeasurePlan(Section, frozen=True, kw_only=True):
+    """What is measured on the devices before the first round.
+
+    Attributes:
+        seconds: Of training steps that every device times; 0 to measure nothing. Two give a sensor of 5 Hz ten samples.
+    """
+
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a measurement that has no end."""
+        if not 0 <= self.seconds <= MAX_MEASURE_S:
+            raise ValueError(f"seconds must be 0 to {MAX_MEASURE_S:g}")
+
+
 class PartitionPlan(Section, frozen=True, kw_only=True):
     """How local agents and replayed devices share one data set; a real device brings its own examples."""
 
@@ -108,29 +124,21 @@ class PartitionPlan(Section, frozen=True, kw_only=True):
             raise ValueError("alpha must be > 0 and finite")
 
 
-class DevicePlan(Section, frozen=True, kw_only=True):
-    """One device: its name, and in replay how long its tasks take and how fast its link is.
+class BudgetPlan(Section, frozen=True, kw_only=True):
+    """What the whole run may take; absent for no limit. A replay that cannot keep to it says so before it begins.
 
     Attributes:
-        name: Its id; with partition `client` also the client whose examples it has.
-        compute_s: Replay: seconds of one task.
-        up_mbit_s: Replay: link rate from the device, in Mbit/s; absent for no limit.
-        down_mbit_s: Replay: link rate to the device.
-        delay_s: Replay: one-way delay.
+        time_s: Seconds, from the first round to the last.
+        joules: Of all devices together.
     """
 
-    name: str
-    compute_s: float = 1.0
-    up_mbit_s: float | None = None
-    down_mbit_s: float | None = None
-    delay_s: float = 0.0
+    time_s: float | None = None
+    joules: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a board or a link that does not exist."""
-        if not 0 <= self.compute_s < math.inf or not 0 <= self.delay_s < math.inf:
-            raise ValueError("compute_s and delay_s must be >= 0")
-        if not all(rate is None or 0 < rate < math.inf for rate in (self.up_mbit_s, self.down_mbit_s)):
-            raise ValueError("up_mbit_s and down_mbit_s must be > 0 and finite; leave them out for no limit")
+        """Refuse what nobody could keep to."""
+        if not all(limit is None or 0 < limit < math.inf for limit in (self.time_s, self.joules)):
+            raise ValueError("time_s and joules must be > 0 and finite; leave them out for no limit")
 
 
 class Plan(Section, frozen=True, kw_only=True):
@@ -157,18 +165,27 @@ class Plan(Section, frozen=True, kw_only=True):
     cohort: CohortPlan = CohortPlan()
     round: RoundPlan = RoundPlan()
     evaluation: EvaluationPlan = EvaluationPlan()
+    measure: MeasurePlan = MeasurePlan()
     partition: PartitionPlan = PartitionPlan()
-    device: list[DevicePlan] = []
+    budget: BudgetPlan = BudgetPlan()
+    replay: ReplayPlan = ReplayPlan()
+    device: list[DevicePlan] = msgspec.field(default_factory=list)
 
 
 def load(path: Path, data_root: Path) -> Plan:
-    """Read a plan; a relative data path is taken from `data_root`.
+    """Read a plan; relative paths of data and traces are taken from `data_root`.
 
     Raises:
         ConfigError: As `shared.config.read`, or names clash.
     """
     plan = read(path, Plan)
     check(plan, path)
+    return placed(plan, data_root)
+
+
+def placed(plan: Plan, data_root: Path) -> Plan:
+    """Return the plan with its relative paths of data and traces taken from `data_root`."""
+    plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
     if not plan.data.path:
         return plan
     return msgspec.structs.replace(plan, data=msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)))
@@ -181,9 +198,7 @@ def check(plan: Plan, path: Path) -> None:
         ConfigError: Names clash or are none, or something or an option of it is unknown.
     """
     checked_name(plan.name, f"{path}: name")
-    names = [checked_name(device.name, f"{path}: device.name") for device in plan.device]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"{path}: device: two devices have the same name; give each its own")
+    check_devices(plan.device, path)
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
     try:  # the names and options, so that a mistake is found before anything is started
@@ -202,7 +217,7 @@ def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
     """
     if not plan.device and not count:
         raise ConfigError(f"plan {plan.name!r} names no device; add [[device]] sections or give --local N")
-    named = plan.device[:count] if count else plan.device
+    named = expanded(plan.device)[: count or None]
     return [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
 
 

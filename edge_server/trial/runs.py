@@ -97,7 +97,7 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
     """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time."""
     runs = [Run(path.parent, salvageable(path)) for path in data_dir.glob(f"*/{JOURNAL}")]
     for run in sorted(runs, key=lambda run: run.opened.started if run.opened else "", reverse=True):
-        if run.opened and run.opened.started and run.opened.plan == plan and not run.closed:
+        if run.opened and run.opened.started and run.opened.plan == plan and not (run.closed or run.opened.imported):
             return run.opened.run
     return None
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from edge_server.costs import by_round
+from edge_server.devices.tables import MARKS
 from edge_server.store.base import AnyRecord, Evaluated, closed_rounds
 from edge_server.trial.runs import Summary
+from shared.measures import Cost
 
 MAX_DEVICE_COLUMNS = 6
+JOULES = {"download_joules", "compute_joules", "upload_joules"}
+CAPTION = (
+    "slowest: seconds to compute/upload; joules: ~ corrected, ≈ modelled, ≥ not all are known\n"
+    "a device's column: {unit} of frames down/up"
+)
 
 
 def rounds_table(records: Sequence[AnyRecord]) -> Table:
     """Return one row a round; bytes are of frames, per device where they fit the width, else in all."""
-    closed = closed_rounds(records)
+    closed, costs = closed_rounds(records), by_round(records)
     devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
     most = max((sum(sizes.values()) for record in closed for sizes in (record.bytes_up, record.bytes_down)), default=0)
     unit, scale = unit_of(most)
-    table = Table(
-        title="Rounds", caption=f"a device's column: {unit} of frames down/up", caption_justify="left", box=None
-    )
+    table = Table(title="Rounds", caption=CAPTION.format(unit=unit), caption_justify="left", box=None)
     table.padding = (0, 1, 0, 0)
-    for heading in ("round", "updates", "accuracy", "loss", "seconds"):
+    for heading in ("round", "updates", "accuracy", "loss", "seconds", "slowest", "joules"):
         table.add_column(heading, justify="right")
     columns: list[list[str]] = [[device] for device in devices]
     if len(devices) > MAX_DEVICE_COLUMNS:
@@ -37,9 +44,29 @@ def rounds_table(records: Sequence[AnyRecord]) -> Table:
         ]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         table.add_row(
-            *(str(record.round), updates, figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}"), *moved
+            *(str(record.round), updates, figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}"),
+            *(slowest(costs.get(record.round, {})), total_joules(costs.get(record.round, {}))),
+            *moved,
         )
     return table
+
+
+def slowest(costs: Mapping[str, Cost]) -> str:
+    """Return the longest computation and the longest upload of a round's devices, of those that are known."""
+    known = ([getattr(cost, name) for cost in costs.values()] for name in ("compute_s", "upload_s"))
+    most = (max((one for one in found if one is not None), default=None) for found in known)
+    return "/".join("-" if one is None else f"{one:.2f}" for one in most)
+
+
+def total_joules(costs: Mapping[str, Cost]) -> str:
+    """Return what a round's devices spent in all; at least that, where a part of it is not known."""
+    parts = [getattr(cost, name) for cost in costs.values() for name in JOULES]
+    known = [one for one in parts if one is not None]
+    marks = {
+        MARKS[cost.provenance[name].quality] for cost in costs.values() for name in JOULES & cost.provenance.keys()
+    }
+    worst = max(marks, key=list(MARKS.values()).index, default="")
+    return f"{'≥' * (len(known) < len(parts))}{math.fsum(known):.3g}{worst}" if known else "-"
 
 
 def device_lines(records: Sequence[AnyRecord]) -> list[str]:

@@ -10,14 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from device_agent.agent import Agent, Job
+from device_agent.compose import compose
+from device_agent.config import AgentConfig
+from device_agent.config import LinkConfig as AgentLink
+from device_agent.job import Job
+from device_agent.metering import GivenMeter, Spent
+from device_agent.training import Bench, perform
 from edge_server.config import LinkConfig
-from edge_server.replay.play import InlineTrainer, agent_of
 from edge_server.run import run_plan
 from edge_server.server import Server
 from edge_server.store.base import AnyRecord
 from edge_server.store.sqlite import SqliteStore
-from edge_server.trial.plan import DevicePlan, Plan
+from edge_server.trial.devices_plan import DevicePlan
+from edge_server.trial.plan import Plan, share
 from shared.clock import VirtualLoop
 from shared.errors import TaskFailed
 from shared.presence import Session
@@ -67,18 +72,24 @@ class Network:
 
 
 @dataclass
-class Trainer(InlineTrainer):
-    """Trains in this process, keeps count, and fails where a test says so."""
+class Trainer:
+    """Trains in this process at once, then takes its time; keeps count, and fails where a test says so."""
 
+    compute_s: float
     trained: list[tuple[str, int]] = field(default_factory=list)
     broken: str = ""
+    bench: Bench = field(default_factory=Bench)
+
+    async def ready(self) -> None:
+        """There is nothing to wait for."""
 
     async def __call__(self, job: Job) -> None:
         """Do a job, or not."""
         self.trained.append((job.task.device, job.task.round))
         if self.broken:
             raise TaskFailed(self.broken)
-        await super().__call__(job)
+        perform(job, self.bench, GivenMeter(Spent(compute_s=self.compute_s)).task, lambda: False)
+        await asyncio.sleep(self.compute_s)
 
 
 @dataclass
@@ -112,11 +123,11 @@ class Site:
         session = Session(place / "session", name, self.name, uuid.uuid4().hex)
         stack = AsyncExitStack()
         transport = await stack.enter_async_context(self.network.connected(f"{self.name}.{name}", session.presence))
-        agent: Agent = agent_of(self.plan, fleet, index, place, transport, asyncio.get_running_loop().time)
-        for part in (agent, agent.download, agent.delivery):
-            part.site = self.name
-        agent.frame_bytes = FRAME_BYTES
-        agent.trainer = Trainer(compute_s, trained=self.trained, broken=broken)
+        data, links = share(self.plan, fleet, index), AgentLink(frame_bytes=FRAME_BYTES)
+        config = AgentConfig(device=name, site=self.name, state_dir=str(place), data=data, link=links, report_s=3600.0)
+        trainer = Trainer(compute_s, trained=self.trained, broken=broken)
+        clock = asyncio.get_running_loop().time
+        agent = compose(config, place, transport, trainer, clock=clock, worker=inline, seed=index)
         running = asyncio.create_task(agent.run(), name=name)
 
         async def end() -> None:

@@ -11,9 +11,9 @@ import time
 import uuid
 from pathlib import Path
 
-from device_agent.agent import Job
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
+from device_agent.job import Job
 from shared.data.spec import Data
 from shared.presence import Session
 from shared.transport.base import Broker, Presence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.config import LinkConfig, ServerConfig, load
+from edge_server.config import LinkConfig, ReadingsConfig, ServerConfig, load
 from shared.errors import ConfigError
 from shared.transport.base import Broker
 
@@ -36,6 +36,9 @@ def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
         window = 4
         budget = 9
         patience_s = 2.5
+        [readings]
+        keep_days = 1.5
+        max_mb = 8
     """
     assert load(write(tmp_path, text)) == ServerConfig(
         plan=str(tmp_path / "plans/one.toml"),
@@ -47,6 +50,7 @@ def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
         log_level="debug",
         broker=Broker(host="gateway", port=8883, version=3, keepalive_s=5, session_expiry_s=7),
         link=LinkConfig(frame_bytes=4096, window=4, budget=9, patience_s=2.5),
+        readings=ReadingsConfig(keep_days=1.5, max_mb=8),
     )
 
 
@@ -67,6 +71,8 @@ def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
         ('plan = "p"\n[link]\nbudget = 0', "link", "budget must be >= 1"),
         ('plan = "p"\n[link]\npatience_s = 0.0', "link", "patience_s > 0"),
         ('plan = "p"\n[link]\npatience_s = nan', "link", "patience_s > 0"),
+        ('plan = "p"\n[readings]\nkeep_days = nan', "readings", "keep_days must be 0 to"),
+        ('plan = "p"\n[readings]\nmax_mb = 0', "readings", "max_mb 1 to"),
         ('plan = "p"\nthreads = -1', "threads", "threads must be 0"),
         ('plan = "p"\nthreads = 5000000000', "threads", "to 1024"),
         ("plan = p", "line 1", "correct that line"),

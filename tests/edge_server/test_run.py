@@ -49,7 +49,7 @@ def test_a_run_without_devices_misses_its_rounds_and_goes_on(tmp_path):
 
     rounds = virtual(play())
     assert [closed.outcome for closed in rounds] == ["missed", "aggregated", "aggregated"]
-    assert rounds[0] == RoundClosed(round=1, outcome="missed", arrived=(), seconds=5.0)
+    assert rounds[0] == RoundClosed(round=1, outcome="missed", arrived=(), seconds=5.0, at=5.0)
 
 
 def test_a_run_may_stop_at_its_first_missed_round(tmp_path):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
 import pytest
 
-from edge_server.replay.__main__ import main, name_of, replay
+from edge_server.replay.__main__ import main, name_of, replay, scratch
 from edge_server.store.base import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.store.sqlite import read
+from edge_server.trial.plan import devices
 from tests.edge_server.harness import write_examples
+from tests.edge_server.processes import started, until
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
 
 SLOW = """
@@ -40,6 +49,47 @@ def test_two_replays_of_a_plan_write_the_same_bytes(tmp_path):
     rounds = closed_rounds(ends[0][1])
     assert {len(closed.arrived) for closed in rounds} == {2}
     assert not any(closed.refused for closed in rounds), "an update that comes late is late, not unknown"
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_record_is_the_same_for_any_number_of_processes(tmp_path, workers):
+    """Byte for byte, with rounds that end by quorum, tasks that are superseded, and evaluations on the devices."""
+    data = f"{write_examples(tmp_path, 90)}\nholdout = 0.2"
+    hasty = {"round": "deadline_s = 20.0\nquorum = 0.6", "evaluation": "on_device = true", "data": data}
+    plan = make_plan(tmp_path, more=SLOW, **hasty)
+    for place, several in (("one", 1), ("several", workers)):
+        replay(plan, tmp_path / place / "run", workers=several)
+    one, several = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "several"))
+    assert one == several
+
+
+def test_agents_live_while_they_have_work(tmp_path):
+    """Forty devices, three of them a round: agents grow with the cohort; folders are gone, and so are their updates."""
+    plan = make_plan(
+        tmp_path,
+        rounds=6,
+        more="",
+        data=write_examples(tmp_path, 400),
+        partition='kind = "even"',
+        cohort="size = 3\nmin_devices = 40",
+    )
+    alive, folders, stored = [], [], []
+    place = scratch(plan, devices(plan, 40)) or Path(tempfile.gettempdir())
+    ours = f"fieldfleet-{os.getpid()}-*"
+
+    def tell(record, _virtual_s):
+        if isinstance(record, UpdateAccepted):
+            [folder] = place.glob(ours)
+            folders.append(len(list((folder / "devices").iterdir())))
+            stored.append(len([path for path in (folder / "updates").iterdir() if path.name[0] != "."]))
+            alive.append(sum(task.get_name().startswith("device-") for task in asyncio.all_tasks()))
+
+    _, records = replay(plan, tmp_path / "run", 40, tell=tell)
+    assert len({name for closed in closed_rounds(records) for name in closed.arrived}) > 9
+    assert 3 <= max(alive) <= 6  # those of the last round may still tell what it cost
+    assert max(folders) <= 6
+    assert max(stored) <= 3
+    assert not list(place.glob(ours))
 
 
 def test_a_replay_is_the_textbook_bit_for_bit(tmp_path):
@@ -85,3 +135,38 @@ def test_devices_may_be_more_or_fewer_than_the_plan_names(tmp_path):
     plan = make_plan(tmp_path, rounds=1, cohort="min_devices = 5", data=data, partition='kind = "even"')
     _, records = replay(plan, tmp_path / "run", 5)
     assert closed_rounds(records)[0].arrived == ("a", "b", "c", "device-3", "device-4")
+
+
+def test_a_replay_waits_for_no_disk_and_asks_no_sensor(tmp_path, monkeypatch):
+    """Where memory has room; no file of this machine's board is opened."""
+    plan = make_plan(tmp_path, rounds=1)
+    if scratch(plan, plan.device) is None:
+        pytest.skip("there is no folder in memory with enough room")
+    synced, opened, listening = [], [], [True]
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(f"{Path(f'/proc/self/fd/{number}').readlink()}"))
+
+    def hear(event, arguments):
+        if event == "open" and listening:
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(hear)
+    replay(plan, tmp_path / "run")
+    listening.clear()
+    assert [path for path in synced if not path.startswith(f"{scratch(plan, plan.device)}/")] == []
+    assert [path for path in opened if path.startswith("/sys/") and not path.startswith("/sys/fs/cgroup")] == []
+
+
+def test_a_replay_that_is_ended_leaves_nothing_behind(tmp_path):
+    """By SIGTERM, in the middle: exit code 130, no process, no folder in memory."""
+    make_plan(tmp_path, rounds=1_000_000)
+    plan, log = tmp_path / "plan.toml", tmp_path / "log"
+    places = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path)
+    with started("edge_server", "replay", plan, *places, "--workers", 2, log=log) as process:
+        until(lambda: list(tmp_path.glob("runs/*/checkpoints/round-*")), "the first round")
+        family = psutil.Process(process.pid).children()
+        process.terminate()
+        assert process.wait(30) == 130
+    assert len(family) == 2
+    assert not [one for one in family if one.is_running()]
+    for place in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 - only looked at
+        assert not list(place.glob(f"fieldfleet-{process.pid}-*"))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.trial.plan import DevicePlan, devices, load, share, test_data
+from edge_server.trial.devices_plan import DevicePlan
+from edge_server.trial.plan import devices, load, share, test_data
 from shared.data.spec import Client, Dirichlet, Even, Shards
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan

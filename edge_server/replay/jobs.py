@@ -1,0 +1,115 @@
+"""Jobs between virtual time and the processes that do them.
+
+A job is given away when its device begins it. What it takes in virtual seconds is known beforehand, so its result is
+asked for only when that time has come and nothing else is left to do at that moment: one result after the other, of
+those that are due the job first that was begun first. So the same happens in the same order, however many processes
+there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from edge_server.replay.pool import Ending, Order, Pool
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One job under way.
+
+    Attributes:
+        number: Of the job, in the order in which they were submitted.
+        order: The job.
+        batch: The number of its batch; 0 before it is in one.
+        place: Where in the batch it is.
+        ended: How it ended, as soon as that was asked for.
+    """
+
+    number: int
+    order: Order
+    batch: int = 0
+    place: int = 0
+    ended: asyncio.Future[Ending] = field(default_factory=asyncio.Future)
+
+
+class Jobs:
+    """Forms batches, and settles jobs as they come due.
+
+    Args:
+        pool: Who does them.
+        together: Most jobs in a batch. With one, a job is begun when it is submitted; with more, as soon as virtual
+            time reaches the end of any of those that wait, so that batches are a function of virtual time alone.
+    """
+
+    def __init__(self, pool: Pool, together: int = 1) -> None:
+        self._pool, self._together = pool, together
+        self._loose: list[Ticket] = []
+        self._due: list[Ticket] = []
+        self._batches: dict[int, list[Ticket]] = {}
+        self._endings: dict[int, list[Ending]] = {}
+        self._last = self._submitted = 0
+
+    def submit(self, order: Order) -> Ticket:
+        """Begin a job, now or with others that are due together."""
+        self._submitted += 1
+        ticket = Ticket(self._submitted, order)
+        self._loose.append(ticket)
+        if self._together == 1:
+            self._form()
+        return ticket
+
+    async def ended(self, ticket: Ticket) -> Ending:
+        """Return how a job has ended, whose virtual time is over."""
+        self._due.append(ticket)
+        return await ticket.ended
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Forget a job; nobody writes into its draft any more when this returns."""
+        ticket.ended.cancel()
+        if ticket in self._loose:
+            self._loose.remove(ticket)
+            return
+        members = self._batches.get(ticket.batch, [])
+        if ticket not in members:
+            return
+        if members == [ticket] and ticket.batch not in self._endings:
+            self._pool.drop(ticket.batch)
+        else:
+            self._endings_of(ticket.batch)
+        self._forget(ticket)
+
+    def settle(self) -> bool:
+        """Wait for the next job that is due, if there is one; tell whether there was."""
+        self._due = [ticket for ticket in self._due if not ticket.ended.done()]  # others were withdrawn
+        if not self._due:
+            return False
+        ticket = min(self._due, key=lambda one: one.number)
+        self._due.remove(ticket)
+        if not ticket.batch:
+            self._form()
+        ticket.ended.set_result(self._endings_of(ticket.batch)[ticket.place])
+        self._forget(ticket)
+        return True
+
+    def _form(self) -> None:
+        parts = -(-len(self._loose) // self._together)
+        for part in range(parts, 0, -1):
+            self._last += 1
+            size = -(-len(self._loose) // part)  # as even as can be: no process is left with one job
+            batch, self._loose = self._loose[:size], self._loose[size:]
+            for place, ticket in enumerate(batch):
+                ticket.batch, ticket.place = self._last, place
+            self._batches[self._last] = batch
+            self._pool.give(self._last, [ticket.order for ticket in batch])
+
+    def _endings_of(self, batch: int) -> list[Ending]:
+        if batch not in self._endings:
+            self._endings[batch] = self._pool.wait(batch)
+        return self._endings[batch]
+
+    def _forget(self, ticket: Ticket) -> None:
+        self._batches[ticket.batch].remove(ticket)
+        if not self._batches[ticket.batch]:
+            del self._batches[ticket.batch]
+            self._endings.pop(ticket.batch, None)

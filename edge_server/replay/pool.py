@@ -1,0 +1,184 @@
+"""Who computes: this process, or several beside it that live as long as a replay.
+
+Batches of orders are numbered; whoever gave a batch waits for its very number, so that how fast a process is decides
+nothing. A process is forked once and shares the data set's memory with this one.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from typing import Protocol, Self, TypeAlias
+
+import msgspec
+import torch
+
+from device_agent.job import Job
+from device_agent.metering import Spent
+from shared.errors import FieldFleetError
+
+MESSAGE_BYTES = 1 << 18
+AHEAD = 8
+"""Batches that wait for each process: while this one is busy with messages, none of them runs dry."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A job, and what it costs its device.
+
+    Attributes:
+        job: What to do.
+        spent: What the whole task costs.
+        step: What one step of it costs; for a task that measures.
+    """
+
+    job: Job
+    spent: Spent
+    step: Spent | None = None
+
+
+Ending: TypeAlias = str | None
+"""None for a job that is done, else the cause for which it could not be."""
+
+Do: TypeAlias = Callable[[Sequence[Order]], list[Ending]]
+
+
+class Pool(Protocol):
+    """Does batches of orders."""
+
+    def give(self, number: int, orders: Sequence[Order]) -> None:
+        """Take a batch; it may be begun at once."""
+        ...
+
+    def wait(self, number: int) -> list[Ending]:
+        """Block until a batch is done.
+
+        Raises:
+            FieldFleetError: The process that did it is dead.
+        """
+        ...
+
+    def drop(self, number: int) -> None:
+        """Return when nobody works at a batch any more; it need not have been done."""
+        ...
+
+
+class Here:
+    """This process, one batch after the other; a batch that is dropped is never begun."""
+
+    def __init__(self, do: Do) -> None:
+        self._do = do
+        self._given: dict[int, Sequence[Order]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to end."""
+
+    def give(self, number: int, orders: Sequence[Order]) -> None:
+        self._given[number] = orders
+
+    def wait(self, number: int) -> list[Ending]:
+        return self._do(self._given.pop(number))
+
+    def drop(self, number: int) -> None:
+        del self._given[number]
+
+
+class Beside:
+    """Processes that take whichever batch comes next from one socket, and answer on another."""
+
+    def __init__(self, do: Do, count: int) -> None:
+        """Fork `count` processes; what `do` has read by now they need not read again."""
+        self._orders, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._endings, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._backlog: deque[tuple[int, Sequence[Order]]] = deque()
+        self._under_way: set[int] = set()
+        self._done: dict[int, list[Ending]] = {}
+        context, ours = multiprocessing.get_context("fork"), (self._orders, self._endings)
+        gc.collect()
+        gc.freeze()  # a collection in a child would touch, and so copy, what it shares with us
+        self._processes = [
+            context.Process(target=_serve, args=(do, taken, answers, ours), daemon=True) for _ in range(count)
+        ]
+        for process in self._processes:
+            process.start()
+        gc.unfreeze()
+        for theirs in (taken, answers):
+            theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes, whatever they are at."""
+        for one in (self._orders, self._endings):
+            one.close()
+        for process in self._processes:
+            process.terminate()
+            process.join()
+            process.close()
+
+    def give(self, number: int, orders: Sequence[Order]) -> None:
+        self._backlog.append((number, orders))
+        self._pass_on()
+
+    def wait(self, number: int) -> list[Ending]:
+        while number not in self._done:
+            self._hear()
+            self._pass_on()
+        return self._done.pop(number)
+
+    def drop(self, number: int) -> None:
+        waiting = [batch for batch in self._backlog if batch[0] == number]
+        for batch in waiting:
+            self._backlog.remove(batch)
+        if not waiting:
+            self.wait(number)
+
+    def _pass_on(self) -> None:
+        """Keep every process busy, and the socket's buffer far from full."""
+        while self._backlog and len(self._under_way) < AHEAD * len(self._processes):
+            number, orders = self._backlog.popleft()
+            self._orders.send(msgspec.msgpack.encode((number, orders)))
+            self._under_way.add(number)
+
+    def _hear(self) -> None:
+        """Take one answer; a process that died gives none."""
+        ready = wait([self._endings, *(process.sentinel for process in self._processes)])
+        if self._endings not in ready:
+            dead = next(process for process in self._processes if process.sentinel in ready)
+            dead.join()
+            raise FieldFleetError(
+                f"a process that trains for the replay ended with code {dead.exitcode}; -9 means killed, often for "
+                "lack of memory: use fewer with --workers"
+            )
+        number, endings = msgspec.msgpack.decode(self._endings.recv(MESSAGE_BYTES), type=tuple[int, list[Ending]])
+        self._under_way.discard(number)
+        self._done[number] = endings
+
+
+def _serve(do: Do, orders: socket.socket, answers: socket.socket, theirs: Sequence[socket.socket]) -> None:
+    """Do what comes until nobody can send any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the orders decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    for one in theirs:
+        one.close()
+    decoder = msgspec.msgpack.Decoder(tuple[int, list[Order]])
+    while data := orders.recv(MESSAGE_BYTES):
+        number, batch = decoder.decode(data)
+        try:
+            answers.send(msgspec.msgpack.encode((number, do(batch))))
+        except BrokenPipeError:
+            return
+
+
+def pool_of(do: Do, workers: int) -> Here | Beside:
+    """Return who computes: `workers` processes, or for one of them just this one."""
+    return Here(do) if workers <= 1 else Beside(do, workers)

@@ -1,0 +1,45 @@
+"""How far a replay is, on the standard error, where it takes long enough to be asked."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from edge_server.store.base import AnyRecord, RoundClosed
+from shared.clock import Clock, monotonic
+
+EVERY_S = 5.0
+
+
+@dataclass
+class Progress:
+    """Says a line now and then.
+
+    Attributes:
+        rounds: How many there will be.
+        out: Where to say it.
+        clock: Real seconds.
+    """
+
+    rounds: int
+    out: TextIO = field(default_factory=lambda: sys.stderr)
+    clock: Clock = monotonic
+    _since: float | None = None
+    _said: float = 0.0
+    _updates: int = 0
+
+    def tell(self, record: AnyRecord, virtual_s: float) -> None:
+        """Take note of a record, written at that virtual second."""
+        now = self.clock()
+        if self._since is None:
+            self._since = self._said = now
+        if not isinstance(record, RoundClosed):
+            return
+        self._updates += len(record.arrived)
+        if now - self._said >= EVERY_S:
+            self._said, rate = now, self._updates / (now - self._since)
+            self.out.write(
+                f"round {record.round}/{self.rounds}  {virtual_s:.0f} s of virtual time  {rate:.1f} device-rounds/s\n"
+            )
+            self.out.flush()

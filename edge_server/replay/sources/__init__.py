@@ -1,0 +1,1 @@
+"""Where a replayed device's figures come from, one kind a file."""

@@ -1,0 +1,72 @@
+"""A cell's radio: Shannon's rate from distance, path loss, power, bandwidth, noise and fading.
+
+    r = b B log2(1 + h g p / N),    h = 10^(-PL(d) / 10)
+
+with bandwidth B and the device's share b of it, power p, noise power N, gain h of the path and g of the fading. The
+path loss PL(d) = 128.1 + 37.6 log10(d in km) dB is that of a macro cell at 2 GHz in 3GPP TR 36.814, table B.1.2.1-1
+(https://www.3gpp.org/dynareport/36814.htm); the general law PL(d) = PL(1 m) + 10 n log10(d in m) is T. S. Rappaport,
+"Wireless Communications", section 4.9. In Rayleigh fading g is exponentially distributed, constant over a block.
+"""
+
+from __future__ import annotations
+
+import math
+
+from edge_server.replay.behaviour import Flow
+from edge_server.replay.curve import constant
+from edge_server.replay.sources.draws import Blocks, exponential, within
+from edge_server.replay.sources.parts import Ways
+from edge_server.trial.links_plan import WirelessLink
+
+M_PER_KM = 1000.0
+
+
+def watts(dbm: float) -> float:
+    """Return the power of a level in dBm."""
+    return math.pow(10.0, dbm / 10.0) / 1000.0
+
+
+def path_gain(table: WirelessLink, distance_m: float) -> float:
+    """Return h at a distance, as a ratio of powers."""
+    match table.path_loss:
+        case "3gpp":
+            loss_db = 128.1 + 37.6 * math.log10(distance_m / M_PER_KM)
+        case "exponent":
+            loss_db = table.loss_db_1m + 10 * table.exponent * math.log10(distance_m)
+        case "none":
+            loss_db = 0.0
+    return math.pow(10.0, -loss_db / 10.0)
+
+
+def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) -> float:
+    """Return B log2(1 + gain * p / N) in bit/s."""
+    return bandwidth_hz * math.log2(1.0 + gain * power_w / noise_w)
+
+
+def ways(table: WirelessLink, seed: int, device: str) -> Ways:
+    """Return the link of a device in its cell; place, bandwidth and power are drawn once, the fading again."""
+    keys = (seed, device)
+    bandwidth = table.share * within(table.bandwidth_hz, *keys, "bandwidth_hz")
+    path = path_gain(table, within(table.distance_m, *keys, "distance_m") if table.distance_m is not None else 1.0)
+    noise = table.noise_w if table.noise_w is not None else watts(table.noise_dbm_hz) * bandwidth
+    sent = watts(within(table.tx_dbm, *keys, "tx_dbm"))
+
+    def rate(power_w: float, block: object) -> float:
+        fading = table.gain if table.fading == "none" else exponential(table.gain, *keys, "gain", block)
+        return shannon(bandwidth, path * fading, power_w, noise)
+
+    def flow(power_w: float, number: int = 0) -> Flow:
+        if table.fading == "rayleigh" and not isinstance(table.again, str):
+            return Blocks(lambda block: rate(power_w, block), table.again)
+        return constant(rate(power_w, number if table.again == "round" else ""))
+
+    server_w = watts(table.server_dbm)
+    return Ways(
+        up=flow(sent),
+        down=flow(server_w),
+        delay_s=table.delay_s,
+        loss=table.loss,
+        of_round=(lambda number: (flow(sent, number), flow(server_w, number))) if table.again == "round" else None,
+        source="plan, link wireless",
+        tx_w=sent,
+    )

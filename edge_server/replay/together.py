@@ -1,0 +1,174 @@
+"""Train a cohort of same-shaped models at once: one step of all devices is one pass through a stack of networks.
+
+What a device learns is what it would have learned alone, but for the order in which floats are summed: every device
+has its own parameters, batches in the order of its own seed, momentum and loss. Only methods whose device half is
+`local_sgd` can be trained so.
+
+How many devices share a pass follows from shapes alone, never from a clock: two replays must write the same journal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from edge_server.replay.stacked import lay_in, stacked, stacks_of
+from edge_server.trial.plan import Plan
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Algorithm, Batch, Batches, Result
+from shared.algorithms.fedavg import Correction, local_sgd
+from shared.evaluate import skeleton
+from shared.messages import Hyper
+from shared.registry import build
+from shared.tree import Tree
+
+ROOM_BYTES = 16 << 20
+MOST = 32
+"""Measured by tests/benchmarks/together.py on two cores of an AMD EPYC (Zen 4, 1 MiB of second-level cache each,
+32 MiB of third-level cache), one thread, torch 2.13: beyond these a larger stack gains nothing or loses.
+
+Times the rate of one device after the other, ten devices, batch 8 / 32: perceptron of 10,000 weights 4.1 / 3.3, of
+100,000 1.8 / 1.2; LeNet 3.3 / 1.7; convolutions of 60,000 weights 3.0 / 2.0, of 220,000 1.5 / 1.5; of 1.6 million
+0.7 / 0.9, which is why these are trained alone.
+"""
+
+PARTS = 4
+"""Into which a cohort is cut at least, so that several processes have work."""
+
+FLOAT_BYTES, COPIES = 4, 4
+NOBODY = -100
+"""A label that `cross_entropy` leaves out, with its gradient."""
+
+
+def correction_of(algorithm: Algorithm) -> tuple[bool, Correction | None]:
+    """Tell whether an algorithm's device half is `local_sgd`, and with what correction of the gradients."""
+    match algorithm.local:
+        case partial(func=half, args=(), keywords={"correct": correct, **others}) if half is local_sgd and not others:
+            return True, correct
+        case half:
+            return half is local_sgd, None
+
+
+def at_once(layers: nn.Module, example: torch.Size, batch_size: int) -> int:
+    """Return how many devices train in one pass; 1 where the network cannot be stacked, or that does not pay.
+
+    As many as have room in the cache with all that a step touches: parameters, gradients, momentum and change, and what
+    every layer leaves for the way back; two of those of which one has. A larger network keeps the processor busy alone.
+
+    Args:
+        layers: The network; only its shapes count.
+        example: Shape of one input.
+        batch_size: Of a step.
+    """
+    if not isinstance(layers, nn.Sequential) or stacked(layers, example) is None:
+        return 1
+    weights = sum(leaf.numel() for leaf in layers.parameters())
+    fitting = ROOM_BYTES // (FLOAT_BYTES * (COPIES * weights + batch_size * _activations(layers, example)))
+    return min(MOST, max(2, fitting)) if fitting else 1
+
+
+def shared_out(plan: Plan, cohort: int, example: torch.Size) -> int:
+    """Return how many devices of a cohort one process trains at once, some being left for other processes.
+
+    How many processes there are must not count: a replay's record is the same for any number.
+
+    Raises:
+        ConfigError: The plan's algorithm or model cannot be built.
+    """
+    if not correction_of(build(ALGORITHMS, plan.algorithm, "algorithm"))[0]:
+        return 1
+    return min(at_once(skeleton(plan.model), example, plan.hyper.batch_size), math.ceil(cohort / PARTS))
+
+
+def _activations(layers: nn.Sequential, example: torch.Size) -> int:
+    """Return how many numbers one example is, layer after layer; nothing is computed."""
+    flowing = torch.empty((1, *example), device="meta")
+    count = flowing.numel()
+    for layer in layers:
+        shapes = {name: torch.empty_like(leaf, device="meta") for name, leaf in layer.named_parameters()}
+        flowing = functional_call(layer, shapes, (flowing,))
+        count += flowing.numel()
+    return count
+
+
+def train(
+    network: nn.Sequential, start: Tree, batches: Sequence[Batches], hyper: Hyper, correct: Correction | None = None
+) -> list[Result]:
+    """Do what `local_sgd` does, for several devices at once; return their results in the same order.
+
+    Args:
+        network: The stacked network.
+        start: The parameters that all of them start from.
+        batches: Each device's own; one with more examples has no fewer steps.
+        hyper: Of all of them.
+        correct: Changes gradients in place, as in `local_sgd`.
+    """
+    order = sorted(range(len(batches)), key=lambda index: -batches[index].num_examples)
+    stacks, active = stacks_of(network, start, len(order)), 0
+    momenta = {name: torch.zeros_like(stack) for name, stack in stacks.items()} if hyper.momentum else {}
+    losses, seen = torch.zeros(len(order), dtype=torch.float64), torch.zeros(len(order), dtype=torch.int64)
+    for step in _steps([batches[index] for index in order]):
+        inputs, labels = _side_by_side(step)
+        sizes = torch.tensor([len(own) for _, own in step])
+        if len(step) != active:
+            lay_in(network, stacks, active := len(step))
+        network.zero_grad()
+        outputs = network(inputs).flatten(0, 1)
+        each = functional.cross_entropy(outputs, labels.flatten(), reduction="none").view_as(labels).sum(1)
+        (each / sizes.clamp_min(1)).sum().backward()
+        if correct:
+            correct(network, start)
+        _descend(network, momenta, hyper)
+        losses[: len(step)] += each.detach()
+        seen[: len(step)] += sizes
+    moved = {name: stack.sub_(start[name]) for name, stack in stacks.items()}
+    results = {
+        index: Result(
+            {name: stack[place] for name, stack in moved.items()},
+            float(batches[index].num_examples),
+            batches[index].num_examples,
+            losses[place].item() / count if (count := int(seen[place])) else None,
+        )
+        for place, index in enumerate(order)
+    }
+    return [results[index] for index in range(len(batches))]
+
+
+def _steps(batches: Sequence[Batches]) -> Iterator[list[Batch]]:
+    """Yield, step by step, the batches of the devices that still train: the first of those that did before."""
+    own = [iter(each) for each in batches]
+    while step := [batch for each in own if (batch := next(each, None)) is not None]:
+        yield step
+        del own[len(step) :]
+
+
+def _side_by_side(step: Sequence[Batch]) -> Batch:
+    """Return inputs of shape (K, B, ...) and labels of shape (K, B), small batches filled up with what counts not."""
+    most = max(len(labels) for _, labels in step)
+    if all(len(labels) == most for _, labels in step):
+        return torch.stack([inputs for inputs, _ in step]), torch.stack([labels for _, labels in step])
+    first, _ = step[0]
+    inputs = first.new_zeros((len(step), most, *first.shape[1:]))
+    labels = torch.full((len(step), most), NOBODY)
+    for place, (own_inputs, own_labels) in enumerate(step):
+        inputs[place, : len(own_labels)], labels[place, : len(own_labels)] = own_inputs, own_labels
+    return inputs, labels
+
+
+@torch.no_grad()
+def _descend(network: nn.Sequential, momenta: Tree, hyper: Hyper) -> None:
+    """Take the step of `torch.optim.SGD`: g + decay * w into the momentum, and along that."""
+    for name, weight in network.named_parameters():
+        assert weight.grad is not None
+        change = weight.grad
+        if hyper.weight_decay:
+            change.add_(weight, alpha=hyper.weight_decay)
+        if hyper.momentum:
+            change = momenta[name][: len(weight)].mul_(hyper.momentum).add_(change)
+        weight.add_(change, alpha=-hyper.learning_rate)

@@ -1,0 +1,158 @@
+"""A replayed device's trainer: says what a task takes there, has it done here, and lets that time pass."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from device_agent.job import Job
+from device_agent.metering import Spent
+from edge_server.replay.behaviour import Behaviour, Effort, Work
+from edge_server.replay.jobs import Jobs
+from edge_server.replay.pool import Order
+from shared.clock import Clock
+from shared.data.examples import held_out
+from shared.data.shelf import Shelf
+from shared.data.spec import Data
+from shared.errors import TaskFailed
+from shared.evaluate import skeleton
+from shared.flops import step_flops
+from shared.measures import Cost
+from shared.messages import Spec
+
+AT_ONCE_S = 1e-9
+"""Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""
+
+
+@dataclass
+class Scale:
+    """How much work tasks are, by the data of their devices and the shape of their network."""
+
+    shelf: Shelf
+    _flops: dict[tuple[bytes, torch.Size, int, bool], int] = field(default_factory=dict)
+    _weights: dict[bytes, int] = field(default_factory=dict)
+
+    def of(self, job: Job) -> Work:
+        """Return the work of a whole task.
+
+        Raises:
+            ConfigError: The device's data or its network cannot be had.
+        """
+        task, total = job.task, self.shelf.count(job.data)
+        held = held_out(total, job.data.holdout)
+        own, hyper = total - held, task.assignment.hyper
+        flops = held * self.flops(task.model, job.data, 1, trains=False) if task.evaluate else 0
+        if not task.train:
+            return self._work(job, steps=0, examples=held if task.evaluate else 0, flops=flops)
+        whole, rest = divmod(own, hyper.batch_size)
+        epoch = whole * self.flops(task.model, job.data, hyper.batch_size)
+        epoch += self.flops(task.model, job.data, rest) if rest else 0
+        epochs = hyper.local_epochs
+        return self._work(job, steps=epochs * (whole + (rest > 0)), examples=epochs * own, flops=flops + epochs * epoch)
+
+    def step(self, job: Job) -> Work:
+        """Return the work of one training step of a task.
+
+        Raises:
+            ConfigError: As `of`.
+        """
+        total = self.shelf.count(job.data)
+        size = min(job.task.assignment.hyper.batch_size, total - held_out(total, job.data.holdout))
+        return self._work(job, steps=1, examples=size, flops=self.flops(job.task.model, job.data, size))
+
+    def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True) -> int:
+        """Return the floating-point operations of one step, counted once.
+
+        Raises:
+            ConfigError: As `of`.
+        """
+        shape = self.shelf.example(data).shape
+        key = (msgspec.msgpack.encode(spec), shape, batch_size, trains)
+        if key not in self._flops:
+            self._flops[key] = step_flops(spec, shape, batch_size, trains=trains)
+        return self._flops[key]
+
+    def _work(self, job: Job, *, steps: int, examples: int, flops: int) -> Work:
+        task = job.task
+        return Work(
+            steps=steps,
+            examples=examples,
+            weights=self._weights_of(task.model),
+            flops=flops,
+            run=task.run,
+            round=task.round,
+            train=task.train,
+        )
+
+    def _weights_of(self, spec: Spec) -> int:
+        key = msgspec.msgpack.encode(spec)
+        if key not in self._weights:
+            self._weights[key] = sum(leaf.numel() for leaf in skeleton(spec).parameters())
+        return self._weights[key]
+
+
+@dataclass
+class ReplayTrainer:
+    """The trainer seam of one device.
+
+    Attributes:
+        behaviour: What the device does with work.
+        scale: How much work a task is.
+        jobs: Has it done.
+        clock: Virtual time.
+    """
+
+    behaviour: Behaviour
+    scale: Scale
+    jobs: Jobs
+    clock: Clock
+
+    async def ready(self) -> None:
+        """There is nothing to wait for."""
+
+    async def __call__(self, job: Job) -> None:
+        """Let the task's seconds pass while it is done elsewhere."""
+        seconds, order = self._order(job)
+        ticket = self.jobs.submit(order)
+        try:
+            await asyncio.sleep(seconds)
+            cause = await self.jobs.ended(ticket)
+        except asyncio.CancelledError:
+            self.jobs.withdraw(ticket)
+            raise
+        if cause is not None:
+            raise TaskFailed(cause)
+
+    def charge(self, cost: Cost, figure: str, start: float, stop: float) -> Cost:
+        """Return a cost with the joules of a transfer, `download_joules` or `upload_joules`, if anything tells them."""
+        known = self.behaviour.provenance
+        named = {name: known[name] for name in (figure, figure.replace("joules", "s")) if name in known}
+        joules = self.behaviour.radio("down" if figure == "download_joules" else "up", start, stop)
+        if joules is None:
+            named.pop(figure, None)
+            return msgspec.structs.replace(cost, provenance=cost.provenance | named)
+        return msgspec.structs.replace(cost, provenance=cost.provenance | named, **{figure: joules})
+
+    def _order(self, job: Job) -> tuple[float, Order]:
+        """Return how long a job takes its device, and what to do."""
+        compute, begun = self.behaviour.compute, self.clock()
+        whole = compute(self.scale.of(job), begun)
+        if not job.task.measure_s:
+            return whole.seconds + whole.lag_s, Order(job, _spent(whole))
+        step = compute(self.scale.step(job), begun)
+        task = msgspec.structs.replace(job.task, measure_s=AT_ONCE_S)
+        quick = msgspec.structs.replace(job, task=task)
+        return whole.seconds + whole.lag_s + job.task.measure_s, Order(quick, _spent(whole), _spent(step))
+
+
+def _spent(effort: Effort) -> Spent:
+    return Spent(
+        compute_s=effort.seconds,
+        cycles=effort.cycles,
+        joules=effort.joules,
+        idle_w=effort.idle_w,
+        provenance=effort.provenance,
+    )

@@ -1,0 +1,171 @@
+"""What a run came to, as values: the page, the table and the JSON are made of these and of nothing else."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from edge_server.report.amounts import Amount
+from edge_server.trial.plan import Plan
+
+Arrival: TypeAlias = Literal["arrived", "late", "failed"]
+Told: TypeAlias = float | str
+
+ARRIVALS: tuple[Arrival, ...] = ("arrived", "late", "failed")
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the parts of a digest."""
+
+
+class Seconds(Part, frozen=True, kw_only=True):
+    """Where a device's time went, in seconds.
+
+    Attributes:
+        waiting: What of the rounds is left after the other three; unknown where one of them is.
+    """
+
+    download: Amount
+    compute: Amount
+    upload: Amount
+    waiting: Amount
+
+
+class Joules(Part, frozen=True, kw_only=True):
+    """Where a device's energy went, in joules of the whole device, idle included.
+
+    Attributes:
+        above_idle: The same three together, less what the device would have drawn idle in those seconds.
+    """
+
+    download: Amount
+    compute: Amount
+    upload: Amount
+    above_idle: Amount
+
+
+class TaskDigest(Part, frozen=True, kw_only=True):
+    """What one device did in one round.
+
+    Attributes:
+        arrival: `arrived`: its update counts; `failed`: it said so; `late`: neither, when the round ended.
+        cause: Of a failure.
+        told: What was decided for this device, by name: hyperparameters and the assignment's values. Of a list, its
+            length; of what is true or false, 1 or 0.
+        loss: Mean training loss.
+        bytes_up: Bytes of frames that came from it.
+        bytes_down: Bytes of frames that it says it received.
+    """
+
+    round: int
+    device: str
+    arrival: Arrival
+    cause: str = ""
+    told: dict[str, Told] = {}
+    examples: int | None = None
+    loss: float | None = None
+    seconds: Seconds
+    joules: Joules
+    bytes_up: Amount
+    bytes_down: Amount
+
+
+class Spending(Part, frozen=True, kw_only=True):
+    """What a run had taken by the end of a round: seconds of its rounds, joules of all devices, bytes of frames."""
+
+    seconds: Amount
+    joules: Amount
+    bytes_up: Amount
+    bytes_down: Amount
+    bytes: Amount
+
+
+class RoundDigest(Part, frozen=True, kw_only=True):
+    """One round.
+
+    Attributes:
+        online: Devices that were connected when it began; None where that was not recorded.
+        selected: Devices that were told to take part; each of them is counted in one of the next three.
+        seconds: It took.
+        joules: All its devices spent.
+        until: What the run had taken by its end.
+    """
+
+    round: int
+    outcome: str
+    online: int | None
+    selected: int
+    arrived: int
+    late: int
+    failed: int
+    accuracy: float | None
+    test_loss: float | None
+    loss: float | None
+    device_accuracy: float | None
+    seconds: float
+    joules: Amount
+    bytes_up: Amount
+    bytes_down: Amount
+    until: Spending
+
+
+class DeviceDigest(Part, frozen=True, kw_only=True):
+    """One device over all rounds that it was selected in.
+
+    Attributes:
+        board: Id of its firmware profile; empty where nobody recorded it.
+        version: Of its agent, likewise.
+        went_away: How often it was lost to the server while the run lasted.
+        rounds_s: Seconds of the rounds that it was selected in.
+        accuracy: Of the final model on its held-out examples.
+    """
+
+    device: str
+    board: str = ""
+    version: str = ""
+    went_away: int = 0
+    selected: int
+    arrived: int
+    late: int
+    failed: int
+    rounds_s: float
+    seconds: Seconds
+    joules: Joules
+    bytes_up: Amount
+    bytes_down: Amount
+    accuracy: float | None = None
+
+
+class Digest(Part, frozen=True, kw_only=True):
+    """One run.
+
+    Attributes:
+        live: Whether its seconds are of a wall clock; a replay's are virtual.
+        started: Calendar time, of a live run.
+        outcome: `finished`, `stopped` or `unfinished`.
+        versions: Of what its server computed with.
+        servers: How many processes of the server had it, one after another; 0 where that was not recorded.
+        went_back: How often a lost checkpoint sent it back to an earlier round.
+        notes: What whoever reads its figures must know.
+        refused: What the server did not take, counted by reason.
+        device_accuracy: Of the final model on the devices' held-out examples.
+        measuring: Joules spent before the first round, on timing training steps.
+    """
+
+    run: str
+    live: bool
+    started: str
+    outcome: str
+    cause: str = ""
+    versions: dict[str, str] = {}
+    servers: int = 0
+    went_back: int = 0
+    notes: list[str] = []
+    refused: dict[str, int] = {}
+    device_accuracy: float | None = None
+    measuring: Amount
+    plan: Plan
+    rounds: list[RoundDigest]
+    devices: list[DeviceDigest]
+    tasks: list[TaskDigest]

@@ -1,0 +1,60 @@
+"""HTML and SVG as nested calls: whatever is not markup is escaped, so that no device can write into the page."""
+
+from __future__ import annotations
+
+import html
+
+NOTHING = "\N{EN DASH}"
+MAX_TEXT = 300
+_VOID = frozenset({"meta"})
+
+
+class Markup(str):
+    """Text that is markup already. Only this module and constants make any."""
+
+    __slots__ = ()
+
+
+def escaped(text: str) -> Markup:
+    """Return any text as text of the page: nothing in it is markup, hidden, or without end."""
+    if isinstance(text, Markup):
+        return text
+    if len(text) > MAX_TEXT:
+        text = text[:MAX_TEXT] + "\N{HORIZONTAL ELLIPSIS}"
+    return _safe(text)
+
+
+def _safe(text: str) -> Markup:
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    return Markup(html.escape(text))
+
+
+def joined(*parts: str) -> Markup:
+    """Return texts and markup one after another."""
+    return Markup("".join(map(escaped, parts)))
+
+
+def element(name: str, /, *content: str, **attributes: float | str | None) -> Markup:
+    """Return an element.
+
+    Args:
+        name: Of the element.
+        content: Texts and markup in it.
+        attributes: `_` stands for a hyphen and is dropped at the end (`class_`); those that are None are left out.
+    """
+    said = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{name}{said}>" if name in _VOID else f"<{name}{said}>{joined(*content)}</{name}>")
+
+
+def _value(value: float | str) -> str:
+    return _safe(value) if isinstance(value, str) else number(value)
+
+
+def number(value: float) -> str:
+    """Return a coordinate with no more digits than a screen can show."""
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,96 @@
+"""The report as one page that needs nothing else: no network, no script, no library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.resources import files
+
+from edge_server.report import words
+from edge_server.report.compare import targets as usual_targets
+from edge_server.report.curves import key
+from edge_server.report.decisions import decisions
+from edge_server.report.digest import Digest
+from edge_server.report.markup import Markup, element, joined
+from edge_server.report.progress import progress
+from edge_server.report.spent import spent
+from edge_server.report.tables import clock, facts, names, summary, to_targets
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""What a browser may load for the page: nothing."""
+
+
+def page(runs: Sequence[Digest], targets: Sequence[float] = ()) -> str:
+    """Return the report of one run or of several side by side.
+
+    Args:
+        runs: The first is what the others are compared with.
+        targets: Accuracies from 0 to 1; none for round ones that every run reached.
+    """
+    wanted = list(targets) or usual_targets(runs)
+    title = f"Run {runs[0].run}" if len(runs) == 1 else f"{len(runs)} runs side by side"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("style", Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))),
+    )
+    body = element("body", element("main", _top(runs, title), *_sections(runs, wanted), _foot()))
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _top(runs: Sequence[Digest], title: str) -> Markup:
+    return element("header", element("h1", title), _runs(runs))
+
+
+def _runs(runs: Sequence[Digest]) -> Markup:
+    """Return which curve is of which run, with what the run is."""
+    items = [
+        element("li", key(colour), element("b", name), element("span", _kind(run)))
+        for colour, (name, run) in enumerate(zip(names(runs), runs, strict=True))
+    ]
+    return element("ul", *items, class_="runs")
+
+
+def _kind(run: Digest) -> str:
+    place = f"live, wall seconds, {run.started}" if run.live else "replay, virtual seconds"
+    return f"{words.spec(run.plan.algorithm)} · {words.spec(run.plan.model)} · seed {run.plan.seed} · {place}"
+
+
+def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
+    compared = " Small figures: against the first run." if len(runs) > 1 else ""
+    mixed = " Wall seconds and virtual seconds stand side by side here." if len({*map(clock, runs)}) > 1 else ""
+    outcome = _section("Outcome", summary(runs), f"Joules and bytes are of all devices and rounds.{compared}{mixed}")
+    reached = _section(
+        "To a given accuracy",
+        to_targets(runs, targets) if targets else element("p", "No run's model was evaluated on test data."),
+        "What a run had taken by the end of the first round after which its model was at least so accurate.",
+    )
+    return [
+        element("div", outcome, reached, class_="two"),
+        _section("Accuracy and loss", joined(_runs(runs), progress(runs)) if len(runs) > 1 else progress(runs)),
+        _section("Time and energy of the devices", _each(runs, spent)),
+        _section("Decisions", _each(runs, decisions)),
+        _section("Facts", facts(runs)),
+    ]
+
+
+def _section(title: str, content: str, note: str = "") -> Markup:
+    return element("section", element("h2", title), element("p", note, class_="note") if note else "", content)
+
+
+def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:
+    """Return something of every run, one below the other."""
+    return joined(
+        *(
+            element("article", element("h3", name) if len(runs) > 1 else "", show(run))
+            for name, run in zip(names(runs), runs, strict=True)
+        )
+    )
+
+
+def _foot() -> Markup:
+    return element("footer", element("p", words.LEGEND), element("p", f"Made by fieldfleet {version('fieldfleet')}."))

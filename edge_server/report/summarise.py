@@ -1,0 +1,244 @@
+"""From a run's journal to its digest."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+import msgspec
+
+from edge_server.costs import by_round
+from edge_server.report.amounts import Amount, figure, known, rest, total, worst
+from edge_server.report.digest import (
+    DeviceDigest,
+    Digest,
+    Joules,
+    RoundDigest,
+    Seconds,
+    Spending,
+    TaskDigest,
+    Told,
+)
+from edge_server.store.base import (
+    AnyRecord,
+    Evaluated,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    UpdateAccepted,
+    valid,
+)
+from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
+from shared.errors import ConfigError
+from shared.measures import Cost
+from shared.messages import Assignment, Update, Value
+
+
+class _Counts(TypedDict):
+    """How many tasks ended how."""
+
+    arrived: int
+    late: int
+    failed: int
+
+
+PARTS = ("download", "compute", "upload")
+MEASURING = 0
+NUMBER = re.compile("([0-9]{1,18})")
+
+
+def digest(records: Sequence[AnyRecord]) -> Digest:
+    """Return what a run came to; a round that has not ended does not count yet.
+
+    Raises:
+        ConfigError: The journal does not say what run it is of.
+    """
+    opened = next((one for one in records if isinstance(one, RunOpened)), None)
+    if opened is None:
+        raise ConfigError("the run's journal holds no beginning: nothing was recorded, or its first record is lost")
+    ended = [one for one in records if isinstance(one, RunClosed)]
+    evaluated = [one for one in records if isinstance(one, Evaluated)]
+    closed = [one for one in valid(records) if isinstance(one, RoundClosed)]
+    tasks = _tasks(records, closed)
+    servers = [one for one in records if isinstance(one, ServerBegan)]
+    return Digest(
+        run=opened.run,
+        live=bool(opened.started),
+        started=opened.started,
+        outcome=ended[-1].outcome if ended else "unfinished",
+        cause=ended[-1].cause if ended else "",
+        versions=servers[-1].versions if servers else {},
+        servers=len(servers),
+        notes=[one.what for one in records if isinstance(one, Noted)],
+        went_back=sum(isinstance(one, Rewound) for one in records),
+        refused=dict(sorted(sum((Counter(one.refused) for one in closed), Counter[str]()).items())),
+        device_accuracy=evaluated[-1].accuracy if evaluated else None,
+        measuring=total(_joules(cost) for cost in by_round(records).get(MEASURING, {}).values()),
+        plan=opened.plan,
+        rounds=_rounds(records, closed, tasks),
+        devices=_devices(records, closed, tasks),
+        tasks=tasks,
+    )
+
+
+def _tasks(records: Sequence[AnyRecord], closed: Iterable[RoundClosed]) -> list[TaskDigest]:
+    """Return every device's part in every round that has ended, by round and name."""
+    costs = by_round(records)
+    opened = {one.round: one for one in valid(records) if isinstance(one, RoundOpened)}
+    updates = {(one.round, one.device): one.update for one in valid(records) if isinstance(one, UpdateAccepted)}
+    return [
+        _task(end, device, told, costs.get(end.round, {}).get(device), updates.get((end.round, device)))
+        for end in closed
+        if end.round in opened
+        for device, told in sorted(opened[end.round].assignments.items())
+    ]
+
+
+def _task(end: RoundClosed, device: str, told: Assignment, cost: Cost | None, update: Update | None) -> TaskDigest:
+    arrived = device in end.arrived
+    seconds = [figure(cost, f"{part}_s") for part in PARTS]
+    joules = [figure(cost, f"{part}_joules") for part in PARTS]
+    return TaskDigest(
+        round=end.round,
+        device=device,
+        arrival="arrived" if arrived else "failed" if device in end.failed else "late",
+        cause=end.failed.get(device, ""),
+        told=_told(told),
+        examples=update.num_examples if update and arrived else None,
+        loss=update.loss if update and arrived else None,
+        seconds=Seconds(**dict(zip(PARTS, seconds, strict=True)), waiting=rest(end.seconds, seconds)),
+        joules=Joules(**dict(zip(PARTS, joules, strict=True)), above_idle=_above_idle(cost, seconds, joules)),
+        bytes_up=known(end.bytes_up.get(device)),
+        bytes_down=known(end.bytes_down.get(device)) if device in end.bytes_down else figure(cost, "bytes_down"),
+    )
+
+
+def _told(assignment: Assignment) -> dict[str, Told]:
+    """Return what was decided for a device, as figures and words."""
+    values: dict[str, Value] = {**msgspec.structs.asdict(assignment.hyper), **assignment.values}
+    return {name: _one(value) for name, value in values.items()}
+
+
+def _one(value: Value) -> Told:
+    match value:
+        case str():
+            return value
+        case list():
+            return float(len(value))
+        case _:
+            return float(value)
+
+
+def _above_idle(cost: Cost | None, seconds: Sequence[Amount], joules: Sequence[Amount]) -> Amount:
+    """Return the joules that a task took beyond idling: J - idle_w * s, of the parts of which both are known."""
+    idle = figure(cost, "idle_w")
+    found = []
+    for second, joule in zip(seconds, joules, strict=True):
+        if idle.value is None or second.value is None or joule.value is None:
+            found.append(Amount(whole=False))
+        else:
+            quality = worst([idle.quality, second.quality, joule.quality])
+            found.append(Amount(value=joule.value - idle.value * second.value, quality=quality))
+    return total(found)
+
+
+def _joules(cost: Cost) -> Amount:
+    return total(figure(cost, f"{part}_joules") for part in PARTS)
+
+
+def joules(task: TaskDigest | DeviceDigest) -> Amount:
+    """Return what a task, or a device, spent in all."""
+    return total([task.joules.download, task.joules.compute, task.joules.upload])
+
+
+def _rounds(
+    records: Sequence[AnyRecord], closed: Sequence[RoundClosed], tasks: Iterable[TaskDigest]
+) -> list[RoundDigest]:
+    online = {one.round: one.online for one in valid(records) if isinstance(one, RoundOpened)}
+    by_number: dict[int, list[TaskDigest]] = {}
+    for task in tasks:
+        by_number.setdefault(task.round, []).append(task)
+    found: list[RoundDigest] = []
+    nothing = Amount()
+    until = Spending(seconds=nothing, joules=nothing, bytes_up=nothing, bytes_down=nothing, bytes=nothing)
+    for end in closed:
+        own = by_number.get(end.round, [])
+        spent, up = total(joules(task) for task in own), total(task.bytes_up for task in own)
+        down = total(task.bytes_down for task in own)
+        until = Spending(
+            seconds=total([until.seconds, known(end.seconds)]),
+            joules=total([until.joules, spent]),
+            bytes_up=total([until.bytes_up, up]),
+            bytes_down=total([until.bytes_down, down]),
+            bytes=total([until.bytes, up, down]),
+        )
+        found.append(
+            RoundDigest(
+                round=end.round,
+                outcome=end.outcome,
+                online=online.get(end.round),
+                selected=len(own),
+                **_arrivals(own),
+                accuracy=end.accuracy,
+                test_loss=end.test_loss,
+                loss=end.loss,
+                device_accuracy=end.device_accuracy,
+                seconds=end.seconds,
+                joules=spent,
+                bytes_up=up,
+                bytes_down=down,
+                until=until,
+            )
+        )
+    return found
+
+
+def _arrivals(tasks: Iterable[TaskDigest]) -> _Counts:
+    counts = Counter(task.arrival for task in tasks)
+    return {"arrived": counts["arrived"], "late": counts["late"], "failed": counts["failed"]}
+
+
+def _devices(
+    records: Sequence[AnyRecord], closed: Iterable[RoundClosed], tasks: Iterable[TaskDigest]
+) -> list[DeviceDigest]:
+    lengths = {end.round: end.seconds for end in closed}
+    boards = {one.device: one.board for one in records if isinstance(one, Sensed) and one.board}
+    versions = {one.device: one.version for one in records if isinstance(one, Joined) and one.version}
+    left = Counter(one.device for one in records if isinstance(one, Left))
+    evaluated = [one.by_device for one in records if isinstance(one, Evaluated)]
+    accuracies = {device: one.get("eval_accuracy") for device, one in evaluated[-1].items()} if evaluated else {}
+    by_device: dict[str, list[TaskDigest]] = {}
+    for task in tasks:
+        by_device.setdefault(task.device, []).append(task)
+    return [
+        DeviceDigest(
+            device=device,
+            board=boards.get(device, ""),
+            version=versions.get(device, ""),
+            went_away=left[device],
+            selected=len(own),
+            **_arrivals(own),
+            rounds_s=math.fsum(lengths[one.round] for one in own),
+            seconds=Seconds(**_sums(one.seconds for one in own)),
+            joules=Joules(**_sums(one.joules for one in own)),
+            bytes_up=total(one.bytes_up for one in own),
+            bytes_down=total(one.bytes_down for one in own),
+            accuracy=accuracies.get(device),
+        )
+        for device, own in sorted(by_device.items(), key=lambda pair: natural(pair[0]))
+    ]
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what names are ordered by: numbers in them by their size, so that `pi-2` comes before `pi-10`."""
+    return [(int(part), "") if index % 2 else (0, part) for index, part in enumerate(NUMBER.split(name))]
+
+
+def _sums(splits: Iterable[Seconds | Joules]) -> dict[str, Amount]:
+    splits = list(splits)
+    return {name: total(getattr(one, name) for one in splits) for name in splits[0].__struct_fields__}

@@ -1,0 +1,51 @@
+"""One cell of a study, replayed in this process."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from edge_server.replay.__main__ import replay
+from edge_server.report.summarise import digest
+from edge_server.study.result import RESULT, Order, Result, hash_of
+from edge_server.versions import versions
+from shared.clock import Clock, monotonic
+from shared.errors import ConfigError
+
+
+def perform(order: Order, clock: Clock = monotonic) -> Path:
+    """Run a cell into a new folder, its result last of all; return the folder."""
+    folder = Path(order.place) / order.cell
+    shutil.rmtree(folder, ignore_errors=True)
+    began = clock()
+    _, records = replay(order.plan, folder, order.devices)
+    result = Result(
+        devices=order.devices,
+        seconds=clock() - began,
+        versions=versions(),
+        journal=hash_of(folder),
+        digest=msgspec.structs.replace(digest(records), devices=[], tasks=[]),
+    )
+    (folder / RESULT).write_bytes(msgspec.json.encode(result))
+    return folder
+
+
+def perform_away(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
+    """Run a cell on another machine; return its files by their path in its folder.
+
+    Args:
+        order: The order, as JSON.
+        expected: The versions of the machine that asks; others may give other bits.
+
+    Raises:
+        ConfigError: This machine has others.
+    """
+    if (found := versions()) != expected:
+        raise ConfigError(f"a node of the cluster has {found}, this machine {expected}; install the same on both")
+    with tempfile.TemporaryDirectory(prefix="fieldfleet-") as place:
+        told = msgspec.json.decode(order, type=Order)
+        folder = perform(msgspec.structs.replace(told, place=place))
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,197 @@
+"""From a study to its cells: every combination of its grid, for each of its variants, as a plan of its own. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import xxhash
+
+from edge_server.study.lines import line_of
+from edge_server.study.spec import SEED, Study, Variant, canonical
+from edge_server.trial.plan import Plan, check, devices, placed
+from shared.config import parse
+from shared.errors import ConfigError
+
+Table: TypeAlias = dict[str, Any]
+
+MAX_CELLS = 10_000
+NAME_CHARS, HASH_CHARS = 55, 8
+PLAN = Path("plan.json")
+"""What the plan's decoder calls what it decodes; its errors begin with it."""
+
+
+class Change(NamedTuple):
+    """One value that a cell sets in the plan.
+
+    Attributes:
+        key: Dotted.
+        value: What stands there instead.
+        where: The parts of its key in the study's file.
+        place: The variant's number, 0 for the grid.
+    """
+
+    key: str
+    value: Any
+    where: tuple[str, ...]
+    place: int = 0
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a study.
+
+    Attributes:
+        name: Of its run and folder: a function of the variant's name and the grid's values alone.
+        variant: Its variant's name, empty where there are no variants.
+        settings: Its values of the grid, by key, without the seeds.
+        seeds: Its values of those keys that are averaged over.
+        plan: What it runs.
+        devices: How many, as `edge_server.trial.plan.devices` takes it.
+    """
+
+    name: str
+    variant: str
+    settings: dict[str, Any]
+    seeds: dict[str, Any]
+    plan: Plan
+    devices: int = 0
+
+
+def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> list[Cell]:
+    """Return the cells of a study in the order of its file: variants outside, the grid's last key inside.
+
+    Args:
+        study: The study.
+        base: Its plan as what stands in it.
+        path: The study's file, for errors.
+        text: What stands in that file, for the line numbers in errors.
+        data_root: Where a relative data path of the plan starts.
+
+    Raises:
+        ConfigError: A key or value of a cell is wrong, is set twice, or there are too many cells; with the line.
+    """
+    axes = _axes(study, path, text)
+    found: dict[str, Cell] = {}
+    for index, variant in enumerate(study.variant or (Variant(name=""),)):
+        own = [Change(key, value, ("variant", "set", *key.split(".")), index) for key, value in _leaves(variant.set)]
+        for combination in product(*axes):
+            changes = [*own, *combination]
+            _refuse_lost(changes, path, text)
+            plan = _plan(base, changes, path, text, study.devices)
+            name = name_of(variant.name, combination)
+            if name in found:
+                raise ConfigError(f"{path}: cell {name!r} is there twice; list every value of the grid once")
+            found[name] = Cell(
+                name=name,
+                variant=variant.name,
+                settings={one.key: one.value for one in combination if one.key not in study.seeds},
+                seeds={one.key: one.value for one in combination if one.key in study.seeds},
+                plan=placed(plan, data_root),
+                devices=study.devices,
+            )
+    return list(found.values())
+
+
+def name_of(variant: str, changes: Sequence[Change]) -> str:
+    """Return the name of a cell: readable at its beginning, and at its end a hash of all that it names."""
+    labels = filter(None, [variant, *(label(change.key, change.value) for change in changes)])
+    readable = "_".join(labels)[:NAME_CHARS].rstrip("._-") or "plan"
+    everything = canonical([variant, [[change.key, change.value] for change in changes]])
+    return f"{readable}-{xxhash.xxh3_64_hexdigest(everything.encode())[:HASH_CHARS]}"
+
+
+def label(key: str, value: object) -> str:
+    """Return what a value of the grid is called in the names of cells; of a named thing, its name and options."""
+    if isinstance(value, Mapping) and "name" in value:
+        options = value.get("options", {})
+        words = [value["name"], *(f"{name}-{option}" for name, option in options.items())]
+    else:
+        words = [key.rpartition(".")[2], canonical(value)]
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(map(str, words))).strip("-.")
+
+
+def setting_of(cell: Cell) -> str:
+    """Return what a cell shares with those that differ in nothing but their seeds: no two settings have one text."""
+    values = (f"{key}={canonical(value)}" for key, value in cell.settings.items())
+    return " ".join(filter(None, [cell.variant, *values])) or "plan"
+
+
+def _axes(study: Study, path: Path, text: str) -> list[list[Change]]:
+    axes = []
+    for key, values in _leaves(study.grid):
+        where = ("grid", *key.split("."))
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f'{path}:{line_of(text, where)}: grid "{key}": give a list of values to run')
+        axes.append([Change(key, value, where) for value in values])
+    if unknown := sorted(set(study.seeds) - {axis[0].key for axis in axes} - {SEED}):
+        raise ConfigError(f"{path}:{line_of(text, ('seeds',))}: seeds: {unknown[0]!r} is no key of the grid; add it")
+    count = math.prod(len(axis) for axis in axes) * max(1, len(study.variant))
+    if count > MAX_CELLS:
+        raise ConfigError(f"{path}: {count} cells; make the grid smaller, to at most {MAX_CELLS}")
+    return axes
+
+
+def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by dotted key; a table that names a thing is a value as a whole."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value and not isinstance(value.get("name"), str):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _refuse_lost(changes: Sequence[Change], path: Path, text: str) -> None:
+    """Refuse a value that a later one would replace."""
+    for later, change in enumerate(changes):
+        for earlier in changes[:later]:
+            if f"{earlier.key}.".startswith(f"{change.key}."):
+                lost = line_of(text, earlier.where, earlier.place)
+                line = line_of(text, change.where, change.place)
+                raise ConfigError(
+                    f'{path}:{line}: "{change.key}" would replace what line {lost} sets; give one of them'
+                )
+
+
+def _plan(base: Table, changes: Sequence[Change], path: Path, text: str, count: int) -> Plan:
+    """Return the plan with the changes; an error names the change from which on it is there."""
+    problem, plan = _decoded(base, changes, count)
+    if plan is not None:
+        return plan
+    guilty = next(k for k in range(len(changes) + 1) if _stays(base, changes, k, count, problem))
+    if not guilty:
+        raise ConfigError(f"{path}:{line_of(text, ('plan',))}: plan: {problem}")
+    change = changes[guilty - 1]
+    raise ConfigError(f'{path}:{line_of(text, change.where, change.place)}: "{change.key}": {problem}')
+
+
+def _stays(base: Table, changes: Sequence[Change], first: int, count: int, problem: str) -> bool:
+    """Tell whether a problem is there after `first` changes and after each that follows."""
+    return all(_decoded(base, changes[:k], count)[0] == problem for k in range(first, len(changes) + 1))
+
+
+def _decoded(base: Table, changes: Sequence[Change], count: int) -> tuple[str, Plan | None]:
+    try:
+        for change in changes:
+            base = _changed(base, change.key.split("."), change.value)
+        plan = parse(msgspec.json.encode(base), Plan, PLAN)
+        check(plan, PLAN)
+        devices(plan, count)
+    except ConfigError as error:
+        return str(error).removeprefix(f"{PLAN}: "), None
+    return "", plan
+
+
+def _changed(table: Table, keys: Sequence[str], value: object) -> Table:
+    """Return a table with one value changed; the table itself stays as it is."""
+    here, *below = keys
+    if not below:
+        return {**table, here: value}
+    inner = table.get(here, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{here} is no table; set it as a whole")
+    return {**table, here: _changed(inner, below, value)}

@@ -1,0 +1,123 @@
+"""The cells of a study in parallel processes of this machine: one that dies takes its cell with it and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from edge_server.study.result import Began, Ended, Order
+
+Tell: TypeAlias = Callable[[Began | Ended], None]
+
+MODULE = "edge_server.study.worker"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LOG_TAIL_BYTES = 4096
+PATIENCE_S = 10.0
+MEMORY = Path("/dev/shm")  # noqa: S108 - where a replay has its temporary files
+
+
+async def run_here(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) -> None:
+    """Run cells in at most `jobs` processes; every process is gone when this returns or is cancelled.
+
+    Args:
+        orders: The cells.
+        jobs: How many at a time.
+        place: For the processes' logs and temporary files.
+        tell: Hears of every cell that begins or ends.
+    """
+    waiting = deque(orders)
+    logs = [place / f"worker-{number}.log" for number in range(min(jobs, len(orders)))]
+    await together([_work(waiting, log, tell) for log in logs])
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Await several works; where one fails, the others are cancelled and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+
+
+async def _work(waiting: deque[Order], log: Path, tell: Tell) -> None:
+    """Run cells until none is waiting, in one process and, should it die, in another."""
+    while waiting:
+        async with _process(log) as process:
+            while waiting and process.returncode is None:
+                order = waiting.popleft()
+                tell(Began(order.cell, process.pid))
+                tell(Ended(order.cell, await _ask(process, order, log)))
+
+
+async def _ask(process: Process, order: Order, log: Path) -> str:
+    """Let a process run a cell; return why it failed, or nothing."""
+    assert process.stdin
+    assert process.stdout
+    try:
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        await process.stdin.drain()
+    except ConnectionError:
+        answer = b""
+    else:
+        answer = await process.stdout.readline()
+    if answer.endswith(b"\n"):
+        return msgspec.json.decode(answer, type=str)
+    code = await process.wait()
+    if code < 0:
+        memory = "; the kernel does so where memory runs out: give fewer --jobs" if code == -signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-code).name}{memory}; see {log}"
+    return f"its process ended with exit code {code}: {_last_line(log)}; see {log}"
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log: of an exception, what it says."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        return next(reversed(file.read().decode(errors="replace").split("\n")[:-1]), "it said nothing").strip()
+
+
+@asynccontextmanager
+async def _process(log: Path) -> AsyncIterator[Process]:
+    """Start a process in a session of its own, so that Ctrl-C reaches the study alone; it is gone after the block.
+
+    It ends by itself where its input ends, also because the study was killed.
+    """
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **dict.fromkeys(THREADS, "1"), "TMPDIR": str(log.parent.resolve())},
+        )
+    try:
+        yield process
+    finally:
+        assert process.stdin
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        sweep(process.pid)
+
+
+def sweep(process: int) -> None:
+    """Remove what a process that was killed had in memory; one that ended by itself has left nothing."""
+    for left in MEMORY.glob(f"fieldfleet-{process}-*"):
+        shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,218 @@
+"""What a study came to: a row for every cell, and over the seeds of a setting their mean and spread. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from edge_server.report.amounts import Amount, known, worst
+from edge_server.report.compare import best, last, reached
+from edge_server.report.digest import Digest, RoundDigest, Spending
+from edge_server.study.grid import Cell, setting_of
+from edge_server.study.result import Result
+
+MIN_SPREAD = 2
+NOTHING = Amount()
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the parts of a summary."""
+
+
+class Taken(Part, frozen=True, kw_only=True):
+    """What a run took: rounds, virtual seconds of them, joules of all devices, bytes of frames both ways."""
+
+    rounds: Amount = NOTHING
+    seconds: Amount = NOTHING
+    joules: Amount = NOTHING
+    bytes: Amount = NOTHING
+
+
+class Row(Part, frozen=True, kw_only=True):
+    """One cell.
+
+    Attributes:
+        setting: What it shares with the cells that differ from it in nothing but their seeds: variant and values.
+        state: `finished`, or `stopped` as its plan says of a missed round; `failed`, or `waiting` to be run.
+        cause: Why it stopped or failed.
+        accuracy: Of the last model that was evaluated.
+        best: The highest there was.
+        whole: What the whole run took.
+        target: What it took until the study's target; None where it never reached it or there is none.
+    """
+
+    cell: str
+    setting: str
+    variant: str
+    settings: dict[str, Any]
+    seeds: dict[str, Any]
+    state: Literal["finished", "stopped", "failed", "waiting"]
+    cause: str = ""
+    accuracy: float | None = None
+    best: float | None = None
+    whole: Taken = Taken()
+    target: Taken | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by its plan."""
+        return self.state in ("finished", "stopped")
+
+
+class Spread(Part, frozen=True, kw_only=True):
+    """A figure over several runs.
+
+    Attributes:
+        mean: Of those that know it; unknown where none does.
+        std: Sample standard deviation, of at least two.
+        count: How many know it.
+    """
+
+    mean: Amount
+    std: float | None
+    count: int
+
+
+class Outlay(Part, frozen=True, kw_only=True):
+    """What several runs took."""
+
+    rounds: Spread
+    seconds: Spread
+    joules: Spread
+    bytes: Spread
+
+
+class Group(Part, frozen=True, kw_only=True):
+    """The cells of one setting.
+
+    Attributes:
+        cells: How many there are.
+        ended: How many of them have ended by their plan; all figures are of these.
+        reached: How many of them reached the target; `target` is of these. None where the study has no target.
+    """
+
+    setting: str
+    variant: str
+    settings: dict[str, Any]
+    cells: int
+    ended: int
+    accuracy: Spread
+    best: Spread
+    whole: Outlay
+    reached: int | None = None
+    target: Outlay | None = None
+
+
+class Summary(Part, frozen=True, kw_only=True):
+    """A whole study.
+
+    Attributes:
+        target: The accuracy that `reached` and `target` below are of.
+        versions: Those that its cells were computed with; more than one is a reason to run it anew elsewhere.
+    """
+
+    study: str
+    target: float | None
+    versions: list[dict[str, str]]
+    groups: list[Group]
+    rows: list[Row]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every cell has ended by its plan."""
+        return all(row.ended for row in self.rows)
+
+
+def summarise(
+    study: str,
+    cells: Sequence[Cell],
+    results: Mapping[str, Result],
+    causes: Mapping[str, str],
+    target: float | None = None,
+) -> Summary:
+    """Return what a study came to.
+
+    Args:
+        study: Its name.
+        cells: All its cells.
+        results: What of them has ended, by cell.
+        causes: Why others failed, by cell.
+        target: An accuracy that it asks about.
+    """
+    rows = [_row(cell, results.get(cell.name), causes.get(cell.name), target) for cell in cells]
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.setting, []).append(row)
+    versions = [dict(one) for one in sorted({tuple(sorted(result.versions.items())) for result in results.values()})]
+    grouped = [_group(own, target) for own in groups.values()]
+    return Summary(study=study, target=target, versions=versions, groups=grouped, rows=rows)
+
+
+def _row(cell: Cell, result: Result | None, cause: str | None, target: float | None) -> Row:
+    who: dict[str, Any] = {
+        "cell": cell.name,
+        "setting": setting_of(cell),
+        "variant": cell.variant,
+        "settings": cell.settings,
+        "seeds": cell.seeds,
+    }
+    if result is None:
+        return Row(**who, state="waiting" if cause is None else "failed", cause=cause or "")
+    run = result.digest
+    final, found = last(run), reached(run, target) if target is not None else None
+    return Row(
+        **who,
+        state="stopped" if run.outcome == "stopped" else "finished",
+        cause=run.cause,
+        accuracy=final.accuracy if final else None,
+        best=best(run),
+        whole=_taken(run, run.rounds[-1] if run.rounds else None),
+        target=_taken(run, found) if found else None,
+    )
+
+
+def _taken(run: Digest, until: RoundDigest | None) -> Taken:
+    if until is None:
+        return Taken()
+    spent: Spending = until.until
+    rounds = known(float(run.rounds.index(until) + 1))
+    return Taken(rounds=rounds, seconds=spent.seconds, joules=spent.joules, bytes=spent.bytes)
+
+
+def _group(rows: Sequence[Row], target: float | None) -> Group:
+    first, ended = rows[0], [row for row in rows if row.ended]
+    there = [row.target for row in ended if row.target]
+    return Group(
+        setting=first.setting,
+        variant=first.variant,
+        settings=first.settings,
+        cells=len(rows),
+        ended=len(ended),
+        accuracy=spread(known(row.accuracy) for row in ended),
+        best=spread(known(row.best) for row in ended),
+        whole=_outlay([row.whole for row in ended]),
+        reached=None if target is None else len(there),
+        target=_outlay(there) if there else None,
+    )
+
+
+def _outlay(taken: Sequence[Taken]) -> Outlay:
+    return Outlay(**{name: spread(getattr(one, name) for one in taken) for name in Outlay.__struct_fields__})
+
+
+def spread(amounts: Iterable[Amount]) -> Spread:
+    """Return the mean of what is known of some amounts, and how far they lie apart."""
+    found = [one for one in amounts if one.value is not None]
+    values = [one.value for one in found if one.value is not None]
+    return Spread(
+        mean=Amount(
+            value=statistics.fmean(values) if values else None,
+            whole=bool(found) and all(one.whole for one in found),
+            quality=worst(one.quality for one in found),
+        ),
+        std=statistics.stdev(values) if len(values) >= MIN_SPREAD else None,
+        count=len(values),
+    )

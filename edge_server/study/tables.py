@@ -1,0 +1,117 @@
+"""A study's summary as tables: for people on a terminal, for other programs as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from rich.table import Table
+
+from edge_server.report.amounts import Amount
+from edge_server.report.markup import NOTHING
+from edge_server.report.words import LEGEND, amount, digits, unit_of
+from edge_server.study.summary import Group, Outlay, Row, Spread, Summary
+
+KINDS = ("rounds", "seconds", "joules", "bytes")
+HEADINGS = ("rounds", "time", "energy", "traffic")
+
+
+def tables(summary: Summary) -> list[Table]:
+    """Return a row a setting: what its runs came to, and what they took until the target if there is one."""
+    found = _table(f"Study {summary.study}", ("runs", "accuracy", "best", *HEADINGS))
+    for group in summary.groups:
+        accuracies = (_share(group.accuracy), _share(group.best))
+        found.add_row(group.setting, f"{group.ended}/{group.cells}", *accuracies, *_outlay(group.whole))
+    found.caption, found.caption_justify = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}", "left"
+    if summary.target is None:
+        return [found]
+    until = _table(f"Until accuracy {100 * summary.target:g} %", ("reached", *HEADINGS))
+    for group in summary.groups:
+        until.add_row(group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target))
+    return [found, until]
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    table = Table(title=title, box=None)
+    table.add_column("setting", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _outlay(outlay: Outlay | None) -> list[str]:
+    return [_figure(getattr(outlay, kind), kind) if outlay else NOTHING for kind in KINDS]
+
+
+def _figure(spread: Spread, kind: str) -> str:
+    """Return mean and, where runs differ, deviation in the mean's unit."""
+    if spread.mean.value is None or not spread.std:
+        return amount(spread.mean, kind)
+    _, size = unit_of(abs(spread.mean.value), kind)
+    number = digits(spread.mean.value / size)
+    apart = f"{number} \N{PLUS-MINUS SIGN} {digits(spread.std / size)}"
+    return amount(spread.mean, kind).replace(number, apart, 1)
+
+
+def _share(spread: Spread) -> str:
+    """Return an accuracy in percent."""
+    if spread.mean.value is None:
+        return NOTHING
+    apart = "" if spread.std is None else f" \N{PLUS-MINUS SIGN} {100 * spread.std:.2f}"
+    return f"{100 * spread.mean.value:.2f}{apart} %"
+
+
+def cells_csv(rows: Sequence[Row]) -> str:
+    """Return a line a cell, in SI units; what is not known is empty, and a column `_whole` says what is a part only."""
+    return _csv(
+        {"cell": row.cell, "setting": row.setting, "variant": row.variant}
+        | _settings(row.settings)
+        | _settings(row.seeds)
+        | {"state": row.state, "cause": row.cause, "accuracy": row.accuracy, "best": row.best}
+        | _amounts("", {kind: getattr(row.whole, kind) for kind in KINDS})
+        | _amounts("target_", {kind: getattr(row.target, kind, Amount()) for kind in KINDS})
+        for row in rows
+    )
+
+
+def groups_csv(groups: Sequence[Group]) -> str:
+    """Return a line a setting, in SI units, with means and sample standard deviations."""
+    return _csv(
+        {"setting": group.setting, "variant": group.variant}
+        | _settings(group.settings)
+        | {"cells": group.cells, "ended": group.ended, "reached": group.reached}
+        | _spreads("", {"accuracy": group.accuracy, "best": group.best})
+        | _spreads("", {kind: getattr(group.whole, kind) for kind in KINDS})
+        | _spreads("target_", {kind: getattr(group.target, kind, None) for kind in KINDS})
+        for group in groups
+    )
+
+
+def _settings(values: Mapping[str, object]) -> dict[str, object]:
+    scalars = (bool, int, float, str)
+    return {k: one if isinstance(one, scalars) else msgspec.json.encode(one).decode() for k, one in values.items()}
+
+
+def _amounts(prefix: str, amounts: Mapping[str, Amount]) -> dict[str, object]:
+    named = [(f"{prefix}{kind}", one) for kind, one in amounts.items()]
+    whole = {f"{name}_whole": None if one.value is None else one.whole for name, one in named}
+    return {**{name: one.value for name, one in named}, **whole}
+
+
+def _spreads(prefix: str, spreads: Mapping[str, Spread | None]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for kind, one in spreads.items():
+        found[f"{prefix}{kind}_mean"] = one.mean.value if one else None
+        found[f"{prefix}{kind}_std"] = one.std if one else None
+    return found
+
+
+def _csv(lines: Iterable[dict[str, object]]) -> str:
+    rows = list(lines)
+    written = io.StringIO(newline="")
+    writer = csv.DictWriter(written, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return written.getvalue()

@@ -1,0 +1,92 @@
+"""From a study's file to its summary on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from edge_server.study.conduct import Runner, conduct, results_in
+from edge_server.study.grid import cells
+from edge_server.study.pool import Tell, run_here
+from edge_server.study.progress import Display
+from edge_server.study.result import Order
+from edge_server.study.spec import load
+from edge_server.study.summary import Summary
+from edge_server.study.tables import tables
+from shared.errors import ConfigError
+
+EXIT_SHORT = 1
+
+
+def run_study(options: argparse.Namespace) -> int:
+    """Run a study; return 0 where every cell has ended by its plan, 1 where one failed.
+
+    Raises:
+        ConfigError: The study, a plan of it or the cluster cannot be used.
+    """
+    study, plan = load(options.study)
+    grid = cells(study, plan, options.study, options.study.read_text(), options.data_root)
+    if options.jobs < 0:
+        raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one a processor")
+    folder = options.data_dir / study.name
+    console = Console(stderr=True)
+    done = len(results_in(folder, grid))
+    display = Display(console, len(grid), done)
+    console.print(f"{study.name}: {len(grid)} cells, {done} of them done before", highlight=False)
+    with display.bar:
+        try:
+            summary = conduct(study, plan, grid, folder, _runner(options), display.tell)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            again = "the same command goes on, and keeps what is done"
+            console.print(f"{study.name}: {display.status()}; {again}", highlight=False, soft_wrap=True)
+            raise
+    _show(summary, folder, options.format)
+    return 0 if summary.whole else EXIT_SHORT
+
+
+def _runner(options: argparse.Namespace) -> Runner:
+    def here(orders: Sequence[Order], place: Path, tell: Tell) -> None:
+        asyncio.run(_ended_by_signals(run_here(orders, options.jobs or len(os.sched_getaffinity(0)), place, tell)))
+
+    def away(orders: Sequence[Order], _: Path, tell: Tell) -> None:
+        from edge_server.study.cluster import run_on_ray  # noqa: PLC0415 - Ray and the replay, only where asked for
+
+        asyncio.run(_ended_by_signals(run_on_ray(options.ray, orders, options.jobs, tell)))
+
+    return away if options.ray else here
+
+
+async def _ended_by_signals(work: Coroutine[Any, Any, None]) -> None:
+    """Await some work; the first Ctrl-C or SIGTERM ends it with all that it has started."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task
+
+    def stop() -> None:
+        if not task.cancelling():  # once is enough: another would cut the clearing up short
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    await work
+
+
+def _show(summary: Summary, folder: Path, form: str) -> None:
+    if form == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
+        return
+    console = Console()
+    for table in tables(summary):
+        console.print(table)
+    for row in summary.rows:
+        if row.cause:
+            console.print(f"{row.cell} {row.state}: {row.cause}", highlight=False, soft_wrap=True)
+    console.print(f"record: {folder}", highlight=False, soft_wrap=True)

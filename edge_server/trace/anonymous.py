@@ -1,0 +1,64 @@
+"""A trace without the devices' names, nor words in which they may stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from edge_server.trace.header import Trial
+from edge_server.trace.rows import Row, Step, Task
+from edge_server.trace.trace import Trace
+from edge_server.trial.devices_plan import expanded
+from shared.errors import ConfigError
+
+SORTED = ("tasks", "steps", "decisions")
+"""Tables in order of round and device."""
+
+
+def anonymised(trace: Trace) -> Trace:
+    """Return the trace with devices named by their place, and without the causes of failures and the notes.
+
+    Raises:
+        ConfigError: The names decide which device has which examples.
+    """
+    header = trace.header
+    if header.plan.partition.kind == "client":
+        raise ConfigError("the plan's partition is by client: the devices' names say whose data they have; keep them")
+    names = _names([device.name for device in header.devices], "device")
+    unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]
+    names |= _names(unheard, "unheard")
+    tables = {table: tuple(_renamed(row, names) for row in rows) for table, rows in trace.tables.items()}
+    tables |= {table: tuple(sorted(tables[table], key=_place)) for table in SORTED}
+    return Trace(_header(header, names), tables)
+
+
+def _names(known: list[str], word: str) -> dict[str, str]:
+    width = len(str(len(known)))  # of equal length, so that they sort as they are counted
+    return {name: f"{word}-{place:0{width}d}" for place, name in enumerate(known)}
+
+
+def _renamed(row: Any, names: Mapping[str, str]) -> Row:
+    changes = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
+    if isinstance(row, Task) and row.cause:
+        changes["cause"] = "failed"
+    renamed: Row = msgspec.structs.replace(row, **changes)
+    return renamed
+
+
+def _place(row: Any) -> tuple[int, str]:
+    return (0 if isinstance(row, Step) else row.round), row.device
+
+
+def _header(header: Trial, names: Mapping[str, str]) -> Trial:
+    devices = [msgspec.structs.replace(device, name=names[device.name]) for device in header.devices]
+    planned = [msgspec.structs.replace(device, name=names[device.name]) for device in expanded(header.plan.device)]
+    return msgspec.structs.replace(
+        header,
+        anonymous=True,
+        devices=devices,
+        plan=msgspec.structs.replace(header.plan, device=planned),
+        rewound=[msgspec.structs.replace(one, cause="") for one in header.rewound],
+        notes=[],
+    )

@@ -1,0 +1,135 @@
+"""A trace's files: written row by row, read with bounds, every mistake named by file and line."""
+
+from __future__ import annotations
+
+import csv
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from edge_server.trace import header as headers
+from edge_server.trace.cells import cells, row
+from edge_server.trace.header import Table, Trial
+from edge_server.trace.rows import TABLES, Row, columns, unit_of
+from edge_server.trace.trace import Trace, checked
+from shared.durable import explained
+from shared.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 30
+MAX_ROWS = 1_000_000
+MAX_LINE = 1 << 20
+
+
+def write(trace: Trace, folder: Path) -> None:
+    """Write a trace into a new or empty folder, the header last: without it there is no trace.
+
+    Raises:
+        ConfigError: There is something in the folder.
+        Unwritable: The disk takes nothing more.
+    """
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: not empty; name a new folder")
+        for table in TABLES:
+            with (folder / f"{table}.csv").open("w", encoding="utf-8", newline="") as file:
+                lines = csv.writer(file, lineterminator="\n")
+                lines.writerow(columns(table))
+                lines.writerows(cells(table, one) for one in trace.tables[table])
+        (folder / headers.FILE).write_bytes(headers.encode(trace.header))
+
+
+def described(tables: Mapping[str, tuple[Row, ...]]) -> dict[str, Table]:
+    """Return what the header says of tables."""
+    return {
+        table: Table(rows=len(tables[table]), columns={column: unit_of(column) for column in columns(table)})
+        for table in TABLES
+    }
+
+
+def is_trace(path: Path) -> bool:
+    """Tell whether a path is a trace's folder."""
+    return (path / headers.FILE).exists()
+
+
+def read(folder: Path) -> Trace:
+    """Read a trace.
+
+    Raises:
+        ConfigError: A file is missing, too large, cut short or not of the schema, or the rows contradict one another.
+    """
+    path = folder / headers.FILE
+    try:
+        with _opened(path, headers.MAX_BYTES) as file:
+            data = file.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: no UTF-8 text ({error}); restore the file from a copy") from error
+    header = headers.decode(data.encode(), path)
+    return checked(Trace(header, {table: tuple(_rows(folder, header, table)) for table in TABLES}), folder)
+
+
+def _opened(path: Path, most_bytes: int) -> TextIO:
+    """Open a plain file of bounded size."""
+    try:
+        file = open(path, encoding="utf-8", newline="", opener=_unblocking)  # noqa: SIM115 - returned open
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; a trace is a folder with {headers.FILE} and its tables"
+        ) from error
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
+        file.close()
+        raise ConfigError(f"{path}: no plain file of at most {most_bytes} bytes; a longer one is not read")
+    return file
+
+
+def _unblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe nobody writes to would be waited for
+
+
+def _rows(folder: Path, header: Trial, table: str) -> Iterator[Row]:
+    path, expected = folder / f"{table}.csv", header.tables[table].rows
+    count = 0
+    with _opened(path, MAX_FILE_BYTES) as file, _long_fields():
+        reader = csv.reader(_lines(file), strict=True)
+        try:
+            names = _names(next(reader, []), table)
+            for found in reader:
+                count += 1
+                if len(found) != len(names) or count > MAX_ROWS:
+                    raise ConfigError(f"{len(found)} cells under {len(names)} columns, or more than {MAX_ROWS} rows")  # noqa: TRY301
+                yield row(table, dict(zip(names, found, strict=True)))
+        except (ConfigError, csv.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}:{reader.line_num}: {error}; correct or restore that line") from error
+    if count != expected:
+        raise ConfigError(f"{path}: {count} rows, the header says {expected}: rows are missing or were added")
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let a field be as long as a line inside the block; the limit is the whole process's, and other readers' too."""
+    before = csv.field_size_limit(MAX_LINE)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Yield a file's lines, none longer than any of ours."""
+    while line := file.readline(MAX_LINE):
+        if not line.endswith("\n"):
+            raise ConfigError("the line does not end here" if len(line) < MAX_LINE else "the line is too long")
+        yield line
+
+
+def _names(names: list[str], table: str) -> list[str]:
+    missing = [column for column in columns(table) if column not in names]
+    if missing:
+        raise ConfigError(f"the column {missing[0]!r} is missing (of {len(missing)} in all)")
+    if len(set(names)) != len(names):
+        raise ConfigError("two columns have one name")
+    return names

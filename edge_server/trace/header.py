@@ -1,0 +1,148 @@
+"""The header of a trace, `trace.json`: what the tables mean, and all of the run that is no table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edge_server.trace.rows import TABLES, columns, unit_of
+from edge_server.trial.plan import Plan, check
+from shared.errors import ConfigError
+
+FORMAT, VERSION = "fieldfleet-trace", 1
+FILE = "trace.json"
+MAX_BYTES = 16 << 20
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what stands in the header; keys that the reader does not know are ignored."""
+
+
+class Known(Header, frozen=True, kw_only=True):
+    """A device of the trace: its name, the id of its board's profile and its agent's version, where they were told."""
+
+    name: str
+    board: str = ""
+    version: str = ""
+
+
+class Process(Header, frozen=True, kw_only=True):
+    """A server process: the second of the run at which it began, calendar seconds of that moment, its versions."""
+
+    run_s: float
+    utc_s: float | None = None
+    versions: dict[str, str] = {}
+
+
+class Table(Header, frozen=True, kw_only=True):
+    """A table: how many rows it has, and every column's unit."""
+
+    rows: int
+    columns: dict[str, str]
+
+
+class Back(Header, frozen=True, kw_only=True):
+    """The run went back to before a round, whose rows are those of its repetition."""
+
+    round: int
+    cause: str = ""
+
+
+class End(Header, frozen=True, kw_only=True):
+    """How the run ended."""
+
+    outcome: Literal["finished", "stopped"]
+    cause: str = ""
+
+
+class Trial(Header, frozen=True, kw_only=True):
+    """The whole header.
+
+    Attributes:
+        format: Always `fieldfleet-trace`.
+        version: Of the schema.
+        run: The run's name.
+        started: Calendar time for people.
+        anonymous: Whether devices have other names than they had.
+        plan: What the run did; its data's path is relative to the folder of data sets.
+        devices: In the order in which they share the plan's data set.
+        processes: Of the server, in order.
+        tables: By name.
+        measured: Whether training steps were timed before the first round.
+        evaluated: Whether the devices tried the finished model.
+        device_accuracy: What came of it.
+        rewound: When the run lost a checkpoint.
+        notes: What a reader of the figures must know.
+        ended: None where the run did not end.
+    """
+
+    format: Literal["fieldfleet-trace"] = "fieldfleet-trace"
+    version: int = VERSION
+    run: str
+    started: str = ""
+    anonymous: bool = False
+    plan: Plan
+    devices: list[Known]
+    processes: list[Process] = []
+    tables: dict[str, Table]
+    measured: bool = False
+    evaluated: bool = False
+    device_accuracy: float | None = None
+    rewound: list[Back] = []
+    notes: list[str] = []
+    ended: End | None = None
+
+
+class _First(Header, frozen=True, kw_only=True):
+    format: str = ""
+    version: int = 0
+
+
+def encode(header: Trial) -> bytes:
+    """Return the header as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n"
+
+
+def decode(data: bytes, path: Path) -> Trial:
+    """Return the header in the file at `path`.
+
+    Raises:
+        ConfigError: It is none, of a newer schema, or contradicts itself or the schema.
+    """
+    try:
+        first = msgspec.json.decode(data, type=_First)
+        if first.format != FORMAT:
+            raise ConfigError(f"{path}: no header of a trace; name a folder that `edge-server trace export` wrote")
+        if first.version != VERSION:
+            raise ConfigError(
+                f"{path}: written in version {first.version} of the schema, this is version {VERSION}: "
+                "read it with the fieldfleet that wrote it, or with a newer one"
+            )
+        header = msgspec.json.decode(data, type=Trial)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}; restore the file from a copy") from error
+    check(header.plan, path)
+    _require_sound(header, path)
+    return header
+
+
+def _require_sound(header: Trial, path: Path) -> None:
+    names = [device.name for device in header.devices]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{path}: devices: one is named twice")
+    moments = [process.run_s for process in header.processes]
+    if moments != sorted(moments) or any(moment < 0 for moment in moments):
+        raise ConfigError(f"{path}: processes: time runs backwards; restore the file from a copy")
+    for table in TABLES:
+        if table not in header.tables:
+            raise ConfigError(f"{path}: tables: {table!r} is missing")
+        told = header.tables[table].columns
+        for column in columns(table):
+            if column not in told:
+                raise ConfigError(f"{path}: {table}: column {column!r} is missing; every column of version 1 is needed")
+            if told[column] != unit_of(column):
+                raise ConfigError(
+                    f"{path}: {table}: {column} is in {told[column]!r}, not in {unit_of(column)!r}: convert it"
+                )

@@ -1,0 +1,111 @@
+"""A run's journal, its valid records sorted by kind, all moments in seconds of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from edge_server.run_time import timed
+from edge_server.store.base import (
+    AnyRecord,
+    CostSettled,
+    Evaluated,
+    Measured,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    UpdateAccepted,
+    valid,
+)
+from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.trace.header import Back, End, Process
+from shared.errors import ConfigError
+from shared.measures import Cost
+
+DIGITS = 6
+"""Moments are told to the microsecond: a clock's zero is arbitrary, and so are the digits behind."""
+
+
+@dataclass
+class Journal:
+    """A run's valid records by kind, with their seconds of the run."""
+
+    opened: RunOpened
+    rounds: dict[int, tuple[RoundOpened, float | None]] = field(default_factory=dict)
+    closed: dict[int, tuple[RoundClosed, float | None]] = field(default_factory=dict)
+    accepted: dict[tuple[int, str], tuple[UpdateAccepted, float | None]] = field(default_factory=dict)
+    settled: dict[tuple[int, str], Cost] = field(default_factory=dict)
+    measured: Measured | None = None
+    evaluated: Evaluated | None = None
+    sensed: list[tuple[Sensed, float]] = field(default_factory=list)
+    presence: list[tuple[Joined | Left, float]] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    rewound: list[Back] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ended: End | None = None
+
+    def take(self, record: AnyRecord, second: float | None) -> None:  # noqa: C901 - one case a kind of record
+        """Sort one record in."""
+        match record:
+            case RoundOpened():
+                self.rounds[record.round] = record, second
+            case RoundClosed():
+                self.closed[record.round] = record, second
+            case UpdateAccepted():
+                self.accepted[record.round, record.device] = record, second
+            case CostSettled():
+                self.settled[record.round, record.device] = record.cost
+            case Sensed() if second is not None:
+                self.sensed.append((record, second))
+            case Joined() | Left() if second is not None:
+                self.presence.append((record, second))
+            case Measured():
+                self.measured = record
+            case Evaluated():
+                self.evaluated = record
+            case _:
+                self._take_word(record)
+
+    def _take_word(self, record: AnyRecord) -> None:
+        match record:
+            case ServerBegan():
+                utc_s = None if record.utc_s is None else round(record.utc_s, DIGITS)
+                self.processes.append(Process(run_s=round(record.run_s, DIGITS), utc_s=utc_s, versions=record.versions))
+            case Rewound():
+                self.rewound.append(Back(round=record.round, cause=record.cause))
+            case Noted():
+                self.notes.append(record.what)
+            case RunClosed():
+                self.ended = End(outcome=record.outcome, cause=record.cause)
+            case _:
+                pass
+
+    def at_work(self) -> dict[str, list[tuple[float, float, int]]]:
+        """Return when each device was at work for which round: from its opening to the update, or to its close."""
+        spans: dict[str, list[tuple[float, float, int]]] = {}
+        for number, (opened, opened_s) in sorted(self.rounds.items()):
+            closed_s = self.closed[number][1] if number in self.closed else None
+            for device in opened.assignments:
+                arrived_s = self.accepted.get((number, device), (None, None))[1]
+                end_s = min((one for one in (arrived_s, closed_s) if one is not None), default=float("inf"))
+                if opened_s is not None:
+                    spans.setdefault(device, []).append((opened_s, end_s, number))
+        return spans
+
+
+def sorted_journal(records: Iterable[AnyRecord]) -> Journal:
+    """Sort a journal's records.
+
+    Raises:
+        ConfigError: It does not hold a run's beginning.
+    """
+    kept = valid(records)
+    opened = next((record for record in kept if isinstance(record, RunOpened)), None)
+    if opened is None:
+        raise ConfigError("the journal has no beginning of a run: there is nothing to export yet")
+    journal = Journal(opened)
+    for record, second in timed(kept):
+        journal.take(record, None if second is None else round(second, DIGITS))
+    return journal

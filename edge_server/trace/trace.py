@@ -1,0 +1,140 @@
+"""A trace in memory, and what its rows must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from edge_server.trace.header import Trial
+from edge_server.trace.rows import Decision, Fact, Presence, Round, Row, Sample, Step, Task, unit_of
+from shared.errors import ConfigError
+
+R = TypeVar("R", bound=Row)
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "tasks": ("round", "device"),
+    "steps": ("device",),
+    "rounds": ("round",),
+    "decisions": ("round", "device"),
+    "readings": ("at_s", "device", "name"),
+    "facts": ("at_s", "device", "name"),
+    "availability": ("at_s", "device", "event", "cause"),
+}
+"""No two rows of a table agree in all of these."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run.
+
+    Attributes:
+        header: What stands in `trace.json`.
+        tables: The rows of every table, in order.
+    """
+
+    header: Trial
+    tables: Mapping[str, tuple[Row, ...]]
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Return what every device was asked in every round, in order of round and device."""
+        return cast("tuple[Task, ...]", self.tables["tasks"])
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Return what a training step cost every device."""
+        return cast("tuple[Step, ...]", self.tables["steps"])
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Return the rounds in order."""
+        return cast("tuple[Round, ...]", self.tables["rounds"])
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Return what every device was told."""
+        return cast("tuple[Decision, ...]", self.tables["decisions"])
+
+    @property
+    def readings(self) -> tuple[Sample, ...]:
+        """Return what the devices measured, in order of time."""
+        return cast("tuple[Sample, ...]", self.tables["readings"])
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Return what the devices said of themselves, in order of time."""
+        return cast("tuple[Fact, ...]", self.tables["facts"])
+
+    @property
+    def presence(self) -> tuple[Presence, ...]:
+        """Return who came and went, in order of time."""
+        return cast("tuple[Presence, ...]", self.tables["availability"])
+
+
+def checked(trace: Trace, folder: Path) -> Trace:
+    """Return a trace whose rows agree with one another.
+
+    Raises:
+        ConfigError: They do not; the message names file and line as they lie in `folder`.
+    """
+    known = {device.name for device in trace.header.devices}
+    for table, rows in trace.tables.items():
+        path = folder / f"{table}.csv"
+        _require_once(rows, KEYS[table], path)
+        for line, row in enumerate(rows, 2):
+            device = getattr(row, "device", None)
+            if device is not None and device not in known:
+                raise ConfigError(f"{path}:{line}: device {device!r} is not among the header's devices; add it there")
+    for table in ("readings", "facts", "availability"):
+        _require_forwards(table, trace.tables[table], folder)
+    for line, sample in enumerate(trace.readings, 2):
+        _require_true(sample, f"{folder / 'readings.csv'}:{line}")
+    _require_rounds(trace, folder)
+    return trace
+
+
+def _require_once(rows: Iterable[Row], key: tuple[str, ...], path: Path) -> None:
+    seen: dict[Hashable, int] = {}
+    for line, row in enumerate(rows, 2):
+        found = tuple(getattr(row, name) for name in key)
+        if (first := seen.setdefault(found, line)) != line:
+            said = ", ".join(f"{name} {value}" for name, value in zip(key, found, strict=True))
+            raise ConfigError(f"{path}:{line}: the same as line {first} ({said}); keep one of them")
+
+
+def _require_forwards(table: str, rows: Iterable[Any], folder: Path) -> None:
+    last_s = 0.0
+    for line, row in enumerate(rows, 2):
+        if row.at_s < last_s:
+            raise ConfigError(
+                f"{folder / table}.csv:{line}: time runs backwards, from {last_s} s to {row.at_s} s; sort the rows"
+            )
+        last_s = row.at_s
+
+
+def _require_true(sample: Sample, where: str) -> None:
+    if sample.value < 0 and not sample.name.endswith("_celsius"):
+        raise ConfigError(f"{where}: {sample.name} is {sample.value}; it cannot be below zero")
+    if sample.unit != unit_of(sample.name):
+        raise ConfigError(f"{where}: {sample.name} is in {sample.unit!r}, not in {unit_of(sample.name)!r}: convert it")
+
+
+def _require_rounds(trace: Trace, folder: Path) -> None:
+    opened_s, number, rounds = 0.0, 0, set()
+    for line, row in enumerate(trace.rounds, 2):
+        where = f"{folder / 'rounds.csv'}:{line}"
+        begin_s = row.opened_s if row.opened_s is not None else opened_s
+        if row.round <= number or begin_s < opened_s or (row.closed_s is not None and row.closed_s < begin_s):
+            raise ConfigError(f"{where}: time runs backwards in round {row.round}; sort or correct the rows")
+        if row.outcome != "open" and row.seconds is None:
+            raise ConfigError(f"{where}: round {row.round} has ended, and its seconds are missing; give them")
+        opened_s, number = begin_s, row.round
+        rounds.add(row.round)
+    for line, task in enumerate(trace.tasks, 2):
+        where = f"{folder / 'tasks.csv'}:{line}"
+        if task.purpose == "train" and task.round not in rounds:
+            raise ConfigError(f"{where}: round {task.round} is not in rounds.csv; add it there")
+        if task.began_s is not None and task.arrived_s is not None and task.arrived_s < task.began_s:
+            raise ConfigError(f"{where}: it arrived before it began: time runs backwards")

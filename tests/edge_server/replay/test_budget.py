@@ -1,0 +1,111 @@
+"""The cheapest round there can be, by hand and against what a replay takes; budgets below it are refused at once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edge_server.costs import by_round
+from edge_server.replay.__main__ import replay
+from edge_server.replay.behaviour import Work
+from edge_server.replay.behaviours import behaviour
+from edge_server.replay.budget import Least, least_round, least_task, require_budgets
+from edge_server.store.base import closed_rounds
+from edge_server.trial.devices_plan import DevicePlan
+from edge_server.trial.links_plan import GivenLink, RangeLink
+from edge_server.trial.sources_plan import CyclesPower, GivenCompute, GivenPower, RangeCompute
+from shared.errors import ConfigError, Infeasible
+from tests.edge_server.textbook import make_plan
+
+WORK = Work(steps=10, examples=0, weights=0, flops=0, run="r", round=1, train=True)
+
+
+def test_the_least_of_a_task_is_its_links_and_clock_at_their_best():
+    """1 kB down at 8 kbit/s is 1 s, 2 kB up at 16 kbit/s is 1 s, 10 Gcycles at 2 GHz are 5 s, six delays of 0.5 s.
+
+    Joules are least at the lowest clock: 1e-28 * 1e10 * 1e18 = 1, and 1 s of sending at 2 W.
+    """
+    device = DevicePlan(
+        name="a",
+        compute=RangeCompute(hertz=(1e9, 2e9), cycles_per_step=1e9, again="round"),
+        link=RangeLink(up_mbit_s=(0.001, 0.016), down_mbit_s=0.008, again=5.0, delay_s=0.5),
+        power=CyclesPower(kappa=1e-28, tx_w=2.0),
+    )
+    assert least_task(behaviour(device, 0, 0), WORK, 1000, 2000) == pytest.approx(Least(10.0, 3.0))
+
+
+def test_what_is_drawn_once_is_known():
+    device = DevicePlan(name="a", compute=RangeCompute(hertz=(1e9, 2e9), cycles_per_step=1e9))
+    behaves = behaviour(device, 0, 0)
+    assert least_task(behaves, WORK, 1, 1) == Least(behaves.compute(WORK, 0.0).seconds, None)
+
+
+def test_a_watt_that_flows_while_idle_makes_the_thriftiest_clock_a_middle_one():
+    """E(f) = 1e-28 C f^2 + 0.25 C / f is least at f^3 = 0.25 / 2e-28: 1.08 GHz of a range from 0.5 to 2."""
+    device = DevicePlan(
+        name="a",
+        compute=RangeCompute(hertz=(0.5e9, 2e9), cycles_per_step=1e9, again="round"),
+        power=CyclesPower(kappa=1e-28, idle_w=0.25),
+    )
+    clock = (0.25 / 2e-28) ** (1 / 3)
+    least = least_task(behaviour(device, 0, 0), WORK, 0, 0)
+    assert least.joules == pytest.approx(1e10 * (1e-28 * clock**2 + 0.25 / clock), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "least"),
+    [
+        ({}, Least(40.0, 10.0)),
+        ({"cohort": "size = 2\nmin_devices = 2"}, Least(20.0, 3.0)),
+        ({"round": "quorum = 0.7\ndeadline_s = 99.0"}, Least(30.0, 6.0)),
+        ({"round": "deadline_s = 25.0"}, Least(25.0, 3.0)),
+    ],
+)
+def test_a_round_ends_with_its_quorum_or_its_deadline(tmp_path, keys, least):
+    """Four devices of 10 to 40 s and 1 to 4 J; who cannot answer by the deadline may have spent nothing by then."""
+    plan = make_plan(tmp_path, **({"cohort": "min_devices = 1", "round": "deadline_s = 99.0"} | keys))
+    assert least_round(plan, [Least(10.0 * k, float(k)) for k in (3, 1, 4, 2)]) == least
+
+
+def test_a_budget_that_cannot_be_met_is_told_with_the_smallest_that_can(tmp_path):
+    tasks = [Least(12.34567, 100.0), Least(10.0, 20.0)]
+    for budget, cause in (
+        ("time_s = 30.0", r"budget.time_s: 30 s cannot be met: 2 rounds take at least 30.01 s; give that, or fewer"),
+        ("joules = 99.9", r"budget.joules: 99.9 J cannot be met: 2 rounds take at least 120 J"),
+    ):
+        plan = make_plan(tmp_path, more=f"[budget]\n{budget}")
+        with pytest.raises(Infeasible, match=cause):
+            require_budgets(plan, [Least(15.0, 60.0), Least(15.001, 60.0)])
+        require_budgets(plan, [Least(15.0, 49.9), Least(15.0, 50.0)])
+    assert least_round(plan, tasks) == Least(12.34567, 120.0)
+    with pytest.raises(ConfigError, match="nothing tells what any device draws; give"):
+        require_budgets(plan, [Least(1.0, None)])
+
+
+def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_takes(tmp_path):
+    """Just below what the replay then takes it is refused or not; below the bound always, and the bound is close."""
+    keys = {
+        "compute": 'kind = "given", seconds = 5.0',
+        "link": 'kind = "given", up_mbit_s = 0.1, down_mbit_s = 0.2, delay_s = 0.1',
+        "power": 'kind = "given", busy_w = 3.0, tx_w = 1.0, rx_w = 1.0',
+    }
+    device = '[[device]]\nname = "a"\ncount = 3\n' + "\n".join(f"{key} = {{ {text} }}" for key, text in keys.items())
+    plan = make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\ntime_s = 1.0")
+    with pytest.raises(Infeasible, match=r"budget.time_s: 1 s cannot be met: 2 rounds take at least") as caught:
+        replay(plan, tmp_path / "run")
+    told = float(str(caught.value).split("at least ")[1].split(" s")[0])
+    plan = make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\ntime_s = {told}\njoules = 94.0")
+    _, records = replay(plan, tmp_path / "run")
+    seconds = math.fsum(closed.seconds for closed in closed_rounds(records))
+    assert told < seconds < 1.1 * told
+    costs = [cost for round_ in by_round(records).values() for cost in round_.values()]
+    joules = sum(cost.compute_joules + cost.upload_joules + cost.download_joules for cost in costs)
+    assert 94.0 < joules < 1.1 * 94.0
+    with pytest.raises(Infeasible, match=r"budget.joules: 92 J"):
+        replay(make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\njoules = 92.0"), tmp_path / "other")
+
+
+def test_links_without_limits_take_no_time():
+    device = DevicePlan(name="a", compute=GivenCompute(seconds=2.0), link=GivenLink(), power=GivenPower(busy_w=1.0))
+    assert least_task(behaviour(device, 0, 0), WORK, 10**9, 10**9) == Least(2.0, 2.0)

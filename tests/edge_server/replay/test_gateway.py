@@ -1,0 +1,162 @@
+"""The server's own seconds, as a trace tells them and as a replay takes them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edge_server.replay import command
+from edge_server.replay.__main__ import main, replay
+from edge_server.replay.sources import gateway
+from edge_server.replay.sources.trace import behaviours
+from edge_server.store.base import closed_rounds
+from edge_server.trace.derive import trace_of
+from edge_server.trace.rows import Round, Row, Sample
+from edge_server.trace.trace import Trace
+from edge_server.trial.plan import placed
+from edge_server.trial.runs import Run
+from tests.edge_server.textbook import make_plan
+from tests.edge_server.trace.field import field_run
+
+LINKS = """
+[[device]]
+name = "a"
+compute_s = 0.1
+up_mbit_s = 2.0
+down_mbit_s = 2.0
+[[device]]
+name = "b"
+compute_s = 0.4
+up_mbit_s = 20.0
+down_mbit_s = 20.0
+[[device]]
+name = "c"
+compute_s = 0.2
+up_mbit_s = 10.0
+down_mbit_s = 10.0
+"""
+LARGE = 'name = "mlp"\noptions = { features = 8, hidden = 30000, classes = 3 }'
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """A run of three devices whose links are so unequal that two of them wait for the third, and its trace."""
+    folder = tmp_path_factory.mktemp("played")
+    make_plan(folder, rounds=2, more=LINKS, model=LARGE, evaluation="every = 1")
+    run, records = main(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    return folder, Run(run, records), trace_of(records)
+
+
+def with_rows(trace: Trace, table: str, change) -> Trace:
+    """Return a trace with every row of a table changed."""
+    rows: tuple[Row, ...] = tuple(map(change, trace.tables[table]))
+    return Trace(trace.header, {**trace.tables, table: rows})
+
+
+def later(seconds: dict[int, float]):
+    """Return what lets rounds end later, and all that follows as much later."""
+
+    def change(row: Round) -> Round:
+        before = sum(own_s for number, own_s in seconds.items() if number < row.round)
+        own_s = before + seconds.get(row.round, 0.0)
+        moments = {"opened_s": row.opened_s + before, "closed_s": row.closed_s + own_s}
+        return msgspec.structs.replace(row, **moments, seconds=row.seconds + seconds.get(row.round, 0.0))
+
+    return change
+
+
+def test_a_round_is_the_servers_own_from_the_last_update_to_its_end(tmp_path):
+    """Orin's update of round 1 came at 12 s of the field's run; what its upload took to be stored is the upload's."""
+    trace = trace_of(field_run(tmp_path))
+    [one, *_] = trace.rounds
+    tasks = [task for task in trace.tasks if task.round == 1 and task.outcome == "arrived"]
+    parts_s = max(task.download_s + task.compute_s + task.upload_s for task in tasks)
+    ended_s = max(*(task.arrived_s for task in tasks), one.opened_s + parts_s)
+    assert gateway.seconds(trace)(1) == pytest.approx(one.closed_s - ended_s)
+    assert one.closed_s - ended_s > 0
+
+
+def test_who_is_waited_for_until_the_deadline_is_not_the_servers_time(played):
+    """With one device missing and a deadline of 120 s, a round of 121 s has one second of the server's own."""
+    _, _, trace = played
+    missing = with_rows(
+        trace, "tasks", lambda row: msgspec.structs.replace(row, outcome="missing") if row.device == "a" else row
+    )
+    assert trace.header.plan.round.deadline_s < 500
+    due_s = trace.header.plan.round.deadline_s
+    ended = with_rows(missing, "rounds", lambda row: msgspec.structs.replace(row, closed_s=row.opened_s + due_s + 1.0))
+    assert gateway.seconds(ended)(1) == pytest.approx(1.0)
+
+
+def test_a_round_that_nobody_knows_of_takes_the_median(played):
+    _, _, trace = played
+    slow = with_rows(trace, "rounds", later({1: 3.0, 2: 5.0}))
+    tasks = tuple(
+        msgspec.structs.replace(row, arrived_s=row.arrived_s + 3.0 * (row.round == 2)) for row in slow.tables["tasks"]
+    )
+    slow = Trace(slow.header, {**slow.tables, "tasks": tasks})
+    own_s = gateway.seconds(slow)
+    assert (own_s(1), own_s(2), own_s(9)) == pytest.approx((3.0, 5.0, 4.0), abs=0.01)
+    unknown = with_rows(slow, "tasks", lambda row: msgspec.structs.replace(row, arrived_s=None))
+    assert gateway.seconds(unknown)(1) == 0.0
+
+
+def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):
+    """Rounds end three and five seconds after their last update, as they did, and the model does not change."""
+    folder, run, trace = played
+    slow = with_rows(trace, "rounds", later({1: 3.0, 2: 5.0}))
+    tasks = tuple(
+        msgspec.structs.replace(row, arrived_s=row.arrived_s + 3.0 * (row.round == 2)) for row in slow.tables["tasks"]
+    )
+    slow = Trace(slow.header, {**slow.tables, "tasks": tasks})
+    plan = placed(slow.header.plan, folder)
+    _, records = replay(plan, tmp_path / "slow", trace=slow)
+    before = [one.seconds for one in closed_rounds(run.records)]
+    after = [one.seconds for one in closed_rounds(records)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([3.0, 5.0], abs=0.2)
+    found = command.between(run, Run(tmp_path / "slow", records))
+    assert found.model == "same"
+
+
+def told(trace: Trace, rates: dict[str, float]) -> Trace:
+    """Return a trace whose devices told of their links after the first round."""
+    name = "link.down_bits_per_s"
+    rows = [
+        Sample(at_s=5.0, device=device, name=name, value=rate, unit="bit/s", quality="measured")
+        for device, rate in rates.items()
+    ]
+    return Trace(trace.header, {**trace.tables, "readings": tuple(rows)})
+
+
+def test_who_waited_for_others_has_the_link_that_it_told_of(played):
+    """The slowest of a transmission waited for nobody: whatever it told, its link is what its download shows."""
+    _, _, trace = played
+    names = ["a", "b", "c"]
+    without = [one.of_round(1)[1].at(0.0) for one in behaviours(trace, names)]
+    rates = dict(zip(names, (50e6, 20e6, 10e6), strict=True))
+    found = [one.of_round(1)[1].at(0.0) for one in behaviours(told(trace, rates), names)]
+    assert found[0] == without[0]
+    assert found[1:] == [20e6, 10e6]
+    assert without[1] < 15e6
+    slower = behaviours(told(trace, dict.fromkeys(names, 1e3)), names)
+    assert [one.of_round(1)[1].at(0.0) for one in slower] == without
+
+
+def test_a_replay_of_unequal_links_gives_every_download_its_seconds(played, tmp_path):
+    """Downloads are within a tenth, and without what devices told they are not; payloads and model are the same bits.
+
+    Into how many frames an upload is cut follows its pace: of these, their headers of 36 bytes may be more or fewer.
+    """
+    folder, run, trace = played
+    plan = placed(trace.header.plan, folder)
+    errors = {}
+    for name, one in (("told", told(trace, {"a": 2e6, "b": 20e6, "c": 10e6})), ("untold", trace)):
+        _, records = replay(plan, tmp_path / name, trace=one)
+        found = command.between(run, Run(tmp_path / name, records))
+        errors[name] = found.spread("download_s").most
+        assert found.model == "same"
+        assert found.spread("bytes_down").exact == found.spread("payload_up_bytes").exact == 6
+        assert {abs(one.replayed - one.recorded) % 36 for one in found.pairs if one.figure == "bytes_up"} == {0}
+        assert found.spread("bytes_up").most < 1e-4
+        assert found.spread("round_s").most < 0.05
+    assert errors["told"] < 0.1 < errors["untold"]

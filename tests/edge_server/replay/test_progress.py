@@ -1,0 +1,22 @@
+"""A replay that takes long says how far it is."""
+
+from __future__ import annotations
+
+import io
+
+from edge_server.replay.progress import Progress
+from edge_server.store.base import RoundClosed, RunClosed
+
+
+def test_a_line_every_few_seconds_and_none_for_a_quick_replay():
+    """Rounds of two seconds and two updates: the third and the sixth one's end are told."""
+    out, seconds = io.StringIO(), [0.0]
+    progress = Progress(6, out, lambda: seconds[0])
+    progress.tell(RunClosed(outcome="finished"), 0.0)
+    for number in range(1, 7):
+        seconds[0] += 2.0
+        progress.tell(RoundClosed(round=number, outcome="aggregated", arrived=("a", "b"), seconds=1.0), 60.0 * number)
+    assert out.getvalue().splitlines() == [
+        "round 3/6  180 s of virtual time  1.0 device-rounds/s",
+        "round 6/6  360 s of virtual time  1.0 device-rounds/s",
+    ]

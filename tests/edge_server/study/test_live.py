@@ -1,0 +1,221 @@
+"""A study as processes: what is killed, and where, costs the cells that were at work and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from edge_server.replay.__main__ import replay
+from edge_server.store.sqlite import JOURNAL
+from edge_server.study.cell import perform
+from edge_server.study.conduct import PART, AsRun, Runner, conduct
+from edge_server.study.pool import MEMORY, Tell, run_here, sweep
+from edge_server.study.result import RESULT, Began, Ended, Order, finished, order_of
+from edge_server.study.summary import Summary
+from edge_server.study.terminal import run_study
+from shared.errors import ConfigError
+from shared.lock import held
+from tests.edge_server.processes import started, until
+from tests.edge_server.study.studies import HEAD, grid_of
+
+NAME = "study"
+NO_PROCESS = 1 << 30
+GRID = f"{HEAD}[grid]\nseed = [1, 2, 3, 4]\n"
+LONG = f"{HEAD}[grid]\nhyper.local_epochs = [5, 300, 301, 6]\n"
+
+
+def study_of(folder: Path, text: str, run: Runner, tell: Tell = lambda news: None) -> Summary:
+    """Run a study in its folder."""
+    study, cells = grid_of(folder, text)
+    return conduct(study, {}, cells, folder / "runs" / NAME, run, tell)
+
+
+def in_this_process(orders: Sequence[Order], place: Path, tell: Tell) -> None:
+    """Run cells one after another."""
+    for order in orders:
+        perform(order)
+        tell(Ended(order.cell, ""))
+
+
+def command(folder: Path) -> Any:
+    """Run the command on the study that was written."""
+    arguments = ("study", folder / "study.toml", "--jobs", 1, "--data-root", folder, "--data-dir", folder / "runs")
+    return started("edge_server", *arguments, log=folder / "log")
+
+
+def done(folder: Path) -> dict[str, int]:
+    """Return when the cells that have ended were written, by name."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in (folder / "runs" / NAME).glob(f"*/{RESULT}")}
+
+
+def half_done(folder: Path, parent: int, count: int) -> list[psutil.Process]:
+    """Wait until so many cells have ended and a process is in the midst of another; return the processes."""
+    part = folder / "runs" / NAME / PART
+
+    def at_work() -> list[psutil.Process]:
+        children = psutil.Process(parent).children(recursive=True)  # first: what an earlier call left is then gone
+        return children if len(done(folder)) >= count and [*part.glob(f"*/{JOURNAL}")] else []
+
+    return until(at_work, "a half cell")
+
+
+def require_gone(processes: Sequence[psutil.Process]) -> None:
+    """Wait until processes have ended; what they had in memory is gone too."""
+    assert processes
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not alive
+    assert not [left for one in processes for left in MEMORY.glob(f"fieldfleet-{one.pid}-*")]
+
+
+@pytest.mark.slow
+def test_a_study_goes_on_after_whatever_ended_it(tmp_path, capsys):
+    """Killed, interrupted, a process of it killed, a cell failed: the cells that had ended stay, the rest is run."""
+    _, cells = grid_of(tmp_path, LONG)
+    with command(tmp_path) as process:
+        children = half_done(tmp_path, process.pid, 1)
+        process.kill()
+        require_gone(children)
+    part = tmp_path / "runs" / NAME / PART
+    assert not [*part.glob(f"*/{RESULT}")], "a cell was gone on with that nobody waited for"
+    kept = done(tmp_path)
+
+    interrupted(tmp_path, 2)
+    assert "the same command goes on" in capsys.readouterr().err
+    assert kept.items() <= (kept := done(tmp_path)).items()
+    assert 1 <= len(kept) < len(cells), "this machine is so quick that nothing was cut: give it more epochs"
+
+    summary, causes = study_with_faults(tmp_path)
+    [failed] = [row for row in summary.rows if row.state != "finished"]
+    assert "ended by SIGKILL" in failed.cause
+    assert "ended with exit code 1: " in causes["broken"]
+    assert "Expected `str`" in causes["broken"]
+    assert causes["dataless"].startswith("ConfigError: ")
+    assert kept.items() <= (kept := done(tmp_path)).items()
+
+    assert study_of(tmp_path, LONG, in_this_process).whole, "what failed is tried again"
+    assert kept.items() <= done(tmp_path).items()
+    assert done(tmp_path).keys() == {cell.name for cell in cells}
+    assert run_study(options(tmp_path, jobs=1)) == 0
+    assert capsys.readouterr().out.count("1/1") == len(cells)
+    replay(cells[0].plan, tmp_path / cells[0].name)
+    journals = [folder / cells[0].name / "journal.jsonl" for folder in (tmp_path, tmp_path / "runs" / NAME)]
+    assert journals[0].read_bytes() == journals[1].read_bytes()
+
+
+def interrupted(folder: Path, jobs: int) -> None:
+    """Run a study until a cell is half done, then let a Ctrl-C come."""
+    found: list[psutil.Process] = []
+
+    def interrupt() -> None:
+        found.extend(half_done(folder, os.getpid(), 1))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with pytest.raises(asyncio.CancelledError):
+        run_study(options(folder, jobs=jobs))
+    watcher.join()
+    assert len(found) == jobs
+    require_gone(found)
+
+
+def study_with_faults(folder: Path) -> tuple[Summary, dict[str, str]]:
+    """Run a study in a process that is killed at its first cell, then in the next; and two cells that cannot be."""
+    causes: dict[str, str] = {}
+    victims: list[int] = []
+
+    def kill_first(news: Began | Ended) -> None:
+        if isinstance(news, Ended):
+            causes[news.cell] = news.cause
+        elif not victims and news.process:
+            victims.append(news.process)
+            os.kill(news.process, signal.SIGKILL)
+
+    def run(orders: Sequence[Order], place: Path, tell: Tell) -> None:
+        plan = orders[0].plan
+        missing = msgspec.structs.replace(plan, data=msgspec.structs.replace(plan.data, path="/nowhere.npz"))
+        wrong = msgspec.structs.replace(plan, name=0)
+        impossible = [
+            Order(cell=name, plan=plan, devices=0, place=str(place))
+            for name, plan in (("dataless", missing), ("broken", wrong))
+        ]
+        asyncio.run(run_here([*orders, *impossible], 1, place, tell))
+
+    return study_of(folder, LONG, run, kill_first), causes
+
+
+def options(folder: Path, jobs: int = 1, form: str = "table") -> argparse.Namespace:
+    """Return the command's options."""
+    where = {"study": folder / "study.toml", "data_root": folder, "data_dir": folder / "runs"}
+    return argparse.Namespace(**where, ray="", format=form, jobs=jobs)
+
+
+def test_only_a_whole_run_of_the_very_plan_counts(tmp_path):
+    """Not one of another plan or fleet, not one whose journal was touched, not half of one."""
+    [cell, *_] = grid_of(tmp_path, GRID)[1]
+    folder = perform(order_of(cell, tmp_path))
+    assert finished(cell, folder)
+    longer = msgspec.structs.replace(cell.plan, rounds=3)
+    assert not finished(msgspec.structs.replace(cell, plan=longer), folder)
+    assert not finished(msgspec.structs.replace(cell, devices=2), folder)
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(b"\n")
+    assert not finished(cell, folder)
+    (folder / RESULT).write_bytes(b"{")
+    assert not finished(cell, folder)
+    (folder / RESULT).unlink()
+    assert not finished(cell, folder)
+
+
+def test_a_changed_plan_runs_its_cells_again(tmp_path, capsys):
+    """The grid and so the names are the same; what lies there is replaced, and the record says what was run."""
+    study_of(tmp_path, GRID, in_this_process)
+    was = done(tmp_path)
+    study, cells = grid_of(tmp_path, GRID, rounds=1)
+    summary = conduct(study, {"rounds": 1}, cells, tmp_path / "runs" / NAME, in_this_process, lambda news: None)
+    assert all(done(tmp_path)[name] > at for name, at in was.items())
+    assert [row.whole.rounds.value for row in summary.rows] == [1.0] * 4
+    record = msgspec.json.decode((tmp_path / "runs" / NAME / "study.json").read_bytes(), type=AsRun)
+    assert (record.plan, record.study) == ({"rounds": 1}, study)
+    assert record.versions.keys() >= {"python", "torch"}
+    written = {path.name for path in (tmp_path / "runs" / NAME).iterdir() if path.is_file()}
+    assert written >= {"summary.json", "summary.csv", "cells.csv", "report.html"}
+    assert run_study(options(tmp_path, form="json")) == 0
+    assert msgspec.json.decode(capsys.readouterr().out, type=Summary) == summary
+
+
+def test_what_a_killed_process_had_in_memory_is_removed():
+    """It could not do so itself; what others have there stays."""
+    mine, other = (Path(tempfile.mkdtemp(prefix=f"fieldfleet-{name}-", dir=MEMORY)) for name in (NO_PROCESS, "test"))
+    try:
+        sweep(NO_PROCESS)
+        assert (mine.exists(), other.exists()) == (False, True)
+    finally:
+        other.rmdir()
+
+
+def test_a_study_is_run_once_at_a_time(tmp_path):
+    """Two at one folder would remove each other's half cells."""
+    folder = tmp_path / "runs" / NAME
+    folder.mkdir(parents=True)
+    with held(folder), pytest.raises(ConfigError, match="in use by another process"):
+        study_of(tmp_path, GRID, in_this_process)
+
+
+def test_jobs_are_counted_from_one(tmp_path):
+    """Before anything is made."""
+    grid_of(tmp_path, GRID)
+    with pytest.raises(ConfigError, match="--jobs -1"):
+        run_study(options(tmp_path, jobs=-1))
+    assert not (tmp_path / "runs").exists()

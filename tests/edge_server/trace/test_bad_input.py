@@ -1,0 +1,218 @@
+"""What is wrong with a trace is said in one line that names the place, and nothing of it is used."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from edge_server.trace import files
+from shared.errors import ConfigError
+from tests.edge_server.trace.test_round_trip import export_field_run
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return export_field_run(tmp_path)
+
+
+def edit(path: Path, before: str, after: str, count: int = 1) -> None:
+    text = path.read_text()
+    assert before in text, "the edit changes nothing"
+    path.write_text(text.replace(before, after, count))
+
+
+def cell(folder: Path, table: str, line: int, column: str, value: str) -> None:
+    """Write a cell; lines count from 1, the heading's."""
+    path = folder / f"{table}.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    place = lines[0].rstrip("\n").split(",").index(column)
+    cells = re.findall(r'("(?:[^"]|"")*"|[^,\n]*)[,\n]', lines[line - 1])
+    cells[place] = value
+    lines[line - 1] = ",".join(cells) + "\n"
+    path.write_text("".join(lines))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ConfigError) as found:
+        files.read(folder)
+    message = str(found.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message.removeprefix(f"{folder}/")
+
+
+def test_a_newer_schema(trace):
+    edit(trace / "trace.json", '"version": 1', '"version": 2')
+    assert refused(trace).startswith("trace.json: written in version 2 of the schema")
+
+
+@pytest.mark.parametrize("name", ["trace.json", "tasks.csv", "facts.csv"])
+def test_a_missing_file(trace, name):
+    (trace / name).unlink()
+    assert refused(trace).startswith(f"{name}: No such file")
+
+
+def test_a_missing_column(trace):
+    edit(trace / "tasks.csv", "compute_s,", "compute,", 1)
+    assert refused(trace) == (
+        "tasks.csv:1: the column 'compute_s' is missing (of 1 in all); correct or restore that line"
+    )
+
+
+def test_a_column_that_is_there_twice(trace):
+    edit(trace / "rounds.csv", ",loss,", ",round,")
+    edit(trace / "rounds.csv", "refused", "loss")
+    assert "column 'refused' is missing" in refused(trace)
+    edit(trace / "rounds.csv", ",loss\n", ",refused\n")
+    assert "column 'loss' is missing" in refused(trace)
+
+
+def test_columns_that_this_version_does_not_know_are_left_out(trace):
+    known = files.read(trace)
+    lines = (trace / "steps.csv").read_text().splitlines()
+    (trace / "steps.csv").write_text(
+        "".join(f"{line},{'colour' if not n else 'red'}\n" for n, line in enumerate(lines))
+    )
+    assert files.read(trace) == known
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("tasks", "compute_s", "nan"),
+        ("tasks", "compute_s", "inf"),
+        ("tasks", "compute_s", "-1.0"),
+        ("tasks", "compute_s", "1e12"),
+        ("tasks", "compute_s", "soon"),
+        ("tasks", "bytes_down", "1.5"),
+        ("tasks", "loss", "nan"),
+        ("tasks", "metrics", '"{""loss"": 1e999}"'),
+        ("tasks", "metrics", "{"),
+        ("tasks", "outcome", "lost"),
+        ("tasks", "device", "../etc"),
+        ("tasks", "payload_digest", "0g"),
+        ("tasks", "compute_s_quality", "guessed"),
+        ("rounds", "accuracy", "-0.5"),
+        ("rounds", "round", "-1"),
+        ("readings", "value", "inf"),
+        ("readings", "age_s", "-3"),
+    ],
+)
+def test_a_cell_that_cannot_be_true(trace, table, column, value):
+    """Named by its column and its line."""
+    cell(trace, table, 2, column, value)
+    message = refused(trace)
+    assert message.startswith(f"{table}.csv:2: ")
+    assert f"column `{column}`" in message
+
+
+def test_a_reading_below_zero(trace):
+    """A temperature may be, a clock may not."""
+    cell(trace, "readings", 2, "value", "-1.0")
+    assert refused(trace) == "readings.csv:2: cpu.f_hertz is -1.0; it cannot be below zero"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        ("trace.json", '"compute_s": "s"', '"compute_s": "ms"', "trace.json: tasks: compute_s is in 'ms', not in 's'"),
+        ("readings.csv", ",Hz,", ",MHz,", "readings.csv:2: cpu.f_hertz is in 'MHz', not in 'Hz'"),
+    ],
+)
+def test_another_unit(trace, name, before, after, said):
+    edit(trace / name, before, after)
+    assert refused(trace).startswith(said)
+
+
+def swap(path: Path, one: int, other: int) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    lines[one - 1], lines[other - 1] = lines[other - 1], lines[one - 1]
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize(("table", "lines"), [("readings", (2, 6)), ("availability", (2, 4)), ("rounds", (2, 3))])
+def test_time_runs_backwards(trace, table, lines):
+    swap(trace / f"{table}.csv", *lines)
+    assert re.match(rf"{table}\.csv:\d+: time runs backwards", refused(trace))
+
+
+def test_a_task_that_arrives_before_it_begins(trace):
+    cell(trace, "tasks", 4, "began_s", "12.5")
+    assert refused(trace).startswith("tasks.csv:4: it arrived before it began")
+
+
+def test_processes_that_begin_backwards(trace):
+    edit(trace / "trace.json", '"run_s": 60.0', '"run_s": -60.0')
+    assert refused(trace).startswith("trace.json: processes: time runs backwards")
+
+
+@pytest.mark.parametrize("table", ["tasks", "rounds", "decisions", "readings", "availability", "steps", "facts"])
+def test_a_row_that_is_there_twice(trace, table):
+    lines = (trace / f"{table}.csv").read_text().splitlines(keepends=True)
+    (trace / f"{table}.csv").write_text("".join([*lines[:2], *lines[1:]]))
+    edit(trace / "trace.json", f'"{table}": {{\n   "rows": {len(lines) - 1}', f'"{table}": {{\n   "rows": {len(lines)}')
+    assert refused(trace).startswith(f"{table}.csv:3: the same as line 2")
+
+
+def test_rows_that_are_missing(trace):
+    """Cut at the end of a line, so that nothing but the header knows."""
+    lines = (trace / "tasks.csv").read_text().splitlines(keepends=True)
+    (trace / "tasks.csv").write_text("".join(lines[:-1]))
+    assert refused(trace) == "tasks.csv: 7 rows, the header says 8: rows are missing or were added"
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
+def test_a_file_that_is_cut_short(trace, keep):
+    data = (trace / "tasks.csv").read_bytes()
+    (trace / "tasks.csv").write_bytes(data[: int(keep * len(data))])
+    assert refused(trace).startswith("tasks.csv:")
+
+
+def test_a_device_that_the_header_does_not_know(trace):
+    cell(trace, "readings", 2, "device", "stranger")
+    assert refused(trace).startswith("readings.csv:2: device 'stranger' is not among the header's devices")
+
+
+def test_a_task_of_a_round_that_is_not_there(trace):
+    cell(trace, "rounds", 3, "round", "9")
+    assert refused(trace).startswith("tasks.csv:7: round 2 is not in rounds.csv")
+
+
+def test_a_plan_that_cannot_be_used(trace):
+    edit(trace / "trace.json", '"fedavg"', '"fedbest"')
+    assert "fedbest" in refused(trace)
+
+
+@pytest.mark.parametrize("name", ["tasks.csv", "trace.json"])
+def test_a_huge_file_is_not_read(trace, name):
+    """A terabyte of nothing takes no room on disk, nor in memory."""
+    with (trace / name).open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "a longer one is not read" in refused(trace)
+
+
+def test_an_endless_line_is_not_read_to_its_end(trace):
+    with (trace / "facts.csv").open("a") as file:
+        file.write("x" * (3 << 20))
+    assert refused(trace) == "facts.csv:3: the line is too long; correct or restore that line"
+
+
+def test_more_rows_than_any_run_has(trace, monkeypatch):
+    monkeypatch.setattr(files, "MAX_ROWS", 3)
+    assert "more than 3 rows" in refused(trace)
+
+
+def test_a_pipe_is_not_waited_for(trace):
+    (trace / "facts.csv").unlink()
+    os.mkfifo(trace / "facts.csv")
+    assert refused(trace).startswith("facts.csv: no plain file")
+
+
+def test_bytes_that_are_no_text(trace):
+    (trace / "facts.csv").write_bytes(b"at_s,device,name,value\n1.0,orin,mode,\xff\n")
+    assert refused(trace).startswith("facts.csv:")
+    (trace / "trace.json").write_bytes(b"\xff{}")
+    assert refused(trace).startswith("trace.json: no UTF-8 text")
