@@ -155,13 +155,13 @@ def trial(options: argparse.Namespace) -> int:
     from edge_server.trial import plan as plans  # noqa: PLC0415
     from edge_server.trial.local import Local, run_local  # noqa: PLC0415
     from edge_server.trial.progress import Display  # noqa: PLC0415
-    from edge_server.trial.runs import new_name  # noqa: PLC0415
+    from edge_server.trial.runs import made, new_name  # noqa: PLC0415
 
     log.configure("warning")
     plan = plans.load(options.plan, options.data_root)
     count = len(plans.devices(plan, options.local))
     local = Local(
-        *(options.plan, plan, options.data_root, options.data_dir, new_name(plan), count),
+        *(options.plan, plan, options.data_root, made(options.data_dir), new_name(plan), count),
         embedded=options.embedded_broker,
     )
     console = Console(stderr=True)

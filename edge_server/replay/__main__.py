@@ -6,15 +6,16 @@ import asyncio
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import torch
 import xxhash
 
+from edge_server.replay.aside import PART_PREFIX, folder_in
 from edge_server.replay.behaviour import Behaviour
 from edge_server.replay.behaviours import behaviour
 from edge_server.replay.desk import Desk
@@ -35,9 +36,11 @@ from edge_server.trace.trace import Trace
 from edge_server.trial.devices_plan import DevicePlan
 from edge_server.trial.plan import Plan, devices, share
 from edge_server.trial.replay_plan import ReplayPlan
+from edge_server.trial.runs import made
 from shared import heap
 from shared.clock import VirtualLoop
 from shared.data.shelf import Shelf
+from shared.errors import ConfigError
 from shared.evaluate import skeleton
 from shared.tree import State
 
@@ -74,21 +77,30 @@ def main(  # noqa: PLR0913 - what the command line says
     Raises:
         ConfigError: The plan or the trace cannot be used.
     """
+    if min(workers, count) < 0:
+        raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
     plan, trace = found(source, instead, data_dir, data_root)
     if exact or (trace and not instead):
         plan = exactly(plan)
-    folder = data_dir / name_of(plan, trace)
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = data_dir / name_of(plan, trace, count)
     tell = Progress(plan.rounds).tell
-    with _terminable():
-        _, records = replay(plan, folder, count, workers=workers or cores(), tell=tell, trace=trace)
+    with _terminable(), folder_in(made(data_dir), PART_PREFIX) as place:
+        part = place / folder.name  # two replays of one plan write two of them, and one that is ended none
+        _, records = replay(plan, part, count, workers=workers or cores(), tell=tell, trace=trace)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
     return folder, records
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Let SIGTERM end the block as Ctrl-C does: what it keeps in memory would outlive the process."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def as_ctrl_c(_: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)  # asyncio's, while a loop runs: it cancels, and cuts nothing short
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, as_ctrl_c)
     try:
         yield
     finally:
@@ -105,9 +117,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def name_of(plan: Plan, trace: Trace | None = None) -> str:
+def name_of(plan: Plan, trace: Trace | None = None, count: int = 0) -> str:
     """Return the name of a replay: a function of what is played, so that replaying twice writes the same record."""
-    played = msgspec.json.encode((plan, trace.header if trace else None))
+    played = msgspec.json.encode((plan, trace.header if trace else None, *([count] if count else [])))
     return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(played)[:8]}"
 
 
@@ -138,7 +150,7 @@ def replay(
     torch.set_num_threads(1)
     (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(Shelf())
     _warm(plan, fleet, scale)
-    if trace is None:
+    if trace is None or plan.budget != trace.header.plan.budget:  # what was recorded kept to its own, or did not
         require_possible(plan, fleet, behaviours, scale)
     together = _together(plan, fleet, scale)
     if together > 1:
@@ -146,13 +158,13 @@ def replay(
             f"up to {together} devices train in one pass; a live run's models differ by the rounding of floats"
         )
     with (
-        tempfile.TemporaryDirectory(prefix=f"fieldfleet-{os.getpid()}-", dir=scratch(plan, fleet)) as name,
+        folder_in(scratch(plan, fleet)) as aside,
         pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
         server_s = gateway.seconds(trace) if trace else None
-        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, Path(name) / "devices", server_s)
-        store = Told(folder, Path(name) / "updates", runner.get_loop().time, tell)
+        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s)
+        store = Told(folder, aside / "updates", runner.get_loop().time, tell)
         try:
             state = runner.run(play(plan, folder.name, store, cast))
             store.extend([Noted(what=note) for note in notes])

@@ -20,7 +20,7 @@ from edge_server.store.base import AnyRecord, closed_rounds
 from edge_server.trial.runs import Run, find
 from shared import payload
 from shared.codecs.dense import dense
-from shared.errors import CorruptFile
+from shared.errors import ConfigError, CorruptFile
 
 EXIT_FAR = 1
 """A gap larger than was asked for."""
@@ -30,9 +30,14 @@ def recorded(options: argparse.Namespace) -> Run | None:
     """Return the run to compare with, None for none; asked for before the replay, so that nobody waits in vain.
 
     Raises:
-        ConfigError: There is no such run, or its journal cannot be read.
+        ConfigError: There is no such run, its journal cannot be read, or what only a comparison has is asked for
+            without one.
     """
-    return find(options.data_dir, str(options.compare)) if options.compare else None
+    if options.compare:
+        return find(options.data_dir, str(options.compare))
+    if options.html or options.fail_above is not None:
+        raise ConfigError("--html and --fail-above say how a comparison is told: give --compare RUN as well")
+    return None
 
 
 def play(options: argparse.Namespace) -> tuple[Path, list[AnyRecord]]:

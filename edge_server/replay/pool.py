@@ -12,6 +12,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Protocol, Self, TypeAlias
 
@@ -23,6 +24,8 @@ from device_agent.metering import Spent
 from shared.errors import FieldFleetError
 
 MESSAGE_BYTES = 1 << 18
+NOBODY = b""
+"""Is read from a socket at whose other end nobody is any more."""
 AHEAD = 8
 """Batches that wait for each process: while this one is busy with messages, none of them runs dry."""
 
@@ -87,7 +90,7 @@ class Here:
         return self._do(self._given.pop(number))
 
     def drop(self, number: int) -> None:
-        del self._given[number]
+        self._given.pop(number, None)  # one that Ctrl-C has cut short is not there any more
 
 
 class Beside:
@@ -145,20 +148,24 @@ class Beside:
         """Keep every process busy, and the socket's buffer far from full."""
         while self._backlog and len(self._under_way) < AHEAD * len(self._processes):
             number, orders = self._backlog.popleft()
-            self._orders.send(msgspec.msgpack.encode((number, orders)))
+            with suppress(ConnectionError):  # all are dead, which whoever waits is told
+                self._orders.send(msgspec.msgpack.encode((number, orders)))
             self._under_way.add(number)
 
     def _hear(self) -> None:
         """Take one answer; a process that died gives none."""
-        ready = wait([self._endings, *(process.sentinel for process in self._processes)])
-        if self._endings not in ready:
-            dead = next(process for process in self._processes if process.sentinel in ready)
+        sentinels = [process.sentinel for process in self._processes]
+        answered = self._endings in wait([self._endings, *sentinels])
+        data = self._endings.recv(MESSAGE_BYTES) if answered else NOBODY
+        if data == NOBODY:
+            gone = wait(sentinels)
+            dead = next(process for process in self._processes if process.sentinel in gone)
             dead.join()
             raise FieldFleetError(
                 f"a process that trains for the replay ended with code {dead.exitcode}; -9 means killed, often for "
                 "lack of memory: use fewer with --workers"
             )
-        number, endings = msgspec.msgpack.decode(self._endings.recv(MESSAGE_BYTES), type=tuple[int, list[Ending]])
+        number, endings = msgspec.msgpack.decode(data, type=tuple[int, list[Ending]])
         self._under_way.discard(number)
         self._done[number] = endings
 

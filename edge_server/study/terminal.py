@@ -22,6 +22,7 @@ from edge_server.study.result import Order
 from edge_server.study.spec import load
 from edge_server.study.summary import Summary
 from edge_server.study.tables import tables
+from edge_server.trial.runs import made
 from shared.errors import ConfigError
 
 EXIT_SHORT = 1
@@ -37,7 +38,7 @@ def run_study(options: argparse.Namespace) -> int:
     grid = cells(study, plan, options.study, options.study.read_text(), options.data_root)
     if options.jobs < 0:
         raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one a processor")
-    folder = options.data_dir / study.name
+    folder = made(options.data_dir) / study.name
     console = Console(stderr=True)
     done = len(results_in(folder, grid))
     display = Display(console, len(grid), done)

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from edge_server.trace.header import Trial
-from edge_server.trace.rows import Row, Step, Task
+from edge_server.trace.rows import Decision, Row, Step, Task
 from edge_server.trace.trace import Trace
 from edge_server.trial.devices_plan import expanded
+from shared.algorithms.base import mix
 from shared.errors import ConfigError
 
 SORTED = ("tasks", "steps", "decisions")
@@ -29,7 +30,8 @@ def anonymised(trace: Trace) -> Trace:
     names = _names([device.name for device in header.devices], "device")
     unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]
     names |= _names(unheard, "unheard")
-    tables = {table: tuple(_renamed(row, names) for row in rows) for table, rows in trace.tables.items()}
+    seed = header.plan.seed
+    tables = {table: tuple(_renamed(row, names, seed) for row in rows) for table, rows in trace.tables.items()}
     tables |= {table: tuple(sorted(tables[table], key=_place)) for table in SORTED}
     return Trace(_header(header, names), tables)
 
@@ -39,10 +41,12 @@ def _names(known: list[str], word: str) -> dict[str, str]:
     return {name: f"{word}-{place:0{width}d}" for place, name in enumerate(known)}
 
 
-def _renamed(row: Any, names: Mapping[str, str]) -> Row:
-    changes = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
+def _renamed(row: Any, names: Mapping[str, str], seed: int) -> Row:
+    changes: dict[str, Any] = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
     if isinstance(row, Task) and row.cause:
         changes["cause"] = "failed"
+    if isinstance(row, Decision):  # a seed is a function of the name: whoever guesses that would see it there
+        changes["seed"] = mix(seed, row.round, names[row.device])
     renamed: Row = msgspec.structs.replace(row, **changes)
     return renamed
 

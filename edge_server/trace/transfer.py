@@ -14,7 +14,7 @@ from edge_server.trace.derive import trace_of
 from edge_server.trace.portable import portable
 from edge_server.trace.restore import records_of
 from edge_server.trace.trace import Trace
-from edge_server.trial.runs import exists, find
+from edge_server.trial.runs import exists, find, made
 from shared.errors import ConfigError
 from shared.topics import checked_name
 
@@ -49,7 +49,7 @@ def bring(folder: Path, data_dir: Path, name: str = "") -> Path:
     """
     found = files.read(folder)
     run = checked_name(name or found.header.run, "run")
-    if exists(data_dir, run):
+    if exists(made(data_dir), run):
         raise ConfigError(f"run {run!r} is in {data_dir} already; give another name with --as")
     with closing(SqliteStore(data_dir / run)) as store:
         store.extend(records_of(found, run))

@@ -213,12 +213,18 @@ def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
     """Return `count` devices: the plan's own, then made-up ones; 0 for just the plan's own.
 
     Raises:
-        ConfigError: None are named and no count is given.
+        ConfigError: None are named and no count is given, or no round would begin with so few.
     """
     if not plan.device and not count:
         raise ConfigError(f"plan {plan.name!r} names no device; add [[device]] sections or give --local N")
     named = expanded(plan.device)[: count or None]
-    return [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
+    found = [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
+    least = plan.cohort.min_devices
+    if count < 0 or len(found) < least:
+        raise ConfigError(
+            f"{count or len(found)} devices: plan {plan.name!r} waits for cohort.min_devices = {least}; lower that"
+        )
+    return found
 
 
 def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from edge_server.store.salvage import salvageable
 from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.plan import Plan
 from shared.clock import utc_stamp
+from shared.durable import explained
 from shared.errors import ConfigError, CorruptFile
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,22 @@ class Run:
 def new_name(plan: Plan) -> str:
     """Return a name that no other run has."""
     return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
+
+
+def made(data_dir: Path) -> Path:
+    """Return a folder of runs that is there.
+
+    Raises:
+        ConfigError: It cannot be made, or nothing in it.
+        Unwritable: The disk takes nothing more.
+    """
+    try:
+        with explained(data_dir):
+            data_dir.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=data_dir).close()
+    except OSError as error:
+        raise ConfigError(f"{data_dir}: {error.strerror}; name a folder of runs that you may write in") from error
+    return data_dir
 
 
 def exists(data_dir: Path, run: str) -> bool:

@@ -136,7 +136,7 @@ class CyclesPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="cyc
 
     Attributes:
         kappa: Effective capacitance, in J s^2 per cycle.
-        idle_w: Watts that flow all the while; the papers count none.
+        idle_w: Watts that flow all the while, besides the others; the papers count none.
         tx_w: p while it sends; absent for the power that a wireless link sends with, or unknown.
         rx_w: While it receives; absent: unknown.
     """

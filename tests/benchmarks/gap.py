@@ -1,12 +1,13 @@
-"""A live run behind slow links, recorded, exported, replayed, compared: `make bench NAME=gap`, as root, three minutes.
+"""A live run behind slow links, recorded, exported, replayed, compared: `make bench NAME=gap`, as root, two minutes.
 
 Four agents with real trainers, each in a network namespace whose link passes 2 to 20 Mbit/s and in a control group that
 gets 25 to 100 % of a core; mosquitto; `edge-server run`. The trace of it goes through `edge-server replay --compare`.
+Payloads must be the same bits; how many frames they are cut into follows the pace of the link, so that of frames a few
+headers of 36 bytes may be more or fewer, which is told.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from edge_server.replay.gap import Gap
 from edge_server.replay.gap_table import lines, table
 from edge_server.trial.plan import devices, load, share
 
-ROUNDS, HIDDEN = int(os.environ.get("ROUNDS", "6")), int(os.environ.get("HIDDEN", "2500"))
+ROUNDS, HIDDEN = int(os.environ.get("ROUNDS", "6")), int(os.environ.get("HIDDEN", "4000"))
 PATIENCE_S = 400.0
 MOST_OFF = 0.1
 KEEP = os.environ.get("KEEP", "")
@@ -182,28 +183,21 @@ def run() -> list[Figure]:
         folder.mkdir(parents=True, exist_ok=True)
         recorded = live(folder)
         found, took_s = replayed(folder)
-        rounds = [json.loads(line) for line in _rounds(found)]
     console = Console(width=120)
     console.print(table(found))
     for line in lines(found):
         console.print(line, highlight=False)
-    live_s = sum(one[0] for one in rounds)
-    same = found.updates.of and found.updates.same == found.updates.of and found.starts.same == found.starts.of
+    live_s = sum(one.recorded for one in found.pairs if one.figure == "round_s")
+    other = 2 * ROUNDS * len(BOARDS) - found.updates.same - found.starts.same
     frames = [one for one in found.spreads if one.figure in ("bytes_up", "bytes_down")]
     return [
         Figure(f"gap, {recorded.name}: rounds took in all", live_s, "s"),
         Figure("gap: the replay took", took_s, "s"),
         Figure("gap: median error of round time", 100 * found.spread("round_s").median, "%", f"<= {100 * MOST_OFF:g}"),
-        Figure("gap: payloads that are not the same bits", 0 if same else 1, "", "<= 0"),
+        Figure("gap: payloads that are not the same bits", other, "", "<= 0"),
         Figure("gap: frame bytes, largest error", 100 * max(one.most for one in frames), "%"),
         Figure("gap: model is not the same bits", float(found.model != "same"), "", "<= 0"),
     ]
-
-
-def _rounds(found: Gap) -> Iterator[str]:
-    for one in found.pairs:
-        if one.figure == "round_s":
-            yield json.dumps([one.recorded, one.replayed])
 
 
 def main() -> int:

@@ -131,4 +131,5 @@ def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw
             return None
         return table.kappa * busy.cycles * busy.hertz**2 + table.idle_w * busy.seconds
 
-    return Draw(charge, table.idle_w, steady(power, table.rx_w), "plan, power cycles")
+    tx_w, rx_w = (None if one is None else table.idle_w + one for one in (power, table.rx_w))
+    return Draw(charge, table.idle_w, steady(tx_w, rx_w), "plan, power cycles")

@@ -73,6 +73,7 @@ def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int) -> Behavi
     source = Source(one, weights, clock)
     return Behaviour(
         compute=source.effort,
+        least=source.least,
         of_round=source.link,
         delay_s=one.delay_s,
         radio=source.radio,
@@ -153,9 +154,23 @@ class Source:
 
     def _scaled(self, work: Work, second: float) -> Effort:
         task = min(self._able(), key=lambda one: (abs(self.one.moment(one) - second), one.round))
+        return self._like(task, work, second, self.clock)
+
+    def least(self, work: Work) -> Effort:
+        """Return the least that a task can take: what it took, else what another tells, at the highest clock."""
+        task = self.one.tasks.get(work.round)
+        if not work.examples or (task is not None and self._is(task, work)):
+            return self.effort(work, 0.0)
+        highest = constant(self.clock.most) if self.clock else None
+        found = [self._like(task, work, 0.0, highest) for task in self._able()]
+        joules = [one.joules for one in found if one.joules is not None]
+        return replace(min(found, key=lambda one: one.seconds), joules=min(joules, default=None))
+
+    def _like(self, task: Task, work: Work, second: float, clock: Curve | None) -> Effort:
+        """Return what a task takes that begins at a second, by what another took."""
         examples = work.examples * (1.0 if work.train else FORWARD)
         ratio = examples / (self._examples(task) or examples) * self._heavier(work)
-        seconds = self._seconds(task, ratio, second)
+        seconds = self._seconds(task, ratio, second, clock)
         watts = task.compute_joules / task.compute_s if task.compute_joules is not None and task.compute_s else None
         source = f"trace: round {task.round} scaled"
         figures = {
@@ -187,14 +202,14 @@ class Source:
             return work.flops / work.examples / (step.flops / size)
         return work.weights / self.weights
 
-    def _seconds(self, task: Task, ratio: float, second: float) -> float:
+    def _seconds(self, task: Task, ratio: float, second: float, clock: Curve | None) -> float:
         """Return how long a task's work lasts, times `ratio`, at the clock of a second instead of that task's."""
         seconds = (task.compute_s or 0.0) * ratio
         window = self.one.window(task)
-        if self.clock is None or window is None:
+        if self.clock is None or clock is None or window is None:
             return seconds
         then = self.clock.integral(*window) / (window[1] - window[0])
-        until = self.clock.when(second, seconds * then)
+        until = clock.when(second, seconds * then)
         return until - second if then and math.isfinite(until) else seconds
 
     def link(self, number: int) -> tuple[Flow | None, Flow | None]:

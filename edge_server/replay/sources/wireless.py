@@ -17,8 +17,11 @@ from edge_server.replay.curve import constant
 from edge_server.replay.sources.draws import Blocks, exponential, within
 from edge_server.replay.sources.parts import Ways
 from edge_server.trial.links_plan import WirelessLink
+from shared.errors import ConfigError
 
 M_PER_KM = 1000.0
+LEAST_BPS = 1.0
+"""Over less not a kilobyte passes in two hours: a distance in another unit, rather than a link."""
 
 
 def watts(dbm: float) -> float:
@@ -44,7 +47,11 @@ def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) ->
 
 
 def ways(table: WirelessLink, seed: int, device: str) -> Ways:
-    """Return the link of a device in its cell; place, bandwidth and power are drawn once, the fading again."""
+    """Return the link of a device in its cell; place, bandwidth and power are drawn once, the fading again.
+
+    Raises:
+        ConfigError: It is so far away, or sends so low, that next to nothing passes.
+    """
     keys = (seed, device)
     bandwidth = table.share * within(table.bandwidth_hz, *keys, "bandwidth_hz")
     path = path_gain(table, within(table.distance_m, *keys, "distance_m") if table.distance_m is not None else 1.0)
@@ -61,6 +68,10 @@ def ways(table: WirelessLink, seed: int, device: str) -> Ways:
         return constant(rate(power_w, number if table.again == "round" else ""))
 
     server_w = watts(table.server_dbm)
+    if (least := shannon(bandwidth, path * table.gain, min(sent, server_w), noise)) < LEAST_BPS:
+        raise ConfigError(
+            f"link wireless: {least:.2g} bit/s; correct distance_m, powers or noise, to {LEAST_BPS:g} at least"
+        )
     return Ways(
         up=flow(sent),
         down=flow(server_w),

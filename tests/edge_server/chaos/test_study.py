@@ -47,7 +47,7 @@ def part(program: str) -> Part:
 
 def study_of(folder: Path, seconds: list[float], **programs: str) -> Study:
     """Return a study whose processes are other programs, on a clock that a test sets."""
-    path = write_plan(folder, more='[[device]]\nname = "a"')
+    path = write_plan(folder, cohort="min_devices = 1", more='[[device]]\nname = "a"')
     site = Site(Local(path, load(path, folder), folder, folder / "runs", "r", 1), folder / "site")
     site.parts = {SERVER: part(programs.get("server", SLEEP)), "a": part(programs.get("agent", SLEEP))}
     return Study(site, deque(), State(), lambda _news: None, clock=lambda: seconds[0])

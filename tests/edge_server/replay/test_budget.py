@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace as replace_field
 
 from edge_server.costs import by_round
-from edge_server.replay.__main__ import replay
+from edge_server.replay.__main__ import main, replay
 from edge_server.replay.behaviour import Work
 from edge_server.replay.behaviours import behaviour
 from edge_server.replay.budget import Least, least_round, least_task, require_budgets
 from edge_server.store.base import closed_rounds
+from edge_server.trace import files
+from edge_server.trace.trace import Trace
+from edge_server.trace.transfer import export
 from edge_server.trial.devices_plan import DevicePlan
 from edge_server.trial.links_plan import GivenLink, RangeLink
+from edge_server.trial.plan import BudgetPlan, placed
 from edge_server.trial.sources_plan import CyclesPower, GivenCompute, GivenPower, RangeCompute
 from shared.errors import ConfigError, Infeasible
 from tests.edge_server.textbook import make_plan
@@ -109,3 +114,27 @@ def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_take
 def test_links_without_limits_take_no_time():
     device = DevicePlan(name="a", compute=GivenCompute(seconds=2.0), link=GivenLink(), power=GivenPower(busy_w=1.0))
     assert least_task(behaviour(device, 0, 0), WORK, 10**9, 10**9) == Least(2.0, 2.0)
+
+
+@pytest.mark.parametrize("epochs", [2, 4])
+def test_another_budget_is_told_at_once_if_the_recorded_devices_cannot_keep_to_it(tmp_path, epochs):
+    """With the smallest that they can, which they keep to; a run's own stops no replay of it."""
+    folder, told = tmp_path / "recorded", tmp_path / "recorded" / "trace"
+    folder.mkdir()
+    make_plan(folder)
+    run, _ = main(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    export(folder / "runs", run.name, told, folder)
+    hyper = f"local_epochs = {epochs}\nbatch_size = 8\nlearning_rate = 0.2"
+    other = {"hyper": hyper, "rounds": 2, "partition": 'kind = "none"'}
+    make_plan(tmp_path, **other | {"more": "[budget]\ntime_s = 1.0"})
+    with pytest.raises(Infeasible, match="2 rounds take at least") as refused:
+        main(told, folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
+    least_s = float(str(refused.value).split(" s; give that")[0].split()[-1])
+    make_plan(tmp_path, **other | {"more": f"[budget]\ntime_s = {least_s}"})
+    _, records = main(told, folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
+    seconds = sum(one.seconds for one in closed_rounds(records))
+    assert 0.5 * seconds < least_s <= 1.001 * seconds
+    trace = files.read(told)
+    short = replace_field(trace.header.plan, budget=BudgetPlan(time_s=1.0))
+    own = Trace(replace_field(trace.header, plan=short), trace.tables)
+    replay(placed(short, folder), tmp_path / "own", trace=own)

@@ -197,4 +197,8 @@ def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, c
 def test_a_run_that_is_not_there_is_told_before_anything_is_played(tmp_path):
     with pytest.raises(ConfigError, match="no run 'gone'"):
         command.recorded(argparse.Namespace(compare="gone", data_dir=tmp_path))
-    assert command.recorded(argparse.Namespace(compare=None, data_dir=tmp_path)) is None
+    asked = {"compare": None, "html": None, "fail_above": None, "data_dir": tmp_path}
+    assert command.recorded(argparse.Namespace(**asked)) is None
+    for option in ({"html": tmp_path / "gap.html"}, {"fail_above": 0.1}):
+        with pytest.raises(ConfigError, match="give --compare RUN as well"):
+            command.recorded(argparse.Namespace(**{**asked, **option}))

@@ -74,6 +74,9 @@ def test_a_round_is_the_servers_own_from_the_last_update_to_its_end(tmp_path):
     ended_s = max(*(task.arrived_s for task in tasks), one.opened_s + parts_s)
     assert gateway.seconds(trace)(1) == pytest.approx(one.closed_s - ended_s)
     assert one.closed_s - ended_s > 0
+    rest_s = one.closed_s - one.opened_s - tasks[0].download_s - tasks[0].compute_s
+    longer = with_rows(trace, "tasks", lambda row: msgspec.structs.replace(row, upload_s=rest_s - 0.25))
+    assert gateway.seconds(longer)(1) == pytest.approx(0.25)
 
 
 def test_who_is_waited_for_until_the_deadline_is_not_the_servers_time(played):

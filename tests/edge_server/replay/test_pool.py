@@ -100,6 +100,30 @@ def test_a_killed_process_is_an_error_that_says_so():
             pool.wait(1)
 
 
+def test_when_all_processes_are_killed_it_is_the_same_error():
+    """Nobody reads orders, and what is heard then is the end of a socket and no answer."""
+    with Beside(does, 2) as pool:
+        for process in pool._processes:
+            process.kill()
+            process.join()
+        pool.give(1, [order("good")])
+        with pytest.raises(FieldFleetError, match="ended with code -9"):
+            pool.wait(1)
+
+
+def test_a_batch_that_ctrl_c_has_cut_short_can_be_dropped():
+    """Whoever withdraws its jobs is not told that it is unknown."""
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with Here(interrupted) as here:
+        here.give(1, [order("any")])
+        with pytest.raises(KeyboardInterrupt):
+            here.wait(1)
+        here.drop(1)
+
+
 def test_no_process_outlives_its_pool():
     """They end with the block, whatever they are at."""
     with Beside(does, 2) as pool:

@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from edge_server.replay.__main__ import main, name_of, replay, scratch
+from edge_server.replay.desk import Desk
 from edge_server.store.base import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.store.sqlite import read
 from edge_server.trial.plan import devices
+from shared.errors import ConfigError
 from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import started, until
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
@@ -127,6 +129,28 @@ def test_the_command_replays_into_one_folder(tmp_path):
     assert read(folder) == records
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [name_of(plan)]
     assert name_of(make_plan(tmp_path, rounds=2)) != name_of(plan)
+    assert name_of(plan, count=2) != name_of(plan)
+
+
+def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkeypatch):
+    """It is made aside, so that neither an error nor a second replay at the same time takes a record away."""
+    make_plan(tmp_path, rounds=1)
+    folder, records = main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
+    monkeypatch.setattr(Desk, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
+    assert read(folder) == records
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+
+
+def test_a_folder_of_runs_that_cannot_be_made_is_the_operators_to_correct(tmp_path):
+    """One line that names it, no traceback; so are numbers below zero."""
+    make_plan(tmp_path, rounds=1)
+    with pytest.raises(ConfigError, match=r"plan\.toml/runs: Not a directory; name a folder"):
+        main(tmp_path / "plan.toml", tmp_path, tmp_path / "plan.toml" / "runs", 0)
+    for count, workers in ((-1, 0), (0, -1)):
+        with pytest.raises(ConfigError, match="give 1 or more"):
+            main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", count, workers)
 
 
 def test_devices_may_be_more_or_fewer_than_the_plan_names(tmp_path):
@@ -162,11 +186,13 @@ def test_a_replay_that_is_ended_leaves_nothing_behind(tmp_path):
     plan, log = tmp_path / "plan.toml", tmp_path / "log"
     places = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path)
     with started("edge_server", "replay", plan, *places, "--workers", 2, log=log) as process:
-        until(lambda: list(tmp_path.glob("runs/*/checkpoints/round-*")), "the first round")
+        until(lambda: list(tmp_path.glob("runs/.replay-*/*/checkpoints/round-*")), "the first round")
         family = psutil.Process(process.pid).children()
         process.terminate()
         assert process.wait(30) == 130
     assert len(family) == 2
     assert not [one for one in family if one.is_running()]
+    assert not list((tmp_path / "runs").iterdir())
+    assert "Traceback" not in log.read_text()
     for place in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 - only looked at
         assert not list(place.glob(f"fieldfleet-{process.pid}-*"))

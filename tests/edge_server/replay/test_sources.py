@@ -143,6 +143,21 @@ def test_a_link_may_be_drawn_once_by_the_round_or_by_the_second():
     assert all(1e6 <= changing.at(float(t)) <= 5e6 == changing.most for t in range(20))
 
 
+def test_what_flows_all_the_while_flows_during_transfers_too():
+    """Joules are the whole device's: 1 W idle and 0.1 W of radio are 11 J in 10 s, 1 J of them above idle."""
+    power = CyclesPower(kappa=0.0, idle_w=1.0, tx_w=0.1, rx_w=0.5)
+    device = of(compute=RangeCompute(hertz=1e9, cycles_per_step=1e9), power=power)
+    assert device.compute(WORK, 0.0).joules == pytest.approx(10.0)
+    assert (device.radio("up", 5.0, 15.0), device.radio("down", 0.0, 10.0)) == pytest.approx((11.0, 15.0))
+
+
+@pytest.mark.parametrize("fading", ["none", "rayleigh"])
+def test_a_cell_beyond_which_nothing_passes_is_refused_at_once(fading):
+    """Its transfers would be summed over blocks of fading for ever, and a rate of 0 is no divisor."""
+    with pytest.raises(ConfigError, match=r"device a: link wireless: .* bit/s; correct distance_m"):
+        of(link=WirelessLink(bandwidth_hz=1e6, distance_m=1e7, fading=fading, again=0.5))
+
+
 @pytest.mark.parametrize(("distance_m", "up", "down"), [(100.0, 65.6, 88.9), (200.0, 46.8, 70.1), (300.0, 35.9, 59.1)])
 def test_shannon_s_rate_is_that_of_fedsl_s_settings(distance_m, up, down):
     """5 MHz, 23 and 37 dBm, -174 dBm/Hz, 128.1 + 37.6 log10(d) dB: in Mbit/s, worked out beside the paper."""

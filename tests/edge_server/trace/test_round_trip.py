@@ -19,6 +19,7 @@ from edge_server.trace.rows import TABLES, columns, unit_of
 from edge_server.trace.transfer import bring, export
 from edge_server.trial.plan import load
 from edge_server.trial.runs import find, summary, unfinished
+from shared.algorithms.base import mix
 from shared.errors import ConfigError
 from tests.edge_server.trace.field import cost, field_run
 
@@ -131,6 +132,8 @@ def test_an_anonymous_trace_holds_no_name_and_the_same_figures(tmp_path):
     assert [one.name for one in found.header.devices] == ["device-0", "device-1", "device-2"]
     assert {(one.round, one.device): one.outcome for one in found.tasks}[2, "device-2"] == "late"
     assert found.header.anonymous
+    seed = found.header.plan.seed  # a name is not to be told by trying whose seed it would have
+    assert [one.seed for one in found.decisions] == [mix(seed, one.round, one.device) for one in found.decisions]
 
 
 def test_names_that_say_whose_data_a_device_has_cannot_be_left_out(tmp_path):

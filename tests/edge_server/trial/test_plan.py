@@ -79,12 +79,26 @@ def test_a_relative_data_path_starts_at_the_data_root(tmp_path):
 
 
 def test_devices_are_the_plans_own_then_made_up_ones(tmp_path):
-    plan = load(write_plan(tmp_path, more='[[device]]\nname = "pi"\n[[device]]\nname = "nano"'), tmp_path)
+    more = '[[device]]\nname = "pi"\n[[device]]\nname = "nano"'
+    plan = load(write_plan(tmp_path, cohort="min_devices = 1", more=more), tmp_path)
     assert [device.name for device in devices(plan)] == ["pi", "nano"]
     assert [device.name for device in devices(plan, 1)] == ["pi"]
     assert [device.name for device in devices(plan, 4)] == ["pi", "nano", "device-2", "device-3"]
     with pytest.raises(ConfigError, match=r"add .* sections or give --local N"):
         devices(load(write_plan(tmp_path), tmp_path))
+
+
+def test_fewer_devices_than_a_round_waits_for_are_refused_at_once(tmp_path):
+    """Every round would wait for those who never come, and be missed."""
+    plan = load(write_plan(tmp_path, cohort="min_devices = 4"), tmp_path)
+    assert len(devices(plan, 4)) == 4
+    with pytest.raises(ConfigError, match=r"2 devices: plan .* waits for cohort.min_devices = 4; lower that"):
+        devices(plan, 2)
+    with pytest.raises(ConfigError, match="-1 devices"):
+        devices(
+            load(write_plan(tmp_path, cohort="min_devices = 1", more='[[device]]\nname = "pi"\ncount = 3'), tmp_path),
+            -1,
+        )
 
 
 @pytest.mark.parametrize(
