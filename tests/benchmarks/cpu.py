@@ -2,6 +2,10 @@
 
 The seconds must grow as the limit says, the cycles must stay. Turns are interleaved, so that a machine that is slow for
 a while is slow for all limits. As root; control groups of version 1, or of version 2 where the root delegates `cpu`.
+
+The targets are for processors that are kept awake by loops of the lowest priority. Between two bursts at 25 % a core
+otherwise halts, and comes back with a lower clock and cold caches: the process is then charged 7 to 11 % more, which
+getrusage without any meter of ours says too. A board tells such clocks; a virtual machine's clock is modelled.
 """
 
 from __future__ import annotations
@@ -12,18 +16,17 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from measure import Figure
 
 LIMITS: tuple[float | None, ...] = (None, 1.0, 0.5, 0.25)
-TURNS, STEPS, WARM_STEPS = 25, 20, 5
-BATCH, PERIOD_US = 32, 100_000
-THREADS = 1
-MOST_OFF = 0.05
-SLACK = 1.2  # a turn begins with a whole period's share in hand
+TURNS, STEPS, WARM_STEPS = 12, 60, 5
+BATCH, THREADS = 32, 1
+PERIOD_S = 0.1
+MOST_OFF, SLACK = 0.05, 1.05
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,13 @@ class Group:
 
     def limit(self, share: float | None) -> None:
         """Let the group run so much of one core; None lifts the limit."""
+        period_us = round(1e6 * PERIOD_S)
         if self.version == 1:
-            (self.folder / "cpu.cfs_period_us").write_text(f"{PERIOD_US}")
-            (self.folder / "cpu.cfs_quota_us").write_text(f"{-1 if share is None else int(share * PERIOD_US)}")
+            (self.folder / "cpu.cfs_period_us").write_text(f"{period_us}")
+            (self.folder / "cpu.cfs_quota_us").write_text(f"{-1 if share is None else round(share * period_us)}")
         else:
-            quota = "max" if share is None else int(share * PERIOD_US)
-            (self.folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+            quota = "max" if share is None else round(share * period_us)
+            (self.folder / "cpu.max").write_text(f"{quota} {period_us}")
 
 
 @contextmanager
@@ -68,6 +72,19 @@ def worker(place: Group) -> Iterator[subprocess.Popen[str]]:
             place.limit(None)
             process.stdin.close()
             process.wait(timeout=60)
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Let no core halt: a loop for each, which runs where nobody else wants to."""
+    code = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+    loops = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def train() -> None:
@@ -104,31 +121,46 @@ def ask(process: subprocess.Popen[str], steps: int) -> dict[str, float]:
 
 
 def run() -> list[Figure]:
-    """Measure all limits in turn, several times."""
-    seen: dict[float | None, list[dict[str, float]]] = {limit: [] for limit in LIMITS}
+    """Measure all limits in turn, several times; with cores kept awake, and as they are."""
+    figures = []
     with group() as place, worker(place) as process:
         ask(process, WARM_STEPS)
-        for turn in range(TURNS):
-            for limit in LIMITS[turn % len(LIMITS) :] + LIMITS[: turn % len(LIMITS)]:
-                place.limit(limit)
-                seen[limit].append(ask(process, STEPS))
-    if any(one["cycles"] is None for one in seen[None]):
-        return [Figure("CPU clocks known", 0, "", ">= 1")]
+        for are_awake in (True, False):
+            seen: dict[float | None, list[dict[str, float]]] = {limit: [] for limit in LIMITS}
+            with awake() if are_awake else nullcontext():
+                for turn in range(TURNS):
+                    for limit in LIMITS[turn % len(LIMITS) :] + LIMITS[: turn % len(LIMITS)]:
+                        place.limit(limit)
+                        seen[limit].append(ask(process, STEPS))
+            if any(one["cycles"] is None for one in seen[None]):
+                return [Figure("CPU clocks known", 0, "", ">= 1")]
+            figures += compared(seen, are_awake=are_awake)
+    return figures
+
+
+def compared(seen: dict[float | None, list[dict[str, float]]], *, are_awake: bool) -> list[Figure]:
+    """Return how far the limited turns are from the free ones beside them."""
     free = {name: statistics.median(one[name] for one in seen[None]) for name in ("wall_s", "cycles")}
+    lower, _, upper = statistics.quantiles((one["cycles"] for one in seen[None]), n=4)
     figures = [
         Figure("cycles of a training step, no limit", free["cycles"] / STEPS / 1e6, "million"),
         Figure("mean clock", statistics.median(one["mean_hertz"] for one in seen[None]) / 1e6, "MHz"),
+        Figure("half of its turns lie within", 100 * (upper - lower) / free["cycles"], "%"),
     ]
-    lower, _, upper = statistics.quantiles((one["cycles"] for one in seen[None]), n=4)
-    figures.append(Figure("half of its turns lie within", 100 * (upper - lower) / free["cycles"], "%"))
     for limit in LIMITS[1:]:
         off = [one["cycles"] / alone["cycles"] - 1 for one, alone in zip(seen[limit], seen[None], strict=True)]
         wall_s = statistics.median(one["wall_s"] for one in seen[limit])
         used = sum(one["cpu_s"] for one in seen[limit]) / sum(one["wall_s"] for one in seen[limit])
-        said = f"limit {limit:.0%}"
+        said = f"limit {limit:.0%}{'' if are_awake else ', cores may halt'}"
+        most_used = SLACK * limit * (1 + PERIOD_S / wall_s)  # a turn begins with a period's share in hand
         figures += [
-            Figure(f"cycles off, {said}", 100 * abs(statistics.median(off)), "%", f"<= {100 * MOST_OFF:g}"),
-            Figure(f"cores used, {said}", used, "", f"<= {SLACK * limit:g}"),
+            Figure(
+                f"cycles off, {said}",
+                100 * abs(statistics.median(off)),
+                "%",
+                f"<= {100 * MOST_OFF:g}" if are_awake else "",
+            ),
+            Figure(f"cores used, {said}", used, "", f"<= {most_used:.3g}"),
             Figure(f"seconds over no limit, {said}", wall_s / free["wall_s"], "x"),
         ]
     return figures
