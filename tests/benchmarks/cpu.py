@@ -3,7 +3,7 @@
 The seconds must grow as the limit says, the cycles must stay. Turns are interleaved, so that a machine that is slow for
 a while is slow for all limits. As root; control groups of version 1, or of version 2 where the root delegates `cpu`.
 
-The targets are for processors that are kept awake by loops of the lowest priority. Between two bursts at 25 % a core
+Once with cores kept awake by loops of the lowest priority, and once as they are. Between two bursts at 25 % a core
 otherwise halts, and comes back with a lower clock and cold caches: the process is then charged 7 to 11 % more, which
 getrusage without any meter of ours says too. A board tells such clocks; a virtual machine's clock is modelled.
 """
@@ -154,12 +154,7 @@ def compared(seen: dict[float | None, list[dict[str, float]]], *, are_awake: boo
         said = f"limit {limit:.0%}{'' if are_awake else ', cores may halt'}"
         most_used = SLACK * limit * (1 + PERIOD_S / wall_s)  # a turn begins with a period's share in hand
         figures += [
-            Figure(
-                f"cycles off, {said}",
-                100 * abs(statistics.median(off)),
-                "%",
-                f"<= {100 * MOST_OFF:g}" if are_awake else "",
-            ),
+            Figure(f"cycles off, {said}", 100 * abs(statistics.median(off)), "%", f"<= {100 * MOST_OFF:g}"),
             Figure(f"cores used, {said}", used, "", f"<= {most_used:.3g}"),
             Figure(f"seconds over no limit, {said}", wall_s / free["wall_s"], "x"),
         ]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,9 @@ from device_agent.probes.base import Found
 from device_agent.profile.load import for_board
 from device_agent.sensing import sense
 from tests.boards.test_fixtures import BOARDS, FOLDERS
+from tests.trees import as_nobody, busy
 
-NOBODY, OPEN = 65534, 0o055
+OPEN = 0o055
 GARBAGE = ("", "not a number\n", "-1\n", "99999999999999999999999\n", "\0\0\0", "NaN\n", "é\n")
 
 
@@ -29,33 +27,8 @@ def found(root: Path) -> Found:
     return sense(root, for_board(root, "auto"), PROBES, lambda: 1.0)
 
 
-@contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """Let a file answer EAGAIN, as a powered-down sensor does: an empty pipe that somebody has open for writing."""
-    path.unlink()
-    os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        yield
-    finally:
-        os.close(writer)
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Be a user who owns nothing; root may read everything."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_a_zone_that_answers_eagain_is_busy_and_the_others_stay(orin) -> None:
-    with refusing(orin / "sys/class/thermal/thermal_zone2/temp"):
+    with busy(orin / "sys/class/thermal/thermal_zone2/temp"):
         board = found(orin)
     assert board.absent["thermal.tj-thermal_celsius"].lack == "busy"
     assert board.readings["thermal.hottest_celsius"].value == 51.25
@@ -63,7 +36,7 @@ def test_a_zone_that_answers_eagain_is_busy_and_the_others_stay(orin) -> None:
 
 def test_a_rail_that_answers_eagain_takes_the_total_along(orin) -> None:
     """A total without its rail would be a figure nobody measured."""
-    with refusing(orin / "sys/class/hwmon/hwmon2/curr1_input"):
+    with busy(orin / "sys/class/hwmon/hwmon2/curr1_input"):
         board = found(orin)
     assert board.absent["power.VDD_IN_watts"].lack == "busy"
     assert "power.total_watts" not in board.readings
@@ -79,8 +52,6 @@ def test_files_of_mode_0400_are_denied(orin) -> None:
     for path in closed:
         path.chmod(0o400)
     with as_nobody():
-        if os.geteuid() != NOBODY:
-            pytest.skip("only root can become another user")
         board = found(orin)
     assert board.absent["thermal.cpu-thermal_celsius"].lack == "denied"
     assert board.absent["power.VDD_SOC_watts"].lack == "denied"

@@ -16,7 +16,7 @@ from device_agent.probes import cputime
 from device_agent.probes.clocks import CpuClock
 from device_agent.profile.schema import Cpu, Profile
 from device_agent.tools import LIVE
-from tests.device_agent.probes.trees import grow
+from tests.trees import grow
 
 POLICIES = "sys/devices/system/cpu/cpufreq"
 

@@ -19,9 +19,8 @@ from device_agent.doctor import Check
 from device_agent.probes import runtime
 from edge_server.broker import free_port, running
 from shared.lock import held
-from tests.device_agent.probes.trees import as_nobody, open_to_all
 from tests.device_agent.process import write_config
-from tests.device_agent.trees import grow
+from tests.trees import as_nobody, grow, open_to_all
 
 SIGILL = "import os; os.kill(os.getpid(), 4)"
 FINE = {

@@ -16,10 +16,7 @@ SHORT_S = 70.0
 
 @pytest.fixture(scope="module")
 def runs(data_root: Path) -> list[Trace]:
-    folder = data_root / "power-traces"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent; set FIELDFLEET_DATA to the folder of data sets")
-    return [one for one in traces(folder) if one.seconds < SHORT_S]
+    return [one for one in traces(data_root / "power-traces") if one.seconds < SHORT_S]
 
 
 def test_at_5_hz_energy_is_within_2_percent_on_95_percent_of_runs(runs):

@@ -15,8 +15,8 @@ from shared.flops import step_flops
 from shared.measures import Cost
 from shared.messages import Assignment, Hyper
 from tests.device_agent.device import update_of
-from tests.device_agent.probes.trees import grow
 from tests.device_agent.sources import Hand
+from tests.trees import grow
 
 
 def test_real_steps_are_timed_and_nothing_is_kept(device, make_task) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.lock import held
-from tests.device_agent.probes.trees import as_nobody, open_to_all
+from tests.trees import as_nobody, open_to_all
 
 
 def test_a_folder_is_held_once_and_free_again_afterwards(tmp_path):

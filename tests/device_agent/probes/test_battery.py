@@ -8,8 +8,8 @@ from device_agent.probes import battery
 from device_agent.probes.rails import summed
 from shared.errors import NoData
 from tests.boards import material
-from tests.device_agent.probes.trees import grow
 from tests.shared_data import shared
+from tests.trees import grow
 
 SUPPLIES = "sys/class/power_supply"
 

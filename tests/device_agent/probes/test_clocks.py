@@ -9,8 +9,8 @@ import pytest
 from device_agent.probes import clocks, cpufreq, time_in_state
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
-from tests.device_agent.probes.trees import as_nobody, busy, grow, open_to_all
 from tests.shared_data import shared
+from tests.trees import as_nobody, busy, grow, open_to_all
 
 POLICIES = "sys/devices/system/cpu/cpufreq"
 PI = Cpu(sources=("firmware", "cpufreq"))

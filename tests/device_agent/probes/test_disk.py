@@ -10,7 +10,7 @@ from device_agent.probes.disk import of_folder, read
 from device_agent.profile.schema import Profile
 from device_agent.tools import LIVE
 from shared.errors import NoData
-from tests.device_agent.probes.trees import as_nobody, open_to_all
+from tests.trees import as_nobody, open_to_all
 
 PROFILE = Profile(schema=1, id="test", name="test")
 

@@ -10,8 +10,8 @@ import pytest
 from device_agent.probes import firmware
 from device_agent.tools import LIVE
 from shared.errors import NoData
-from tests.device_agent.probes.trees import as_nobody, grow, open_to_all
 from tests.shared_data import shared
+from tests.trees import as_nobody, grow, open_to_all
 
 WORD = 4
 

@@ -12,7 +12,7 @@ from device_agent.probes import cpufreq, cputime, firmware, memory, network, tim
 from device_agent.probes.clocks import CPUINFO, cpu_list
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
-from tests.device_agent.probes.trees import grow
+from tests.trees import grow
 
 WORDS = [
     "cpu",

@@ -8,7 +8,7 @@ from device_agent.probes import ina2xx
 from device_agent.probes.rails import summands
 from device_agent.profile.schema import Power
 from shared.errors import NoData
-from tests.device_agent.probes.trees import busy, grow
+from tests.trees import busy, grow
 
 HWMON = "sys/class/hwmon"
 

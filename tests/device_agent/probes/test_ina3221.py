@@ -7,8 +7,8 @@ import pytest
 from device_agent.probes import ina3221
 from shared.errors import NoData
 from tests.boards import material
-from tests.device_agent.probes.trees import busy, grow
 from tests.shared_data import shared
+from tests.trees import busy, grow
 
 CHIP = "sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon7"
 

@@ -11,8 +11,8 @@ from device_agent.probes import memory
 from device_agent.profile.schema import Profile
 from device_agent.tools import LIVE
 from shared.errors import NoData
-from tests.device_agent.probes.trees import grow
 from tests.shared_data import shared
+from tests.trees import grow
 
 PROFILE = Profile(schema=1, id="test", name="test")
 MIB = 1 << 20

@@ -10,8 +10,8 @@ from device_agent.probes import network
 from device_agent.profile.schema import Profile
 from device_agent.tools import LIVE
 from shared.errors import NoData
-from tests.device_agent.probes.trees import grow
 from tests.shared_data import shared
+from tests.trees import grow
 
 PROFILE = Profile(schema=1, id="test", name="test")
 HEAD = "Inter-|   Receive    |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes\n"

@@ -11,9 +11,8 @@ from device_agent.probes import thermal
 from device_agent.probes.base import Found
 from device_agent.profile.schema import Cpu, Thermal
 from shared.errors import NoData
-from tests.device_agent.probes.trees import busy
-from tests.device_agent.trees import grow, profile
 from tests.shared_data import shared
+from tests.trees import busy, grow, profile
 
 ZONES = "sys/class/thermal"
 HWMON = "sys/class/hwmon"

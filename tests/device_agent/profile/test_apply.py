@@ -6,9 +6,6 @@ import logging
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from device_agent.profile.plan import CPUFREQ, Target, Write
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData, Unwritable
 from tests.device_agent.profile.roots import JETSON, clocks, content, with_clocks, with_modes
-from tests.device_agent.trees import grow, profile
+from tests.trees import as_nobody, grow, open_to_all, profile
 
 BOARD = profile()
 CAP = Target(governor="powersave", max_hertz=1e9)
@@ -113,31 +110,9 @@ def test_a_highest_clock_that_heat_holds_lower_counts_as_set(root):
         masked.write_text(f"0x{before.strip()}")
 
 
-@contextmanager
-def folder_of_nobody() -> Iterator[Path]:
-    """Make a folder that an ordinary user can reach, unlike those of tests."""
-    folder = Path(tempfile.mkdtemp(prefix="fieldfleet-"))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    if os.geteuid():
-        pytest.skip("only root can become somebody else")
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_who_may_not_write_is_told_how_to(journal):
     """An agent that is not root: the files are world-readable and root's."""
-    with folder_of_nobody() as folder:
+    with open_to_all() as folder:
         root = with_clocks(folder / "root")
         own = folder / "own"
         own.mkdir()
@@ -238,7 +213,7 @@ def test_a_journal_that_rotted_is_kept_aside_and_said(root, journal, rot, caplog
 
 def test_a_journal_of_another_user_forbids_the_change_and_stays(tmp_path):
     """Root's agent was killed, and the next one is not root's: how the board was before is known to root alone."""
-    with folder_of_nobody() as folder:
+    with open_to_all() as folder:
         root = with_clocks(folder / "root")
         own = folder / "own"
         own.mkdir()

@@ -18,7 +18,7 @@ from device_agent.profile.apply import JOURNAL
 from edge_server.broker import free_port
 from tests.device_agent.process import write_config
 from tests.device_agent.profile.roots import JETSON, clocks, content, with_clocks, with_modes
-from tests.device_agent.trees import grow
+from tests.trees import grow
 
 LIMIT_S = 60
 COMMAND = (sys.executable, "-m", "device_agent")

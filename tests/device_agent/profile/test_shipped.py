@@ -15,8 +15,8 @@ from device_agent.profile.choose import choose, matches
 from device_agent.profile.load import NOBODY, all_profiles, facts, for_board, from_file
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
-from tests.device_agent.trees import grow
 from tests.shared_data import shared
+from tests.trees import grow
 
 JETSONS = "nano tx1 tx2 xavier-nx agx-xavier orin-nano orin-nano-super orin-nx agx-orin agx-thor"
 PIS = "3b 3b-plus 4b 5 zero-2w"

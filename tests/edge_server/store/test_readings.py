@@ -19,9 +19,9 @@ from edge_server.store.readings import DAY_S, FULL_EVERY, SWEEP_S, Readings
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.measures import Reading
 from shared.messages import Report
-from tests.device_agent.probes.trees import as_nobody, open_to_all
 from tests.edge_server.processes import ROOT, until
 from tests.edge_server.reports import report
+from tests.trees import as_nobody, open_to_all
 
 BEGIN, STEP_S = 1.8e9, 30.0
 WATTS = "power.total_watts"

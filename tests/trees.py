@@ -1,4 +1,4 @@
-"""Small boards of a test's own: files below a root, and files that refuse as real ones do."""
+"""Small boards of a test's own: their profile, files below a root, and files that refuse as real ones do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.profile.schema import Profile
+
 NOBODY = 65534
 
 
@@ -20,6 +22,11 @@ def grow(root: Path, files: Mapping[str, object]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n" if content != "" else "")
     return root
+
+
+def profile(**tables: object) -> Profile:
+    """Return a profile that says no more than a test needs."""
+    return Profile(schema=1, id="board", name="Board", **tables)  # type: ignore[arg-type]
 
 
 @contextmanager
