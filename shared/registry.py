@@ -27,7 +27,8 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     if builder is None:
         raise ConfigError(f"unknown {what} {spec.name!r}; known: {', '.join(sorted(registry))}")
     known = inspect.signature(builder).parameters
-    if unknown := sorted(set(spec.options) - set(known)):
+    unknown = sorted(set(spec.options) - set(known))
+    if unknown and not any(option.kind is option.VAR_KEYWORD for option in known.values()):
         raise ConfigError(f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
     try:
         return builder(**spec.options)

@@ -108,7 +108,8 @@ def finish(mean: Mean) -> Tree:
 
 def raw(tensor: Tensor) -> memoryview:
     """Return the tensor's bytes in C order; a view where it lies so already."""
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data
+    whole = tensor.detach().contiguous()  # of one value or none, whatever its strides are
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def check_like(tree: Tree, like: Tree) -> None:

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from shared.codecs.base import Codec
+from shared.codecs.chain import chain
 from shared.codecs.dense import dense
+from shared.codecs.masked import masked
+from shared.codecs.quantize import quantize
 
-CODECS: Mapping[str, Callable[..., Codec]] = {"dense": dense}
+CODECS: Mapping[str, Callable[..., Codec]] = {"dense": dense, "quantize": quantize, "masked": masked, "chain": chain}

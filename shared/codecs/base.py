@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -28,6 +29,8 @@ DTYPES = {
     "u8": torch.uint8,
     "bool": torch.bool,
 }
+_MOST = 1 << 59
+"""Extents, but for zeros, multiply to no more, or torch could not count their bytes in 63 bits."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -65,6 +68,8 @@ def from_blob(blob: Blob) -> Tensor:
     """
     if blob.dtype not in DTYPES:
         raise WireError(f"unknown dtype {blob.dtype!r}", reason="dtype")
+    if math.prod(max(extent, 1) for extent in blob.shape) > _MOST:
+        raise WireError(f"no tensor has the shape {blob.shape}", reason="shape")
     try:
         dtype = DTYPES[blob.dtype]
         flat = torch.frombuffer(blob.data, dtype=dtype) if blob.data.nbytes else torch.empty(0, dtype=dtype)

@@ -14,6 +14,7 @@ import gap
 import idle
 import link
 import memory
+import packing
 import power_reads
 import probing
 import replay
@@ -27,6 +28,7 @@ from rich.table import Table
 
 BENCHES: Mapping[str, Callable[[], list[Figure]]] = {
     "wire": wire.run,
+    "packing": packing.run,
     "starts": starts.run,
     "idle": idle.run,
     "rounds": rounds.run,

@@ -1,6 +1,7 @@
-"""Frames: read, checked against a transfer, and written where they belong in a spool's file.
+"""Frames: read, checked against a transfer, and written where they belong in a spool's file, or in memory.
 
-An input is a few frames in a row: a byte that names the transfer, then each frame behind its length in three bytes.
+An input is a few frames in a row: a byte that names the transfer, and how much of it was announced unasked, then each
+frame behind its length in three bytes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import struct
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -16,7 +18,10 @@ import xxhash
 
 from shared import chunks
 from shared.errors import WireError
+from shared.exchange import Receiving
 from shared.messages import BLOCK_BYTES, Transfer
+from shared.pace import Pace
+from shared.payload import digest
 from shared.spool import NOTED_BYTES, Spool
 from tests.fuzz.trees import cut_and_spliced
 from tests.fuzz.wires import golden
@@ -70,6 +75,7 @@ def seeds() -> list[bytes]:
         row(1, [frame(TRANSFERS[1], 0, 1)]),
         row(2, [frame(five, start, 1) for start in (0, 1, 2, 4)]),
         row(2, [frame(five, 3, 2), frame(five, 0, 4), frame(five, 3, 2)]),
+        row(2 + 3 * len(TRANSFERS), [frame(five, 0, 3), frame(five, 4, 1)]),
         row(3, [frame(TRANSFERS[3], 0, 3), frame(TRANSFERS[3], 1024, 2)]),
     ]
 
@@ -90,9 +96,30 @@ def read(data: bytes) -> str:
             spool.close()
             spool = Spool(spool.path, transfer)
             assert spool.assembly.lacking == here.count(0)
+        if transfer.size < NOTED_BYTES:
+            _in_memory(transfer, data, here)
     finally:
         spool.remove()
     return ", ".join(words) or "nothing"
+
+
+def _in_memory(transfer: Transfer, data: bytes, here: bytearray) -> None:
+    """The same blocks come as in the file, whatever was announced, and after a silence what lacks is asked for."""
+    pushed = data[0] // len(TRANSFERS) if data else 0
+    receiving = Receiving(transfer, pushed, Pace(1.0, 0.0, 1024), 0.0, limit=NOTED_BYTES)
+    for one in cut(data):
+        with suppress(WireError):
+            found = chunks.decode(one)
+            if found.digest == transfer.digest:
+                receiving.take(found, len(one), 0.0)
+    assert receiving.complete == (0 not in here)
+    receiving.gave_up(0.0)
+    want = receiving.want(4)
+    assert (want is None) == receiving.complete
+    assert all(1 not in here[start:stop] for start, stop in (want.ranges if want else ()))
+    if receiving.complete:
+        with suppress(WireError):
+            assert digest([receiving.finish()]) == transfer.digest
 
 
 def _written(spool: Spool, transfer: Transfer, data: bytes, here: bytearray) -> str:

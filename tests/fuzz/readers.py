@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from tests.fuzz import configs, frames, journals, payloads, tensors, wires
+from tests.fuzz import coded, configs, frames, journals, payloads, tensors, wires
 
 Mutate = Callable[[bytes, Random], bytes]
 
@@ -41,6 +41,7 @@ READERS: Mapping[str, Reader] = {
     "config": Reader(configs.seeds, configs.read, configs.mutate, 64, 256 << 10),
     "wire": Reader(wires.seeds, wires.read, wires.mutate, 32),
     "payload": Reader(payloads.seeds, payloads.read, payloads.mutate, 64),
+    "coded": Reader(coded.seeds, coded.read, coded.mutate, 160, 256 << 10),
     "journal": Reader(journals.seeds, journals.read, journals.mutate, 64),
     "tensorfile": Reader(tensors.seeds, tensors.read, tensors.mutate, 64, 128 << 10),
 }

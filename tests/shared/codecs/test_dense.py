@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,13 @@ def test_special_values_keep_their_bits():
     assert back.view(torch.int32).tolist() == odd.view(torch.int32).tolist()
 
 
+def test_strides_that_say_nothing():
+    """Of one value or of none a tensor may have any, and counts as contiguous: as numpy makes them, and `expand`."""
+    tree = {"none": torch.from_numpy(np.compress([False], [1.5])), "one": torch.tensor(2.5).expand(1)}
+    found = DENSE.decode(DENSE.encode(tree, None)[0]).tree
+    assert {key: leaf.tolist() for key, leaf in found.items()} == {"none": [], "one": [2.5]}
+
+
 def test_neither_way_copies():
     """Encoding shows the tensor's own bytes, decoding is a view of the buffer."""
     leaf = torch.zeros(4)
@@ -87,6 +95,7 @@ def test_memory_passes_through():
         (Blob("f32", (3,), memoryview(b"")), "shape"),
         (Blob("f32", ((1 << 64) - 1, 0), memoryview(b"")), "shape"),
         (Blob("f32", (1 << 40, 1 << 40, 0), memoryview(b"")), "shape"),
+        (Blob("f32", (0, 4, 1 << 62), memoryview(b"")), "shape"),
     ],
 )
 def test_bytes_that_are_no_such_tensor(blob, reason):

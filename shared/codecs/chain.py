@@ -1,0 +1,66 @@
+"""A codec over another: the first says what is sent, the next how that is.
+
+`codecs = "masked,quantize"` leaves zeros out and quantizes the others: of n values in sparse leaves and nnz not zero,
+⌈nnz (q + 1) / 8⌉ + 8 + ⌈n / 8⌉ bytes with `quantize_scope = "tree"`. Options of each have its name before their own, as
+`quantize_bits = 4`. Both sides build the same chain: the payload of another one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from shared.codecs import masked
+from shared.codecs.base import Codec, Coded, Memory
+from shared.codecs.dense import dense
+from shared.codecs.quantize import quantize
+from shared.errors import WireError
+from shared.messages import Payload, Scalar
+from shared.tree import Tree
+
+LAST: Mapping[str, Callable[..., Codec]] = {"dense": dense, "quantize": quantize}
+OVER: Mapping[str, Callable[..., Codec]] = {"masked": masked.over}
+"""Codecs that give what they send to another: (its name, it, options)."""
+
+
+def chain(*, codecs: str = "masked,quantize", **options: Scalar) -> Codec:
+    """Build the chain.
+
+    Args:
+        codecs: Names, the first one outermost, parted by commas.
+        options: Those of each codec behind its name and an underscore.
+
+    Raises:
+        ValueError: A name is unknown where it stands, or an option is of no codec in the chain.
+    """
+    *outer, last = names = [name.strip() for name in str(codecs).split(",")]
+    for name, known in [*((name, OVER) for name in outer), (last, LAST)]:
+        if name not in known:
+            raise ValueError(f"{name!r} cannot stand there in {codecs!r}; known: {', '.join(known)}")
+    if strange := [option for option in options if not option.startswith(tuple(f"{name}_" for name in names))]:
+        raise ValueError(f"option {strange[0]!r} is of no codec in {codecs!r}")
+    codec, name = LAST[last](**_of(last, options)), last
+    for outermost in reversed(outer):
+        codec, name = OVER[outermost](name, codec, **_of(outermost, options)), outermost
+    return _renamed(codec, name)
+
+
+def _of(name: str, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    start = f"{name}_"
+    return {option.removeprefix(start): value for option, value in options.items() if option.startswith(start)}
+
+
+def _renamed(codec: Codec, name: str) -> Codec:
+    """Return the codec of that name under the name `chain`, by which a receiver finds it."""
+
+    def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
+        payload, memory = codec.encode(tree, memory)
+        return msgspec.structs.replace(payload, codec="chain"), memory
+
+    def decode(payload: Payload) -> Coded:
+        if payload.codec != "chain":
+            raise WireError(f"payload of codec {payload.codec!r}, expected chain", reason="codec")
+        return codec.decode(msgspec.structs.replace(payload, codec=name))
+
+    return Codec(encode, decode)

@@ -1,0 +1,122 @@
+"""Codecs against memcpy of the same 32-bit values, in CPU seconds of one thread; and what a payload's header takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from measure import Figure
+
+from shared import payload
+from shared.codecs import CODECS
+from shared.codecs.bits import pack, unpack
+from shared.messages import Spec
+from shared.models.init import initial
+from shared.quantize import codes, dequantize, span
+from shared.tree import Tree
+
+TURNS = 7
+VALUES = 8_000_000
+PRUNED = 0.35
+WIDTHS = (2, 3, 5, 9, 17)
+CUTS = (4, 8, 12, 16)
+SENDERS = {"masked": {}, "quantize": {"bits": 8}, "chain": {"quantize_bits": 8}}
+
+
+def run() -> list[Figure]:
+    """Measure packing and its way back, the mathematics of the quantizer, and whole codecs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [*_packing(), *_codecs(), *_headers()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Return the median of the CPU seconds that a call takes."""
+    spent = []
+    for _ in range(TURNS):
+        started = time.process_time()
+        call()
+        spent.append(time.process_time() - started)
+    return statistics.median(spent)
+
+
+def _memcpy() -> float:
+    source = np.random.default_rng(1).random(VALUES, np.float32)
+    target = np.zeros_like(source)
+    return _seconds(lambda: np.copyto(target, source))
+
+
+def _packing() -> list[Figure]:
+    """Take numbers of some widths as the quantizer gives them."""
+    copy_s, figures = _memcpy(), []
+    figures.append(Figure("memcpy of float32", VALUES * 4 / copy_s / 1e9, "GB/s"))
+    for width in WIDTHS:
+        numbers = np.random.default_rng(width).integers(0, 1 << width, VALUES, np.uint32)
+        numbers = numbers.astype(np.min_scalar_type((1 << width) - 1))
+        packed = pack(numbers, width)
+        pack_s, unpack_s = (
+            _seconds(lambda numbers=numbers, width=width: pack(numbers, width)),
+            _seconds(lambda packed=packed, width=width: unpack(packed, VALUES, width)),
+        )
+        figures.append(Figure(f"pack {width} bits over memcpy", copy_s / pack_s, "x", ">= 0.05"))
+        figures.append(Figure(f"unpack {width} bits over memcpy", copy_s / unpack_s, "x", ">= 0.05"))
+    return figures
+
+
+def _codecs() -> list[Figure]:
+    """Take a tree of four leaves of which a share is zero."""
+    copy_s, generator = _memcpy(), torch.Generator().manual_seed(1)
+    tree = {str(place): torch.randn(1000, VALUES // 4000, generator=generator) for place in range(4)}
+    tree = {key: leaf * (torch.rand(leaf.shape, generator=generator) >= PRUNED) for key, leaf in tree.items()}
+    low, high = span(tree["0"])
+    found = codes(tree["0"], 8, low, high, generator)
+    figures = [
+        Figure("draw", 4e9 / VALUES * _seconds(lambda: torch.rand(VALUES // 4, generator=generator)), "ns/value"),
+        Figure(
+            "round to 8 bits", 4e9 / VALUES * _seconds(lambda: codes(tree["0"], 8, low, high, generator)), "ns/value"
+        ),
+        Figure("knots of 8 bits", 4e9 / VALUES * _seconds(lambda: dequantize(found, 8, low, high)), "ns/value"),
+    ]
+    for name, options in SENDERS.items():
+        codec = CODECS[name](**options)
+        sent, _ = codec.encode(tree, None)
+        encode_s, decode_s = (
+            _seconds(lambda c=codec: c.encode(tree, None)),
+            _seconds(lambda c=codec, s=sent: c.decode(s)),
+        )
+        figures += [
+            Figure(f"{name} encode", 1e9 / VALUES * encode_s, "ns/value"),
+            Figure(f"{name} decode", 1e9 / VALUES * decode_s, "ns/value"),
+            Figure(f"{name} encode over memcpy", copy_s / encode_s, "x"),
+            Figure(f"{name} decode over memcpy", copy_s / decode_s, "x"),
+        ]
+    return figures
+
+
+def _headers() -> list[Figure]:
+    """Take the client parts of VGG-19, a share of whose weights is pruned: header and gaps over the formulas' bytes."""
+    model = initial(Spec(name="vgg19"), seed=1)
+    figures = []
+    for cut in CUTS:
+        part = _part(model.tree(), model.cuts[cut])
+        for name, options in SENDERS.items():
+            sent, _ = CODECS[name](**options).encode(part, None)
+            whole = sum(one.nbytes for one in payload.pack(sent))
+            share = 100 * (whole - sent.num_bytes) / sent.num_bytes
+            figures.append(Figure(f"VGG-19 cut {cut}, {name}: header", share, "%", "<= 1"))
+    return figures
+
+
+def _part(tree: Tree, layers: int) -> Tree:
+    generator = torch.Generator().manual_seed(1)
+    part = {key: leaf.clone() for key, leaf in tree.items() if int(key.partition(".")[0]) < layers}
+    for leaf in part.values():
+        if leaf.dim() > 1:
+            leaf[torch.rand(leaf.shape, generator=generator) < PRUNED] = 0
+    return part
