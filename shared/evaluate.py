@@ -12,8 +12,7 @@ from torch.nn import functional
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.messages import Spec
-from shared.models import MODELS
-from shared.registry import build
+from shared.models.init import blank
 from shared.tree import Tree
 
 
@@ -31,8 +30,7 @@ def skeleton(spec: Spec) -> nn.Module:
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
-    with torch.device("meta"):
-        return build(MODELS, spec, "model").layers.eval()
+    return blank(spec).layers.eval()
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.data.augment import Augment
+
 BRIGHTEST = 255
 """The largest value of a byte, scaled to 1."""
 
@@ -23,11 +25,13 @@ class Examples:
         inputs: float32 of shape (N, ...); pictures are (N, channels, height, width) in [0, 1].
         labels: int64 of shape (N,), from 0.
         clients: Who produced each example, N names; None where the data set does not say.
+        augment: What is done to inputs whenever they are trained on; None for nothing.
     """
 
     inputs: Tensor
     labels: Tensor
     clients: tuple[str, ...] | None = None
+    augment: Augment | None = None
 
     def __post_init__(self) -> None:
         """Refuse what does not belong together.
@@ -47,7 +51,7 @@ class Examples:
     def subset(self, index: Tensor) -> Examples:
         """Return the examples at `index`, int64 of shape (M,), in that order."""
         clients = None if self.clients is None else tuple(self.clients[i] for i in index.tolist())
-        return Examples(self.inputs[index], self.labels[index], clients)
+        return Examples(self.inputs.index_select(0, index), self.labels[index], clients, self.augment)
 
 
 def as_inputs(array: NDArray[Any]) -> Tensor:
@@ -93,6 +97,8 @@ def held_out(count: int, share: float) -> int:
 def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each epoch's examples in a new order, all orders given by one seed; an epoch's last batch may be smaller.
 
+    Where examples are augmented, the seed gives that too; the order is the same with and without it.
+
     Args:
         examples: What to train on.
         batch_size: B, at least 1.
@@ -107,7 +113,8 @@ def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> I
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be >= 1, not {batch_size}")
-    generator = torch.Generator().manual_seed(seed)
+    generator, changing = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
     for _ in range(epochs):
         for index in torch.randperm(len(examples), generator=generator).split(batch_size):
-            yield examples.inputs[index], examples.labels[index]
+            inputs = examples.inputs.index_select(0, index)  # four times as fast as inputs[index]
+            yield examples.augment(inputs, changing) if examples.augment else inputs, examples.labels[index]

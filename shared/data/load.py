@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
 from shared.data import csv, digits, folder, idx, npz
+from shared.data.augment import AUGMENTS, PICTURES
 from shared.data.examples import Examples, shuffled
 from shared.data.partition import take
 from shared.data.spec import Data
@@ -44,10 +46,35 @@ def whole(spec: Data) -> Examples:
         ConfigError: A file is missing, damaged or not as expected.
     """
     examples = SOURCES[spec.source](spec)
-    _require_sound(examples, spec.path or spec.source)
+    place = spec.path or spec.source
+    _require_sound(examples, place)
+    _standardise(examples, spec, place)
+    if spec.augment != "none":
+        examples = _augmented(examples, spec.augment, place)
     if spec.limit is not None and spec.limit < len(examples):
         examples = examples.subset(shuffled(len(examples), LIMIT_SEED)[: spec.limit].sort().values)
     return examples
+
+
+def _standardise(examples: Examples, spec: Data, place: str) -> None:
+    """Take the mean from the inputs and divide by the deviation, in place: there is room for one copy of a data set."""
+    channels = examples.inputs.shape[1]
+    for name, values in (("mean", spec.mean), ("std", spec.std)):
+        if len(values) not in (0, 1, channels):
+            raise ConfigError(
+                f"{place}: {name} has {len(values)} numbers, the inputs {channels} channels; correct {name}"
+            )
+    beside = (-1, *(1,) * (examples.inputs.ndim - 2))
+    if spec.mean:
+        examples.inputs.sub_(torch.tensor(spec.mean).view(beside))
+    if spec.std:
+        examples.inputs.div_(torch.tensor(spec.std).view(beside))
+
+
+def _augmented(examples: Examples, name: str, place: str) -> Examples:
+    if examples.inputs.ndim != PICTURES:
+        raise ConfigError(f"{place}: augment {name!r} is for pictures, and these inputs are none; remove it")
+    return replace(examples, augment=AUGMENTS[name])
 
 
 def _require_sound(examples: Examples, place: str) -> None:

@@ -91,6 +91,9 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         split: The half of the data set that its authors set aside for training or for testing.
         partition: This device's share; None for all.
         holdout: Share of this device's own examples kept for evaluation on the device, in [0, 1).
+        mean, std: What is taken from each channel, and by what the rest is divided; one number for all of them or one a
+            channel. The same for all devices, hence no device's own; empty for inputs as they are.
+        augment: What is done to pictures that are trained on: `crop-flip` moves and mirrors them.
         limit: At most this many examples, drawn with a fixed seed before the partition; None for all.
         label_column: Name of the CSV column that holds the class.
         client_column: Who produced an example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
@@ -102,6 +105,9 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     split: Literal["train", "test"] = "train"
     partition: Partition | None = None
     holdout: float = 0.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augment: Literal["none", "crop-flip"] = "none"
     limit: int | None = None
     label_column: str = "label"
     client_column: str = ""
@@ -112,6 +118,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"holdout must be in [0, 1), not {self.holdout}")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be >= 1, not {self.limit}; leave it out for all examples")
+        if not all(map(math.isfinite, self.mean)) or not all(0 < one < math.inf for one in self.std):
+            raise ValueError("mean must be finite, std above zero and finite")
         if self.source != "digits" and not self.path:
             raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
         if self.client_column and self.source in ("digits", "folder"):

@@ -1,9 +1,25 @@
 """Every model's builder by its wire name."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from shared.models.alexnet import alexnet
 from shared.models.base import Model
 from shared.models.cnn import cnn
+from shared.models.cnn1d import cnn1d
+from shared.models.lenet import lenet
 from shared.models.mlp import mlp
+from shared.models.resnet import resnet20
+from shared.models.vgg import vgg
 
-MODELS: Mapping[str, Callable[..., Model]] = {"cnn": cnn, "mlp": mlp}
+MODELS: Mapping[str, Callable[..., Model]] = {
+    "alexnet": alexnet,
+    "cnn": cnn,
+    "cnn1d": cnn1d,
+    "lenet": lenet,
+    "mlp": mlp,
+    "resnet20": resnet20,
+    "vgg13": partial(vgg, 13),
+    "vgg16": partial(vgg, 16),
+    "vgg19": partial(vgg, 19),
+}

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from shared.errors import ConfigError
 from shared.messages import Spec
 from shared.models import MODELS
-from shared.models.init import initial, seeded
+from shared.models.base import Model
+from shared.models.init import blank, initial, seeded
 
-INPUTS = {"cnn": (3, 1, 28, 28), "mlp": (3, 64)}
 SMALL = {
-    "cnn": ({"channels": 3, "side": 8, "width": 2, "hidden": 5, "classes": 4}, (2, 3, 8, 8)),
-    "mlp": ({"features": 12, "hidden": 5, "classes": 4}, (2, 3, 2, 2)),
+    "alexnet": ({"side": 8, "width": 0.1, "hidden": 9, "classes": 4}, (3, 3, 8, 8)),
+    "cnn": ({"channels": 3, "side": 8, "width": 2, "hidden": 5, "classes": 4}, (3, 3, 8, 8)),
+    "cnn1d": ({"channels": 2, "window": 12, "width": 3, "hidden": 5, "classes": 4}, (3, 2, 12)),
+    "lenet": ({"channels": 2, "side": 14, "width": 3, "classes": 4}, (3, 2, 14, 14)),
+    "mlp": ({"features": 12, "hidden": 5, "classes": 4}, (3, 3, 2, 2)),
+    "resnet20": ({"channels": 1, "width": 2, "classes": 4}, (3, 1, 9, 9)),
+    "vgg13": ({"channels": 1, "width": 0.05, "classes": 4}, (3, 1, 28, 28)),
+    "vgg16": ({"width": 0.05, "norm": "none", "classes": 4}, (3, 3, 33, 20)),
+    "vgg19": ({"width": 0.05, "classes": 4}, (3, 3, 32, 32)),
 }
+"""Options and inputs; of other shapes than the defaults where a network takes them."""
 
 
 @pytest.fixture(params=sorted(MODELS))
@@ -23,57 +32,152 @@ def name(request) -> str:
     return request.param
 
 
-def test_outputs_have_one_column_a_class(name):
-    """With the defaults, and with small options and inputs of another shape."""
-    assert initial(Spec(name=name), 1).layers(torch.zeros(INPUTS[name])).shape == (3, 10)
-    options, shape = SMALL[name]
-    assert initial(Spec(name=name, options=options), 1).layers(torch.zeros(shape)).shape == (2, 4)
+@pytest.fixture
+def spec(name) -> Spec:
+    return Spec(name=name, options=SMALL[name][0])
 
 
-def test_a_cut_changes_nothing(name):
-    """Bottom, then top, is the whole: outputs and every gradient bit for bit, at every legal cut."""
-    model = initial(Spec(name=name), 1)
-    inputs = torch.randn(INPUTS[name], generator=torch.Generator().manual_seed(2))
+@pytest.fixture
+def inputs(name) -> torch.Tensor:
+    return torch.randn(SMALL[name][1], generator=torch.Generator().manual_seed(2))
+
+
+def test_outputs_have_one_column_a_class(spec, inputs):
+    """With small options, of which each has an effect, and with the defaults on what the model is made for."""
+    assert initial(spec, 1).layers(inputs).shape == (3, 4)
+    usual = blank(Spec(name=spec.name))
+    assert usual.layers(torch.empty((3, *usual.example), device="meta")).shape == (3, 6 if "1d" in spec.name else 10)
+    for key in spec.options:
+        rest = {other: value for other, value in spec.options.items() if other != key}
+        shapes = [leaf.shape for leaf in blank(Spec(name=spec.name, options=rest)).layers.parameters()]
+        assert shapes != [leaf.shape for leaf in blank(spec).layers.parameters()] or key == "side"
+
+
+def test_a_cut_changes_nothing(spec, inputs):
+    """Bottom, then top, is the whole: outputs, every gradient and every buffer bit for bit, at every legal cut."""
+    model = initial(spec, 1)
     whole = model.layers(inputs)
     whole.square().sum().backward()
     expected = [weight.grad.clone() for weight in model.layers.parameters()]
+    buffers = [buffer.clone() for buffer in model.layers.buffers()]
     assert model.cuts
     for cut in model.cuts:
-        model.layers.zero_grad()
-        smashed = model.layers[:cut](inputs)
+        model = initial(spec, 1)
+        smashed = model.below(cut)(inputs)
         received = smashed.detach().requires_grad_(True)
-        split = model.layers[cut:](received)
+        split = model.above(cut)(received)
         split.square().sum().backward()
         smashed.backward(received.grad)
         assert torch.equal(split, whole)
         assert all(torch.equal(w.grad, e) for w, e in zip(model.layers.parameters(), expected, strict=True))
+        assert all(torch.equal(b, e) for b, e in zip(model.layers.buffers(), buffers, strict=True))
 
 
-def test_cuts_leave_parameters_on_both_sides(name):
+def test_both_sides_of_a_cut_are_the_whole_by_name(spec):
     """A device without a parameter has nothing to learn, a server without one nothing to do; cuts ascend."""
-    model = initial(Spec(name=name), 1)
+    model = initial(spec, 1)
     assert list(model.cuts) == sorted(set(model.cuts))
     for cut in model.cuts:
-        assert list(model.layers[:cut].parameters())
-        assert list(model.layers[cut:].parameters())
+        below, above = dict(model.below(cut).state_dict()), dict(model.above(cut).state_dict())
+        assert list(model.below(cut).parameters())
+        assert list(model.above(cut).parameters())
+        assert list(below | above) == list(model.tree())
+        assert not below.keys() & above.keys()
 
 
-def test_initial_parameters_are_a_function_of_the_seed(name):
-    """The same whatever torch's global generator did before; other seeds give others."""
-    first = initial(Spec(name=name), 7).tree()
+def test_a_cut_is_named_by_the_layers_with_weights_below_it(spec):
+    """Convolutions and linear layers."""
+    model = blank(spec)
+    for cut in model.cuts:
+        layers = [m for m in model.below(cut).modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
+        assert len(layers) == cut
+
+
+def test_an_illegal_cut_is_told_with_the_legal_ones(spec):
+    model = blank(spec)
+    with pytest.raises(ConfigError, match=f"cannot be cut at 99: cuts are {', '.join(map(str, model.cuts))}"):
+        model.below(99)
+    with pytest.raises(ConfigError, match="it has no cuts"):
+        Model(model.layers).above(1)
+
+
+@pytest.mark.parametrize("cuts", [{1: 0}, {1: 3}, {1: -1}, {1: 2, 2: 1}, {2: 1, 1: 2}, {1: 1, 2: 1}])
+def test_a_chain_refuses_cuts_that_are_none(cuts):
+    with pytest.raises(ValueError, match="cut"):
+        Model(nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU()), cuts)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vgg19", {"width": 0.0}),
+        ("vgg19", {"norm": "layer"}),
+        ("alexnet", {"width": -1.0}),
+        ("alexnet", {"side": 7}),
+        ("alexnet", {"dropout": 2.0}),
+        ("cnn", {"kernel": 4}),
+        ("cnn1d", {"window": 3}),
+        ("lenet", {"side": 11}),
+        ("lenet", {"width": 0}),
+        ("resnet20", {"depth": 8}),
+    ],
+)
+def test_options_that_make_no_network_are_refused(name, options):
+    with pytest.raises(ConfigError, match=name):
+        blank(Spec(name=name, options=options))
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        (Spec(name="vgg19"), 20_040_522),
+        (Spec(name="resnet20"), 269_722),
+        (Spec(name="alexnet"), 35_855_178),
+        (Spec(name="lenet"), 61_706),
+        (Spec(name="cnn", options={"kernel": 5, "width": 32, "hidden": 2048, "classes": 62}), 6_603_710),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_parameters_are_as_many_as_papers_say(spec, count):
+    """Papers of the field print these; LEAF's FEMNIST network is `cnn` with larger options."""
+    assert sum(leaf.numel() for leaf in blank(spec).layers.parameters()) == count
+
+
+def test_a_blank_network_takes_no_memory():
+    """One of four terabytes is built, and every leaf of it is without storage; initialisation included."""
+    model = blank(Spec(name="alexnet", options={"hidden": 10**6}))
+    assert sum(leaf.numel() for leaf in model.layers.parameters()) > 10**12
+    assert all(leaf.is_meta for leaf in model.tree().values())
+    assert all(leaf.is_meta for leaf in blank(Spec(name="vgg13")).tree().values())
+
+
+@pytest.mark.parametrize(("name", "options"), [("alexnet", {}), ("vgg19", {"norm": "none"})])
+def test_activations_keep_their_scale_through_depth(name, options):
+    """Kaiming's rule: with torch's own the last features are a hundredth of these, and hardly depend on the input."""
+    model = initial(Spec(name=name, options={"width": 0.25} | options), 3)
+    flowing = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    for layer in model.layers[:-1]:
+        flowing = layer(flowing)
+        if isinstance(layer, nn.MaxPool2d):
+            assert 0.3 < flowing.square().mean().sqrt().item() < 10
+
+
+def test_initial_parameters_are_a_function_of_the_seed(spec):
+    """The same whatever torch's global generator did before; other seeds give other weights."""
+    first = initial(spec, 7).tree()
     torch.rand(5)
-    again, other = initial(Spec(name=name), 7).tree(), initial(Spec(name=name), 8).tree()
+    again, other = initial(spec, 7).tree(), initial(spec, 8).tree()
     assert list(first) == list(again)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not any(torch.equal(first[key], other[key]) for key in first)
+    assert not any(torch.equal(first[key], other[key]) for key in first if first[key].ndim > 1)
 
 
-def test_torchs_global_generator_is_left_alone(name):
+def test_torchs_global_generator_is_left_alone(spec):
     """Also where building fails."""
     before = torch.random.get_rng_state()
-    initial(Spec(name=name), 7)
+    initial(spec, 7)
     with pytest.raises(ConfigError):
-        initial(Spec(name=name, options={"classes": "ten"}), 7)
+        initial(Spec(name=spec.name, options={"classes": "ten"}), 7)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -90,9 +194,9 @@ def test_seeded_block():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_tree_is_the_networks_own(name):
+def test_the_tree_is_the_networks_own(spec, inputs):
     """Not a copy: what is written into a leaf is what the network computes with."""
-    model = initial(Spec(name=name), 1)
+    model = initial(spec, 1)
     for leaf in model.tree().values():
         leaf.zero_()
-    assert model.layers(torch.ones(INPUTS[name])).abs().sum().item() == 0
+    assert model.layers.eval()(inputs).abs().sum().item() == 0

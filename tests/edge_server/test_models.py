@@ -1,0 +1,109 @@
+"""`edge-server models`: the list, one network's cuts, and what it cannot show."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from edge_server.__main__ import main
+from edge_server.config import load
+from shared import own
+from shared.errors import ConfigError
+from shared.models import MODELS
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Gives the command; returns its exit code and what it wrote."""
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def give(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edge-server", "models", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    yield give
+    own.allow([])
+
+
+def test_the_list_has_every_network_with_its_defaults(run):
+    code, out, _ = run("--format", "json")
+    listed = {one["name"]: one for one in json.loads(out)}
+    assert code == 0
+    assert sorted(listed) == sorted(MODELS)
+    assert listed["vgg19"]["cuts"] == [2, 4, 8, 12, 16]
+    assert listed["vgg19"]["options"] == {"channels": 3, "width": 1.0, "norm": "batch", "classes": 10}
+    code, out, _ = run()
+    assert code == 0
+    assert all(name in out for name in MODELS)
+    assert "features=64 hidden=32 classes=10" in out
+
+
+def test_one_network_is_shown_cut_by_cut(run):
+    code, out, _ = run("vgg19", "--option", "width=0.25", "--option", "norm=none", "--batch", "8", "--format", "json")
+    shown = json.loads(out)
+    assert code == 0
+    assert [cut["shape"] for cut in shown["cuts"]] == [[16, 16, 16], [32, 8, 8], [64, 4, 4], [128, 2, 2], [128, 1, 1]]
+    assert shown["cuts"][1]["gradient_bytes"] == 4 * 8 * 32 * 8 * 8 + 4
+    code, out, _ = run("vgg19")
+    assert code == 0
+    assert "128 x 8 x 8" in out
+    assert [line.split()[-3] for line in out.splitlines() if line.split()[:1] in (["4"], ["8"])] == ["96.1", "228.3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("vgg20",), "unknown model 'vgg20'"),
+        (("cnn", "--option", "depth=3"), "no option 'depth'"),
+        (("cnn", "--option", "side"), "write KEY=VALUE"),
+        (("cnn", "--option", "side=far"), "cnn"),
+        (("cnn", "--example", "1", "9", "9"), "examples of shape (1, 9, 9)"),
+        (("cnn", "--batch", "0"), "give numbers from 1"),
+        (("--example", "3"), "name it"),
+        (("os:system",), "not allowed in this process"),
+    ],
+)
+def test_a_mistake_is_told(run, words, problem):
+    code, out, error = run(*words)
+    assert (code, out) == (2, "")
+    assert problem in error
+
+
+def test_a_network_of_the_users_own(run, tmp_path, monkeypatch):
+    """Allowed by the environment; it says what examples it takes, or is told."""
+    builder = "def net():\n    return Model(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), {1: 1})\n"
+    (tmp_path / "shownnets.py").write_text(f"from torch import nn\nfrom shared.models.base import Model\n\n\n{builder}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FIELDFLEET_MODELS", "shownnets:net other:*")
+    code, _, error = run("shownnets:net")
+    assert (code, "give their shape" in error) == (2, True)
+    code, out, _ = run("shownnets:net", "--example", "4", "--format", "json")
+    assert code == 0
+    assert [cut["features"] for cut in json.loads(out)["cuts"]] == [3]
+    monkeypatch.setenv("FIELDFLEET_MODELS", "shownnets")
+    code, _, error = run("shownnets:net")
+    assert (code, "neither module:function" in error) == (2, True)
+
+
+def test_a_run_imports_what_the_servers_file_allows(tmp_path, monkeypatch, capsys):
+    """The command allows it before it reads the plan; a file that would allow everything is refused."""
+    sections = '[algorithm]\nname = "fedavg"\n[data]\nsource = "digits"\n[model]\nname = "absent_nets:net"\n'
+    (tmp_path / "plan.toml").write_text(f'name = "x"\nrounds = 1\n{sections}')
+    path = tmp_path / "server.toml"
+    monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(path)])
+    errors = []
+    for line in ("", 'models = ["absent_nets:net"]\n'):
+        path.write_text(f'plan = "plan.toml"\ndata_dir = "{tmp_path}"\n{line}')
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        errors.append(capsys.readouterr().err)
+    own.allow([])
+    assert "not allowed in this process" in errors[0]
+    assert "No module named 'absent_nets'" in errors[1]
+    path.write_text('plan = "plan.toml"\nmodels = ["*:*"]\n')
+    with pytest.raises(ConfigError, match="neither module:function"):
+        load(path)

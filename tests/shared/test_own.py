@@ -1,0 +1,146 @@
+"""Builders of the user's own: what a process imports is its operator's choice, whatever a task or a trace names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared import own
+from shared.cuts import table
+from shared.errors import ConfigError
+from shared.evaluate import skeleton
+from shared.messages import Spec
+from shared.models.init import blank, initial
+
+SOURCE = """
+from os import system  # what somebody else defined
+from pathlib import Path
+
+from torch import nn
+
+from shared.models.base import Model
+
+Path(__file__).with_suffix(".imported").touch()
+
+
+def net(hidden: int = 3) -> Model:
+    layers = nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+    return Model(layers, {1: 2}, example=(4,))
+
+
+def nothing() -> None:
+    return None
+
+
+def bare() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+def wrong() -> Model:
+    return Model(nn.Sequential(nn.ReLU()), {1: 1})
+
+
+figure = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch) -> Iterator[Path]:
+    """A module `fieldnets` on the Python path; nothing is allowed, before and after."""
+    path = tmp_path / "fieldnets.py"
+    path.write_text(SOURCE)
+    (tmp_path / "broken.py").write_text("def net(:\n")
+    (tmp_path / "lacking.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    own.allow([])
+    for name in ("fieldnets", "broken", "lacking"):
+        sys.modules.pop(name, None)
+
+
+def refusal(name: str, **options: int) -> str:
+    with pytest.raises(ConfigError) as caught:
+        blank(Spec(name=name, options=options))
+    return str(caught.value)
+
+
+def test_an_allowed_builder_is_a_model_like_any_other(module):
+    """Seeded, blank, cut and with options that are checked."""
+    own.allow(["fieldnets:net"])
+    spec = Spec(name="fieldnets:net", options={"hidden": 5})
+    first, again = initial(spec, 7).tree(), initial(spec, 7).tree()
+    assert first["0.weight"].shape == (5, 4)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert all(leaf.is_meta for leaf in skeleton(spec).parameters())
+    assert [cut.shape for cut in table(spec).cuts] == [(5,)]
+    assert "no option 'depth'; known: hidden" in refusal("fieldnets:net", depth=3)
+
+
+def test_what_is_not_allowed_is_not_imported(module):
+    """Neither by default, nor because another name is allowed; the module has not run."""
+    imported = module.with_suffix(".imported")
+    for allowed in ([], ["fieldnets:wrong"], ["other:*"], ["field:*", "fieldnets.net:*"]):
+        own.allow(allowed)
+        assert "'fieldnets:net' is not allowed in this process" in refusal("fieldnets:net")
+    assert not imported.exists()
+    own.allow(["fieldnets:*"])
+    blank(Spec(name="fieldnets:net"))
+    assert imported.exists()
+
+
+def test_a_star_allows_what_the_module_defines_and_not_what_it_imports(module, tmp_path):
+    """A shell that a module happens to import is no model; the star itself is no name."""
+    own.allow(["fieldnets:*"])
+    assert blank(Spec(name="fieldnets:net")).cuts == {1: 2}
+    with pytest.raises(ConfigError, match="system is not defined in fieldnets itself"):
+        blank(Spec(name="fieldnets:system", options={"command": f"touch {tmp_path}/ran"}))
+    assert not (tmp_path / "ran").exists()
+    assert "not allowed" in refusal("fieldnets:*")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", ":net", "fieldnets:", "fieldnets:net:net", "../fieldnets:net", "fieldnets:__import__", ":", "a b:c"],
+)
+def test_names_that_try_it_are_refused(module, name):
+    """Also where all of an honest module is allowed."""
+    own.allow(["fieldnets:*"])
+    assert name in refusal(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("fieldnets:figure", "no function 'figure'"),
+        ("fieldnets:absent", "no function 'absent'"),
+        ("fieldnets:nothing", "returned a NoneType"),
+        ("fieldnets:bare", "returned a Linear"),
+        ("fieldnets:wrong", "a cut is outside the chain"),
+        ("broken:net", "invalid syntax"),
+        ("lacking:net", "No module named 'no_such_library'"),
+        ("nowhere_to_be_found:net", "No module named 'nowhere_to_be_found'"),
+    ],
+)
+def test_what_is_no_model_says_so(module, name, problem):
+    own.allow([name])
+    assert problem in refusal(name)
+
+
+@pytest.mark.parametrize("entry", ["fieldnets", "fieldnets:", "*", "*:*", "fieldnets.*:net", "field nets:net", "a:b:c"])
+def test_an_allow_list_that_cannot_be_meant_is_refused(entry):
+    """Above all one that would allow everything."""
+    own.allow([])
+    with pytest.raises(ConfigError, match="neither module:function nor module:"):
+        own.allow([entry])
+    assert own.allowed() == []
+
+
+def test_allowing_replaces_what_was_allowed():
+    own.allow(["b:c", "a:*"])
+    assert own.allowed() == ["a:*", "b:c"]
+    own.allow([])
+    assert own.allowed() == []
