@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from edge_server import run_time
 from edge_server.config import LinkConfig
 from edge_server.costs import Costs
 from edge_server.figures import accuracies, weighted
+from edge_server.fleet import only
+from edge_server.muster import Members, Muster
 from edge_server.observing import Observing
+from edge_server.resumption import Resumption, resume
 from edge_server.round import Rounds
 from edge_server.server import Server
-from edge_server.store import checkpoints
+from edge_server.spending import Ledger, reached
 from edge_server.store.base import (
     AnyRecord,
     Evaluated,
     Measured,
-    Rewound,
     RoundClosed,
     RoundOpened,
     RunClosed,
     RunOpened,
     Store,
-    UpdateAccepted,
     closed_rounds,
-    valid,
 )
+from edge_server.store.observed import Noted
+from edge_server.trial.budget_plan import BudgetPlan
 from edge_server.trial.plan import Plan, test_data
 from edge_server.versions import versions
-from shared import payload, spool, tensorfile
 from shared.algorithms import ALGORITHMS
 from shared.background import background
 from shared.clock import utc_seconds
 from shared.data.load import load
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError
 from shared.evaluate import require_fit, skeleton
+from shared.messages import Report, Status
 from shared.models.init import initial
 from shared.registry import build
 from shared.tree import State
@@ -46,17 +46,9 @@ from shared.tree import State
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Resumption:
-    """Where a run stands: the state, the next round, and what of that round is done."""
-
-    state: State
-    number: int
-    opened: RoundOpened | None
-    accepted: dict[str, UpdateAccepted]
-
-
-async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: LinkConfig, *, started: str) -> State:
+async def run_plan(  # noqa: PLR0913 - everything that a run is made of
+    plan: Plan, run: str, server: Server, store: Store, link: LinkConfig, *, started: str, members: Members = None
+) -> State:
     """Run a plan to its end, or go on with it; return the final server state.
 
     Args:
@@ -66,6 +58,7 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
         store: The run's store; empty for a new run.
         link: How payloads travel.
         started: Calendar time for people.
+        members: The devices that may take part; None for whoever connects.
 
     Raises:
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
@@ -82,11 +75,13 @@ async def run_plan(plan: Plan, run: str, server: Server, store: Store, link: Lin
         link=link,
         network=skeleton(plan.model),
         test=await server.worker(load, test_data(plan)) if plan.evaluation.every else None,
+        muster=Muster(members),
     )
     if not records:
         await rounds.persist(store.append, RunOpened(run=run, plan=plan, started=started))
     init = rounds.algorithm.init
-    at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed), plan.seed))
+    split = rounds.algorithm.serve is not None
+    at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed), plan.seed), split=split)
     return await _play(rounds, await at)
 
 
@@ -97,27 +92,61 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
     del at  # it would keep the first state for as long as the run lasts
     if rounds.test is not None:
         require_fit(rounds.network, state.tree, rounds.test)
-    records, end = store.records(), RunClosed(outcome="finished")
+    records, ledger = store.records(), Ledger()
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", rounds.run)
         return state
     async with _observing(rounds, records), _costs(rounds, records) as costs:
-        if plan.measure.seconds and not any(isinstance(record, Measured) for record in records):
-            await rounds.persist(store.append, await _measure_on_devices(rounds, state))
+        await _measure_on_devices(rounds, state, records)
+        cause = _missed(plan, closed_rounds(records)[-1:])
         for number in range(first, plan.rounds + 1):
-            state, closed = await rounds.next(number, state, opened, accepted)
+            if cause := cause or ("" if opened else await _spent(rounds, ledger)):
+                break
+            already_s = await _already_s(rounds, opened) if opened else 0.0
+            state, closed = await rounds.next(number, state, opened, accepted, already_s=already_s)
             opened, accepted = None, {}
             log.info("%s", _line(rounds.run, closed, plan.rounds))
-            if closed.outcome == "missed" and plan.round.on_missed == "stop":
-                end = RunClosed(outcome="stopped", cause=f"round {number} had too few updates")
-                break
+            cause = _missed(plan, [closed])
         for closed in closed_rounds(store.records())[-1:]:
             fleet = rounds.server.fleet
             await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
-        if plan.evaluation.on_device and end.outcome == "finished":
+        if plan.evaluation.on_device and not cause:
             await rounds.persist(store.append, await _evaluate_on_devices(rounds, state))
-    await rounds.persist(store.append, end)
+    if cause:
+        log.warning("run %s ends short: %s", rounds.run, cause)
+    await rounds.persist(store.append, RunClosed(outcome="stopped" if cause else "finished", cause=cause))
     return state
+
+
+async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
+    """Return how long ago an earlier process opened a round; the record says how well that is known."""
+    found = run_time.since(rounds.store.records(), opened, rounds.server.clock())
+    how = "by the calendar" if found.is_known else "as far as is known: the calendar does not tell how long it was away"
+    what = f"round {opened.round} went on after a restart of the server: its seconds count from its opening, {how}"
+    await rounds.persist(rounds.store.append, Noted(what=what))
+    return found.seconds
+
+
+def _missed(plan: Plan, last: list[RoundClosed]) -> str:
+    """Return why the last round, where there is one, ends the run; empty where it does not."""
+    if plan.round.on_missed == "stop" and last and last[0].outcome == "missed":
+        return f"round {last[0].round} had too few updates"
+    return ""
+
+
+async def _spent(rounds: Rounds, ledger: Ledger) -> str:
+    """Return which budget lets no further round begin, empty where all do; leave out whose joules nobody knows."""
+    budget, muster, fleet = rounds.plan.budget, rounds.muster, rounds.server.fleet
+    if budget == BudgetPlan():
+        return ""
+    ledger.take(await rounds.server.worker(rounds.store.records, ledger.seen))
+    spent = ledger.spending()
+    if budget.joules is not None:
+        muster.unmetered = frozenset(spent.unmetered)
+    if muster.here(fleet) and not muster.ready(fleet):
+        dark = ", ".join(muster.here(fleet)[:8])
+        return f"budget.joules: no device tells its joules ({dark}): give them a meter, or take the budget away"
+    return reached(budget, spent)
 
 
 @asynccontextmanager
@@ -128,17 +157,27 @@ async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[
     now_utc_s = utc_seconds() if is_live else None
     await rounds.persist(store.append, run_time.began(records, at=server.clock(), utc_s=now_utc_s, versions=versions()))
     observing = Observing(server.clock, lambda batch: server.worker(store.extend, batch))
-    observing.begin(records, server.fleet)
-    server.seen.append(observing.presence)
-    server.keep.append(observing.report)
+    muster = rounds.muster
+
+    def presence(status: Status) -> None:
+        if muster.takes(status.device):
+            observing.presence(status)
+
+    def report(report: Report) -> None:
+        if muster.takes(report.device):
+            observing.report(report)
+
+    observing.begin(records, only(server.fleet, muster.takes))
+    server.seen.append(presence)
+    server.keep.append(report)
     try:
         async with background(observing.keep()):
             rounds.opening = observing.settled
             yield
             await observing.settled()
     finally:
-        server.seen.remove(observing.presence)
-        server.keep.remove(observing.report)
+        server.seen.remove(presence)
+        server.keep.remove(report)
 
 
 @asynccontextmanager
@@ -166,69 +205,28 @@ def _require_same_plan(records: list[AnyRecord], plan: Plan) -> None:
 async def _evaluate_on_devices(rounds: Rounds, state: State) -> Evaluated:
     """Let every device that is there try the final model on the examples it held back."""
     number = rounds.plan.rounds + 1
-    assignments = await rounds.assignments(state, number)
+    assignments = await rounds.assignments(state, number, "evaluate")
     gather = await rounds.exchange(number, state, assignments, accepted={}, purpose="evaluate")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     by_device = {device: update.metrics for device, update in updates.items()}
     return Evaluated(accuracy=weighted(accuracies(updates)), by_device=by_device)
 
 
-async def _measure_on_devices(rounds: Rounds, state: State) -> Measured:
-    """Let every device that is there time training steps, before anything is decided for it."""
-    assignments = await rounds.assignments(state, 0)
+async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRecord]) -> None:
+    """Let every device that is there time training steps, before anything is decided for it; if the plan says so."""
+    if not rounds.plan.measure.seconds or any(isinstance(record, Measured) for record in records):
+        return
+    assignments = await rounds.assignments(state, 0, "measure")
     gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     for device, cause in gather.failed.items():
         log.warning("device %s measured no training step: %s", device, cause)
-    return Measured(
+    measured = Measured(
         by_device={device: update.step for device, update in updates.items() if update.step},
         metrics={device: update.metrics for device, update in updates.items() if update.metrics},
         failed=gather.failed,
     )
-
-
-def resume(store: Store, init: Callable[[], State]) -> Resumption:
-    """Find out where a run stands; a lost checkpoint sends it back to the one before."""
-    while True:
-        records = valid(store.records())
-        closed = [record for record in records if isinstance(record, RoundClosed)]
-        number = max((record.round for record in closed), default=0) + 1
-        aggregated = [record.round for record in closed if record.outcome == "aggregated"]
-        try:
-            state = store.load(aggregated[-1]) if aggregated else init()
-        except (CorruptFile, FileNotFoundError) as error:
-            cause = str(error)
-            if isinstance(error, CorruptFile):
-                aside = tensorfile.set_aside(checkpoints.path_of(store.folder / "checkpoints", aggregated[-1]))
-                cause += f"; set aside as {aside.name}"
-            log.warning("going back to before round %d: %s", aggregated[-1], cause)
-            store.append(Rewound(round=aggregated[-1], cause=cause))
-            continue
-        if number > 1:
-            log.info("going on with round %d", number)
-        return Resumption(state, number, *_open_round(store.updates, records, number))
-
-
-def _open_round(
-    folder: Path, records: list[AnyRecord], number: int
-) -> tuple[RoundOpened | None, dict[str, UpdateAccepted]]:
-    """Return the beginning of a round that has not ended, and the updates of it that are stored."""
-    opened = [record for record in records if isinstance(record, RoundOpened) and record.round == number]
-    accepted = {
-        record.device: record
-        for record in records
-        if isinstance(record, UpdateAccepted) and record.round == number and _is_stored(folder, record)
-    }
-    return (opened[-1], accepted) if opened else (None, {})
-
-
-def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
-    """Tell whether an accepted update is still there as it was sent; one that has rotted is asked for again."""
-    path, params = folder / record.device, record.update.params
-    if params is None or (path.exists() and payload.digest([spool.view(path)]) == params.digest):
-        return True
-    log.warning("the stored update of %s in round %d is damaged, asking for it again", record.device, record.round)
-    return False
+    await rounds.persist(rounds.store.append, measured)
 
 
 def _line(run: str, closed: RoundClosed, rounds: int) -> str:

@@ -18,6 +18,9 @@ T = TypeVar("T")
 MAX_S = 1e10
 """Three hundred years; no run is longer, and beyond it a clock of doubles loses its microseconds."""
 
+FORMULA = ("=", "+", "-", "@", "'")
+"""What a spreadsheet computes at the head of a text, and the mark that we put before such a text."""
+
 TREES = ("metrics", "refused", "values")
 """Columns whose cells are JSON objects."""
 
@@ -38,17 +41,23 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return "".join(one if one.isprintable() else " " for one in value)  # a row is a line
+        line = "".join(one if one.isprintable() else " " for one in value)  # a row is a line
+        return f"'{line}" if line.startswith(FORMULA) else line
     return "" if value is None else repr(value)
 
 
-def row(table: str, found: Mapping[str, str]) -> Row:
+def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> Row:
     """Return the row of some cells by column; columns that are not ours are left out.
+
+    Args:
+        table: Its name.
+        found: The cells.
+        marked: Whether texts that a spreadsheet would compute have a mark before them, which is taken away.
 
     Raises:
         ConfigError: A cell does not hold what its column must; the message names the column.
     """
-    known = {column: found[column] for column in columns(table) if found.get(column)}
+    known = {column: found[column].removeprefix("'" * marked) for column in columns(table) if found.get(column)}
     fields: dict[str, Any] = {name: cell for name, cell in known.items() if name in TABLES[table].__struct_fields__}
     for name in TREES:
         if name in fields:

@@ -92,7 +92,7 @@ def _rounds(journal: Journal) -> Iterable[Round]:
         closed, closed_s = journal.closed.get(number, (None, None))
         told: dict[str, Any] = {}
         if closed:
-            names = ("outcome", "seconds", "loss", "accuracy", "test_loss", "device_accuracy", "refused")
+            names = ("outcome", "seconds", "loss", "accuracy", "test_loss", "device_accuracy", "steps", "refused")
             told = {name: getattr(closed, name) for name in names} | {"arrived": len(closed.arrived)}
         if opened:
             told |= {"online": opened.online, "asked": len(opened.assignments)}
@@ -103,7 +103,7 @@ def _decisions(journal: Journal) -> Iterable[Decision]:
     for number, (opened, _) in sorted(journal.rounds.items()):
         for device, told in sorted(opened.assignments.items()):
             hyper = msgspec.structs.asdict(told.hyper)
-            yield Decision(round=number, device=device, seed=told.seed, values=told.values, **hyper)
+            yield Decision(round=number, device=device, seed=told.seed, steps=told.steps, values=told.values, **hyper)
 
 
 def _steps(journal: Journal) -> Iterable[Step]:
@@ -128,8 +128,10 @@ def _tasks(journal: Journal) -> Iterable[Task]:
         accepted, arrived_s = journal.accepted.get((number, device), (None, None))
         closed = journal.closed.get(number)
         settled = journal.settled.get((number, device))
+        missed_steps = closed[0].missed.get(device, 0) if closed and closed[0].steps is not None else None
         if accepted is None or (closed and device not in closed[0].arrived):
-            yield _absent(number, device, purpose, cause, settled)
+            row = _absent(number, device, purpose, cause, settled)
+            yield msgspec.structs.replace(row, missed_steps=missed_steps)
             continue
         opened, opened_s = journal.rounds.get(number, (None, None))
         yield Task(
@@ -139,6 +141,7 @@ def _tasks(journal: Journal) -> Iterable[Task]:
             outcome="arrived",
             **_arrived(accepted, settled, opened_s, arrived_s),
             steps=steps_of(opened.assignments[device], accepted.update.num_examples) if opened else None,
+            missed_steps=missed_steps,
         )
 
 
@@ -182,10 +185,10 @@ def _began_s(cost: Cost, opened_s: float | None, arrived_s: float | None) -> flo
     parts = (cost.download_s, cost.compute_s, cost.upload_s)
     if arrived_s is None or None in parts:
         return None
-    began_s = arrived_s - sum(part or 0.0 for part in parts)
+    began_s = arrived_s - sum(part or 0.0 for part in (*parts, cost.exchange_s))
     return round(min(arrived_s, max(began_s, opened_s or 0.0)), DIGITS)
 
 
 def steps_of(told: Assignment, examples: int) -> int:
-    """Return the training steps of a task: one a batch, an epoch's last one smaller."""
-    return told.hyper.local_epochs * -(-examples // told.hyper.batch_size)
+    """Return the training steps of a task: those of its session, or one a batch, an epoch's last one smaller."""
+    return told.steps or told.hyper.local_epochs * -(-examples // told.hyper.batch_size)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+import msgspec
+
 from edge_server.trace import header as headers
 from edge_server.trace.cells import cells, row
 from edge_server.trace.header import Table, Trial
@@ -39,7 +41,7 @@ def write(trace: Trace, folder: Path) -> None:
                 lines = csv.writer(file, lineterminator="\n")
                 lines.writerow(columns(table))
                 lines.writerows(cells(table, one) for one in trace.tables[table])
-        (folder / headers.FILE).write_bytes(headers.encode(trace.header))
+        (folder / headers.FILE).write_bytes(headers.encode(msgspec.structs.replace(trace.header, marked=True)))
 
 
 def described(tables: Mapping[str, tuple[Row, ...]]) -> dict[str, Table]:
@@ -68,7 +70,9 @@ def read(folder: Path) -> Trace:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: no UTF-8 text ({error}); restore the file from a copy") from error
     header = headers.decode(data.encode(), path)
-    return checked(Trace(header, {table: tuple(_rows(folder, header, table)) for table in TABLES}), folder)
+    tables = {table: tuple(_rows(folder, header, table)) for table in TABLES}
+    header = msgspec.structs.replace(header, marked=False)  # the texts read have no marks any more
+    return checked(Trace(header, tables), folder)
 
 
 def _opened(path: Path, most_bytes: int) -> TextIO:
@@ -101,7 +105,7 @@ def _rows(folder: Path, header: Trial, table: str) -> Iterator[Row]:
                 count += 1
                 if len(found) != len(names) or count > MAX_ROWS:
                     raise ConfigError(f"{len(found)} cells under {len(names)} columns, or more than {MAX_ROWS} rows")  # noqa: TRY301
-                yield row(table, dict(zip(names, found, strict=True)))
+                yield row(table, dict(zip(names, found, strict=True)), marked=header.marked)
         except (ConfigError, csv.Error, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}:{reader.line_num}: {error}; correct or restore that line") from error
     if count != expected:

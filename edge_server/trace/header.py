@@ -66,6 +66,7 @@ class Trial(Header, frozen=True, kw_only=True):
         run: The run's name.
         started: Calendar time for people.
         anonymous: Whether devices have other names than they had.
+        marked: Whether texts that a spreadsheet would compute have the mark `'` before them; in old traces not.
         plan: What the run did; its data's path is relative to the folder of data sets.
         devices: In the order in which they share the plan's data set.
         processes: Of the server, in order.
@@ -83,6 +84,7 @@ class Trial(Header, frozen=True, kw_only=True):
     run: str
     started: str = ""
     anonymous: bool = False
+    marked: bool = False
     plan: Plan
     devices: list[Known]
     processes: list[Process] = []

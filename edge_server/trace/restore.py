@@ -144,7 +144,7 @@ def _opened(row: Round, decisions: list[Decision]) -> RoundOpened:
 
 def _assignment(row: Decision) -> Assignment:
     hyper = Hyper(**{name: getattr(row, name) for name in Hyper.__struct_fields__})
-    return Assignment(seed=row.seed, hyper=hyper, values=row.values)
+    return Assignment(seed=row.seed, hyper=hyper, steps=row.steps, values=row.values)
 
 
 def _closed(row: Round, tasks: list[Task]) -> RoundClosed:
@@ -164,6 +164,8 @@ def _closed(row: Round, tasks: list[Task]) -> RoundClosed:
         bytes_up={task.device: task.arrived_bytes for task in arrived if task.arrived_bytes is not None},
         bytes_down={task.device: task.bytes_down for task in arrived if task.bytes_down is not None},
         at=row.closed_s,
+        steps=row.steps,
+        missed={task.device: task.missed_steps for task in tasks if task.missed_steps},
     )
 
 

@@ -39,15 +39,19 @@ class Task(Row, frozen=True, kw_only=True):
     download_s: Positive | None = None
     compute_s: Positive | None = None
     upload_s: Positive | None = None
+    exchange_s: Positive | None = None
     cpu_s: Positive | None = None
     cycles: Positive | None = None
     hertz: Positive | None = None
     download_joules: Positive | None = None
     compute_joules: Positive | None = None
     upload_joules: Positive | None = None
+    exchange_joules: Positive | None = None
     idle_w: Positive | None = None
     bytes_down: Count | None = None
     bytes_up: Count | None = None
+    features_bytes: Count | None = None
+    gradient_bytes: Count | None = None
     arrived_bytes: Count | None = None
     payload_bytes: Count | None = None
     payload_digest: Hex = ""
@@ -56,6 +60,7 @@ class Task(Row, frozen=True, kw_only=True):
     weight: Positive = 0.0
     examples: Count | None = None
     steps: Count | None = None
+    missed_steps: Count | None = None
     loss: float | None = None
     metrics: dict[str, float] = {}
     provenance: dict[str, Provenance] = {}
@@ -91,6 +96,7 @@ class Round(Row, frozen=True, kw_only=True):
     accuracy: Positive | None = None
     test_loss: float | None = None
     device_accuracy: Positive | None = None
+    steps: Count | None = None
     refused: dict[str, Count] = {}
 
 
@@ -105,6 +111,7 @@ class Decision(Row, frozen=True, kw_only=True):
     learning_rate: Positive
     momentum: Positive
     weight_decay: Positive
+    steps: Count = 0
     values: dict[str, Value] = {}
 
 
@@ -156,12 +163,14 @@ TOLD: Mapping[str, tuple[str, ...]] = {
         "download_s",
         "compute_s",
         "upload_s",
+        "exchange_s",
         "cpu_s",
         "cycles",
         "hertz",
         "download_joules",
         "compute_joules",
         "upload_joules",
+        "exchange_joules",
         "idle_w",
     ),
     "steps": ("compute_s", "compute_joules", "cycles"),

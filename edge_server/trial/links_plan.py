@@ -10,6 +10,9 @@ import msgspec
 from edge_server.trial.section import Section
 from edge_server.trial.sources_plan import After, Again, Span, ends, require_again, require_amounts, require_spans
 
+LEAST_M = 10.0
+"""Nobody stands nearer to the antenna of a macro cell; who writes 0.2 means kilometres."""
+
 
 class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
     """What all links have.
@@ -106,6 +109,8 @@ class WirelessLink(Way, frozen=True, kw_only=True, tag="wireless"):
             raise ValueError("tx_dbm, server_dbm and noise_dbm_hz must be finite, share <= 1")
         if (self.distance_m is None) != (self.path_loss == "none"):
             raise ValueError('give distance_m, or path_loss = "none" without it')
+        if self.distance_m is not None and self.path_loss == "3gpp" and ends(self.distance_m)[0] < LEAST_M:
+            raise ValueError(f'distance_m is in metres, and path_loss = "3gpp" holds from {LEAST_M:g} m on, not in km')
 
 
 class TraceLink(Way, frozen=True, kw_only=True, tag="trace"):

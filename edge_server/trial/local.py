@@ -19,6 +19,7 @@ from edge_server.store.base import AnyRecord, RunClosed
 from edge_server.trial.devices_plan import DevicePlan
 from edge_server.trial.plan import Plan, devices, share
 from edge_server.trial.progress import follow
+from shared import own
 from shared.errors import TaskFailed
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,9 @@ def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncCon
         "data_dir": str(local.data_dir.resolve()),
         "data_root": str(local.data_root.resolve()),
         "broker": _address(broker),
+        "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
+        "models": own.allowed(),
         "log_level": local.log_level,
     }
     return _child(place, SERVER, "edge_server", config)
@@ -120,7 +123,7 @@ def agent(
         "state_dir": str((place / device.name).resolve()),
         "data": share(local.plan, fleet, index),
         "broker": _address(broker),
-        "trainer": {"threads": 1},
+        "trainer": {"threads": 1, "models": own.allowed()},
         "log_level": local.log_level,
     }
     return _child(place, device.name, "device_agent", config)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from edge_server.trial.budget_plan import BudgetPlan
 from edge_server.trial.devices_plan import DevicePlan, expanded, rooted
 from edge_server.trial.devices_plan import check as check_devices
 from edge_server.trial.replay_plan import ReplayPlan
@@ -69,17 +70,21 @@ class RoundPlan(Section, frozen=True, kw_only=True):
         quorum: Share of the cohort whose updates end the round at once.
         min_updates: Updates without which the model stays as it is and the round counts as missed.
         on_missed: What a missed round does to the run.
+        step_deadline_s: Seconds after the first features of a split step at which it goes on with who has delivered.
     """
 
     deadline_s: float = 120.0
     quorum: float = 1.0
     min_updates: int = 1
     on_missed: Literal["continue", "stop"] = "continue"
+    step_deadline_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse a round that could not end."""
         if not 0 < self.deadline_s < math.inf or not 0 < self.quorum <= 1 or self.min_updates < 1:
             raise ValueError("deadline_s must be > 0 and finite, quorum in (0, 1], min_updates >= 1")
+        if not 0 < self.step_deadline_s < math.inf:
+            raise ValueError("step_deadline_s must be > 0 and finite")
 
 
 class EvaluationPlan(Section, frozen=True, kw_only=True):
@@ -124,23 +129,6 @@ class PartitionPlan(Section, frozen=True, kw_only=True):
             raise ValueError("alpha must be > 0 and finite")
 
 
-class BudgetPlan(Section, frozen=True, kw_only=True):
-    """What the whole run may take; absent for no limit. A replay that cannot keep to it says so before it begins.
-
-    Attributes:
-        time_s: Seconds, from the first round to the last.
-        joules: Of all devices together.
-    """
-
-    time_s: float | None = None
-    joules: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what nobody could keep to."""
-        if not all(limit is None or 0 < limit < math.inf for limit in (self.time_s, self.joules)):
-            raise ValueError("time_s and joules must be > 0 and finite; leave them out for no limit")
-
-
 class Plan(Section, frozen=True, kw_only=True):
     """A whole trial.
 
@@ -149,9 +137,11 @@ class Plan(Section, frozen=True, kw_only=True):
         rounds: How many.
         seed: Of everything random: initial model, cohorts, batches.
         algorithm, model, codec: By name, with options.
+        cut_codec: Of the features and gradients of a split session, which are lossless unless it says otherwise.
         hyper: Local training.
         data: Where examples come from, for local agents, replay and the server's test set.
-        device: Devices of local trials and of replay.
+        device: Devices of local trials and of replay; a live run takes these alone, where there are any.
+        local: Agents that `trial run` starts on this machine unless it is told otherwise; 0 for the connected fleet.
     """
 
     name: str
@@ -160,7 +150,9 @@ class Plan(Section, frozen=True, kw_only=True):
     model: Chosen
     data: Data
     seed: int = 0
+    local: int = 0
     codec: Chosen = Chosen(name="dense")
+    cut_codec: Chosen = Chosen(name="dense")
     hyper: HyperPlan = HyperPlan()
     cohort: CohortPlan = CohortPlan()
     round: RoundPlan = RoundPlan()
@@ -201,12 +193,20 @@ def check(plan: Plan, path: Path) -> None:
     check_devices(plan.device, path)
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
+    if plan.local < 0:
+        raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
     try:  # the names and options, so that a mistake is found before anything is started
-        build(ALGORITHMS, plan.algorithm, "algorithm")
+        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")
+        build(CODECS, plan.cut_codec, "cut_codec")
         skeleton(plan.model)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if algorithm.serve and (plan.evaluation.on_device or plan.measure.seconds):
+        raise ConfigError(
+            f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
+            "measure; take out evaluation.on_device and measure.seconds"
+        )
 
 
 def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:

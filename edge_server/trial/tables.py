@@ -74,6 +74,8 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
     found = [record for record in records if isinstance(record, Evaluated)]
     if not found:
         return []
+    if not found[-1].by_device:
+        return ["on the devices' held-out examples: unknown, no device answered in time; look at their links and logs"]
     by_device = ", ".join(
         f"{device} {figure(metrics.get('eval_accuracy'))}" for device, metrics in found[-1].by_device.items()
     )

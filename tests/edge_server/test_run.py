@@ -9,7 +9,11 @@ import torch
 
 from edge_server.store.base import Evaluated, RoundClosed, RoundOpened, RunClosed
 from edge_server.store.checkpoints import path_of
+from edge_server.store.observed import Noted
+from edge_server.store.sqlite import SqliteStore
+from edge_server.trial.tables import device_lines
 from shared.messages import Status
+from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import RUN, Site, beginning, moved, packed, site, update_for, virtual
 
 
@@ -238,3 +242,72 @@ def test_the_final_model_is_tried_by_the_devices(tmp_path):
     assert evaluated.accuracy == 0.25
     assert set(evaluated.by_device) == {"two"}
     assert evaluated.by_device["two"]["eval_examples"] == 8.0
+
+
+def test_a_round_that_a_restart_cut_counts_from_its_opening(tmp_path):
+    """Open for 4 s when the server was ended, and for 3 s after; without a calendar nobody knows the 20 s between."""
+
+    async def play() -> tuple[RoundClosed, list[str]]:
+        broker = MemoryTransport()
+        async with site(tmp_path, broker, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            await one.task()
+            task = await two.task()
+            await asyncio.sleep(4)
+            await two.answer(task, moved(here.plan, 0.5))
+        await asyncio.sleep(20)
+        async with site(tmp_path, broker, rounds=1) as here:
+            one = await here.device("one")
+            task = await one.task()
+            await asyncio.sleep(3)
+            await one.answer(task, moved(here.plan, 0.5))
+            _, [closed] = await here.ended()
+            return closed, [record.what for record in here.store.records() if isinstance(record, Noted)]
+
+    closed, notes = virtual(play())
+    assert closed.seconds == pytest.approx(7.0)
+    [note] = notes
+    assert note == (
+        "round 1 went on after a restart of the server: its seconds count from its opening, "
+        "as far as is known: the calendar does not tell how long it was away"
+    )
+
+
+def test_a_last_evaluation_that_nobody_answers_is_told_as_that(tmp_path, caplog):
+    """It is no round; what is not known is not shown as a figure."""
+
+    async def play() -> list[str]:
+        rule = "deadline_s = 5.0"
+        async with site(tmp_path, rounds=1, evaluation="every = 0\non_device = true", round=rule) as here:
+            one, two = await here.device("one"), await here.device("two")
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            await here.ended()
+            return device_lines(here.store.records())
+
+    assert virtual(play()) == [
+        "on the devices' held-out examples: unknown, no device answered in time; look at their links and logs"
+    ]
+    assert "the devices' last evaluation: deadline passed, without one, two" in caplog.text
+    assert "round 2" not in caplog.text
+
+
+def test_a_run_that_was_cut_after_the_round_that_stops_it_does_not_go_on(tmp_path):
+    """Between a missed round and the record that the run has ended, `on_missed = "stop"` is not forgotten."""
+
+    async def play() -> list[RoundClosed]:
+        keys = {"rounds": 3, "cohort": "wait_s = 7.0", "round": 'on_missed = "stop"'}
+        async with site(tmp_path, **keys) as here:
+            await here.ended()
+            records = here.store.records()
+        for path in (tmp_path / RUN).glob("journal*"):
+            path.unlink()
+        store = SqliteStore(tmp_path / RUN)
+        store.extend([record for record in records if not isinstance(record, RunClosed)])
+        store.close()
+        async with site(tmp_path, **keys) as here:
+            _, rounds = await here.ended()
+            assert [one.cause for one in ends(here)] == ["round 1 had too few updates"]
+            return rounds
+
+    assert len(virtual(play())) == 1

@@ -42,12 +42,16 @@ def cost(device: str, round_: int) -> Cost:
         download_s=0.4,
         compute_s=2.5 + round_,
         upload_s=0.8,
+        exchange_s=0.3 if has_sensor else None,
         cpu_s=2.0,
         cycles=3.0e9,
         bytes_down=4000,
         bytes_up=4100,
         compute_joules=20.25 if has_sensor else None,
         upload_joules=3.5 if has_sensor else None,
+        exchange_joules=1.5 if has_sensor else None,
+        features_bytes=9000 if has_sensor else None,
+        gradient_bytes=8000 if has_sensor else None,
         idle_w=2.0 if has_sensor else None,
         provenance={
             "compute_s": WALL,
@@ -77,7 +81,7 @@ def update(device: str, round_: int, **changes: object) -> Update:
 def opened(round_: int, devices: tuple[str, ...], at: float) -> RoundOpened:
     """Return a round's beginning."""
     told = {
-        name: Assignment(seed=7 + place, hyper=HYPER, values={"rho": 0.5, "on": [1, 2]})
+        name: Assignment(seed=7 + place, hyper=HYPER, steps=3 if round_ == 2 else 0, values={"rho": 0.5, "on": [1, 2]})
         for place, name in enumerate(devices)
     }
     return RoundOpened(round=round_, assignments=told, at=BEGAN + at, online=len(devices))
@@ -138,7 +142,9 @@ def field_run(folder: Path) -> list[AnyRecord]:
         UpdateAccepted(
             round=1, device="orin", update=update("orin", 1, cost=cost("orin", 1)), bytes_up=4050, at=BEGAN + 12.0
         ),
-        closed(1, 14.0, failed={"pi-9": 'it said: "no"'}, refused={"weight": 2}),
+        closed(
+            1, 14.0, failed={"pi-9": 'it said: "no"'}, refused={"weight": 2}, steps=3, missed={"pi-10": 3, "pi-9": 1}
+        ),
         CostSettled(round=1, device="orin", cost=cost("orin", 1)),
     ]
     rest = [

@@ -106,6 +106,8 @@ def test_a_device_without_tables_means_what_it_always_did():
         ('link = { kind = "wireless", bandwidth_hz = 1e6 }', "give distance_m, or path_loss"),
         ('link = { kind = "wireless", bandwidth_hz = 1e6, distance_m = 1.0, share = 2.0 }', "share <= 1"),
         ('link = { kind = "wireless", bandwidth_hz = 1e6, distance_m = 1.0, tx_dbm = nan }', "must be finite"),
+        ('link = { kind = "wireless", bandwidth_hz = 5e6, distance_m = 0.2 }', "distance_m is in metres"),
+        ('link = { kind = "wireless", bandwidth_hz = 5e6, distance_m = [0.1, 300.0] }', "distance_m is in metres"),
         ('link = { kind = "trace", path = "x", scale = 0.0 }', "scale must be > 0"),
         ('link = { kind = "trace", path = "x", offset_s = -1.0 }', "offset_s must be >= 0"),
         ('link = { kind = "trace", path = "x", offset_s = [2.0, 1.0] }', "or a range [low, high]"),

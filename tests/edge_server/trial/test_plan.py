@@ -49,7 +49,7 @@ def test_the_demo_plan_can_be_used():
         ({"algorithm": 'name = "fedprox"\noptions = { mu = -1 }'}, "algorithm", "correct its options"),
         ({"model": 'name = "brain"'}, "model", "known: "),
         ({"model": 'name = "mlp"\noptions = { hidden = -1 }'}, "model", "correct its options"),
-        ({"more": '[codec]\nname = "zip"'}, "codec", "known: dense"),
+        ({"more": '[codec]\nname = "zip"'}, "codec", "known: chain, dense, masked, quantize"),
         ({"data": 'source = "idx"'}, "data", "path must name"),
         ({"more": '[partition]\nkind = "random"'}, "partition.kind", "correct the value"),
         ({"more": '[[device]]\nname = "a"\n[[device]]\nname = "a"'}, "device", "give each its own"),
