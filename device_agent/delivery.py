@@ -12,7 +12,8 @@ import msgspec
 
 from device_agent.link_meter import LinkMeter
 from device_agent.outbox import Entry, Outbox
-from shared import chunks, spool, wire
+from shared import chunks, wire
+from shared.background import background
 from shared.clock import Clock, monotonic
 from shared.errors import Unreachable, WireError
 from shared.measures import Cost
@@ -24,6 +25,8 @@ from shared.transport.base import Inbox, Transport
 log = logging.getLogger(__name__)
 
 FIRST_PATIENCE_S, LAST_PATIENCE_S = 2.0, 30.0
+NEWS: Arrival = ("", b"")
+"""Comes between the server's messages when `Delivery.wake` was set, so that there is one thing to wait for."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Delivery:
         link: Is told when frames are asked for and when an update is settled.
         sending: Called whenever frames are asked for.
         sent: Called for every update that is settled.
+        voided: Called for one whose task is to be done anew.
         bytes_sent: Bytes of frames.
     """
 
@@ -69,6 +73,7 @@ class Delivery:
     link: LinkMeter = field(default_factory=LinkMeter)
     sending: Callable[[], None] = lambda: None
     sent: Callable[[Sent], None] = lambda _: None
+    voided: Callable[[Ack], None] = lambda _: None
     bytes_sent: int = 0
     _asked: dict[tuple[str, int, bytes], tuple[float, int]] = field(default_factory=dict)
     _patience_s: float = FIRST_PATIENCE_S
@@ -76,13 +81,18 @@ class Delivery:
     async def run(self) -> None:
         """Deliver for ever; `wake` says that the outbox has something new or that the server may be back."""
         patterns = topic(self.site, self.device, "ack"), topic(self.site, SERVER, "status")
-        async with self.transport.subscribe(*patterns) as inbox:
+        async with self.transport.subscribe(*patterns) as inbox, background(self._announce(inbox)):
             while True:
-                self.wake.clear()
                 entries = self.outbox.entries()
                 for entry in entries:
                     await self._offer(entry.update)
                 await self._until_wake(inbox, {self._name(entry.update): entry for entry in entries})
+
+    async def _announce(self, inbox: Inbox) -> None:
+        while True:
+            await self.wake.wait()
+            self.wake.clear()
+            inbox.put(NEWS)
 
     async def _offer(self, update: Update) -> None:
         if update.params:  # as large a frame as this broker takes may be smaller than when the update was written
@@ -96,23 +106,17 @@ class Delivery:
 
     async def _until_wake(self, inbox: Inbox, entries: dict[tuple[str, int], Entry]) -> None:
         """Answer the server until there is reason to offer again: something new, or too long a silence."""
-        waking = asyncio.create_task(self.wake.wait(), name="outbox-wake")
-        arriving = asyncio.ensure_future(anext(inbox))
-        try:
-            while True:
-                patience = self._patience_s * self.jitter.uniform(0.75, 1.25) if entries else None
-                await asyncio.wait({arriving, waking}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-                if not arriving.done():
-                    if not waking.done():
-                        self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
-                    return
-                if await self._answer(arriving.result(), entries):
-                    return
-                self._patience_s = FIRST_PATIENCE_S
-                arriving = asyncio.ensure_future(anext(inbox))
-        finally:
-            waking.cancel()
-            arriving.cancel()
+        while True:
+            patience = self._patience_s * self.jitter.uniform(0.75, 1.25) if entries else None
+            try:
+                async with asyncio.timeout(patience):
+                    arrival = await anext(inbox)
+            except TimeoutError:
+                self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
+                return
+            if arrival is NEWS or await self._answer(arrival, entries):
+                return
+            self._patience_s = FIRST_PATIENCE_S
 
     async def _answer(self, arrival: Arrival, entries: dict[tuple[str, int], Entry]) -> bool:
         """Do what the server asks; tell whether everything should be offered anew."""
@@ -162,10 +166,13 @@ class Delivery:
         ended = self.clock()
         name = *self._name(entry.update), entry.update.start
         started, carried = self._asked.pop(name, (ended, 0))
+        self.outbox.remove(entry)
+        if ack.verdict == "void":
+            self.voided(ack)
+            return
         self.sent(
             Sent(run=ack.run, round=ack.round, started=started, ended=ended, bytes_up=carried, cost=entry.update.cost)
         )
-        self.outbox.remove(entry)
 
     @staticmethod
     def _name(update: Update) -> tuple[str, int]:
@@ -174,6 +181,5 @@ class Delivery:
 
 def _frames(entry: Entry, transfer: Transfer, pieces: list[tuple[int, int]]) -> Iterator[bytes]:
     """Cut the frames from the file, one at a time."""
-    payload = spool.view(entry.payload)
     for start, stop in pieces:
-        yield chunks.encode(transfer, start, [payload[start * BLOCK_BYTES : stop * BLOCK_BYTES]])
+        yield chunks.encode(transfer, start, [entry.content[start * BLOCK_BYTES : stop * BLOCK_BYTES]])

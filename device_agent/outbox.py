@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
+from device_agent import states
 from shared import payload, spool, wire
 from shared.durable import drop_oldest, explained, sync
 from shared.errors import TaskFailed, WireError
@@ -43,6 +45,11 @@ class Entry:
         """Where the update's bytes are."""
         return self.path / PAYLOAD
 
+    @cached_property
+    def content(self) -> memoryview:
+        """A view of the update's bytes. Raises FileNotFoundError where they are gone."""
+        return spool.view(self.payload)
+
 
 class Outbox:
     """The folder of entries. Reads and writes small files only; payloads are left where they are.
@@ -59,10 +66,10 @@ class Outbox:
     def __init__(self, folder: Path, states: Path, limit: int = LIMIT_BYTES) -> None:
         self._folder, self._states, self._limit = folder, states, limit
         with explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            states.mkdir(parents=True, exist_ok=True)
+            for one in (folder, states):
+                one.mkdir(parents=True, exist_ok=True)
         try:
-            self._promote_all()
+            self._promote(*self._waiting())
         except OSError as error:
             log.warning("the state after the last task is taken over with the next one: %s", error)
 
@@ -70,8 +77,9 @@ class Outbox:
         """Set aside every entry that is not as it was written. Reads all payloads: not for the event loop."""
         for entry in self.entries():
             try:
-                _require_whole(entry)
-            except (WireError, FileNotFoundError) as error:
+                if (params := entry.update.params) and payload.digest([entry.content]) != params.digest:
+                    self._set_aside(entry.path, WireError("digest of its payload does not hold", reason="digest"))
+            except FileNotFoundError as error:
                 self._set_aside(entry.path, error)
 
     def reserve(self, size: int) -> None:
@@ -80,7 +88,7 @@ class Outbox:
         Raises:
             TaskFailed: There are too many.
         """
-        waiting = sum(file.stat().st_size for path in self._folder.glob("[!.]*") for file in path.glob("*"))
+        waiting = sum(file.stat().st_size for path in self._waiting() for file in path.glob("*"))
         if waiting + size > self._limit:
             raise TaskFailed(
                 f"{self._folder}: {waiting / (1 << 20):.1f} MiB wait for the server, the next update may take "
@@ -98,7 +106,7 @@ class Outbox:
         """
         for partial in self._folder.glob(".*@*[0-9]"):
             shutil.rmtree(partial, ignore_errors=True)
-        self._promote_all()
+        self._promote(*self._waiting())
         path = self._folder / f".{run}@{number:06d}"
         with explained(path):
             path.mkdir()
@@ -136,7 +144,7 @@ class Outbox:
     def entries(self) -> list[Entry]:
         """Return what waits, oldest round first; an entry whose message is not as it was written is set aside."""
         entries = []
-        for path in sorted(self._folder.glob("[!.]*")):
+        for path in self._waiting():
             try:
                 entries.append(Entry(path, read(path)))
             except (WireError, FileNotFoundError, NotADirectoryError) as error:
@@ -161,6 +169,10 @@ class Outbox:
             log.warning("update %s is settled but stays here: %s", entry.path.name, error)
         shutil.rmtree(gone, ignore_errors=True)
 
+    def _waiting(self) -> list[Path]:
+        """Return the folders of entries, oldest round first; what begins with a dot is none."""
+        return sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+
     def _set_aside(self, path: Path, cause: Exception) -> None:
         """Put a corrupt entry where nobody reads it; the last few are kept for whoever looks."""
         aside = path.with_name(f".{path.name}.corrupt")
@@ -169,21 +181,15 @@ class Outbox:
             with explained(path):
                 path.rename(aside)
                 drop_oldest(self._folder.glob(".*.corrupt"))
+            log.warning("update %s is corrupt, set aside as %s: %s", path.name, aside.name, cause)
         except OSError as error:
             log.warning("update %s is corrupt (%s) and cannot be set aside: %s", path.name, cause, error)
-        else:
-            log.warning("update %s is corrupt, set aside as %s: %s", path.name, aside.name, cause)
 
-    def _promote_all(self) -> None:
-        for entry in sorted(self._folder.glob("[!.]*")):
-            self._promote(entry)
-
-    def _promote(self, entry: Path) -> None:
-        """Make the state that came with an entry the device's own."""
-        if (entry / STATE).exists():
-            with explained(self._states):
-                (entry / STATE).replace(self._states / entry.name.rpartition("@")[0])
-                sync(self._states)
+    def _promote(self, *entries: Path) -> None:
+        """Make the states that came with entries the device's own."""
+        for entry in entries:
+            if (entry / STATE).exists():
+                states.promote(entry / STATE, self._states)
 
 
 def open_payload(draft: Path) -> BinaryIO:
@@ -194,8 +200,7 @@ def open_payload(draft: Path) -> BinaryIO:
     path, spare = draft / PAYLOAD, draft.parent / SPARE
     if spare.exists():
         spare.replace(path)
-    else:
-        path.touch()
+    path.touch()
     return path.open("r+b")
 
 
@@ -225,11 +230,6 @@ def read(folder: Path) -> Update:
     if payload.digest([message]) != digest:
         raise WireError("digest of its message does not hold", reason="digest")
     return wire.decode_as(Update, bytes(message))
-
-
-def _require_whole(entry: Entry) -> None:
-    if (params := entry.update.params) and payload.digest([spool.view(entry.payload)]) != params.digest:
-        raise WireError("digest of its payload does not hold", reason="digest")
 
 
 def committed(draft: Path) -> Path:

@@ -6,14 +6,17 @@ fieldfleet/v1/<site>/<device>/<channel>; the device stands before the channel so
 status  device -> server  retained birth and will      report  device -> server  retained measurements
 task    server -> device  Task, Leave                  model   server -> device  frames of parameters
 want    device -> server  Want                         update  device -> server  Update and its frames
-ack     server -> device  Want, Ack                    cut     both ways         a split session's exchange
-log     device -> server  lines the operator asked for
+ack     server -> device  Want, Ack                    log     device -> server  lines the operator asked for
 probe   device -> itself  filler that measures the link
+
+Of a split session, each with frames: features  device -> server  Features, Want    gradient  server -> device
+Gradient, Skip, Want. Two channels, since who publishes on a topic that it hears would hear itself.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from shared.errors import ConfigError
 
@@ -63,10 +66,12 @@ def checked_name(name: str, what: str) -> str:
 
 def matches(pattern: str, name: str) -> bool:
     """Tell whether an MQTT topic filter matches a topic name (MQTT 3.1.1, section 4.7)."""
-    filters, levels = pattern.split("/"), name.split("/")
-    for index, level in enumerate(filters):
-        if level == ALL_BELOW:
-            return True
-        if index >= len(levels) or level not in (ANY, levels[index]):
-            return False
-    return len(filters) == len(levels)
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    *above, last = ["[^/]*" if level == ANY else re.escape(level) for level in pattern.split("/")]
+    if last != re.escape(ALL_BELOW):
+        return re.compile("/".join([*above, last]), re.DOTALL)
+    return re.compile("/".join(above) + "(/.*)?" if above else ".*", re.DOTALL)

@@ -186,11 +186,10 @@ def _devices(plan: Plan, count: int, trace: Trace | None) -> tuple[list[DevicePl
 
 
 def _warm(plan: Plan, fleet: list[DevicePlan], scale: Scale) -> None:
-    """Read the data set, and have torch import what a training takes, before there are processes to share it with."""
+    """Read the data set and count a step's work before there are processes: they share what is here by then."""
     data = share(plan, fleet, 0)
     scale.shelf.count(data)
     scale.flops(plan.model, data, plan.hyper.batch_size)
-    torch.optim.SGD([torch.zeros(1)], lr=plan.hyper.learning_rate)
 
 
 class Told(SqliteStore):

@@ -9,11 +9,14 @@ from device_agent.job import Job
 from edge_server.replay.behaviour import Behaviour
 from edge_server.replay.budget import Least, least_round, least_task, require_budgets
 from edge_server.replay.trainer import Scale
+from edge_server.trial.budget_plan import BudgetPlan
 from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.plan import BudgetPlan, Plan, share
+from edge_server.trial.plan import Plan, share
+from shared.algorithms import ALGORITHMS
 from shared.evaluate import skeleton
 from shared.measures import Cost
 from shared.messages import Assignment, Task, Transfer
+from shared.registry import build
 
 NOTHING = Transfer(digest=b"", size=0, frame_bytes=0)
 
@@ -25,7 +28,8 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
         Infeasible: A budget is too small; the message says the smallest that can be met.
         ConfigError: The plan's data cannot be read, or nothing tells the joules of a budget.
     """
-    if plan.budget != BudgetPlan():
+    is_split = build(ALGORITHMS, plan.algorithm, "algorithm").serve is not None  # its least depends on what it sends
+    if plan.budget != BudgetPlan() and not is_split:
         require_budgets(plan, _rounds(plan, fleet, behaviours, scale))
 
 

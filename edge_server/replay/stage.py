@@ -16,6 +16,7 @@ from pathlib import Path
 from device_agent.agent import Agent
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
+from device_agent.training import Bench
 from edge_server.replay.behaviour import Behaviour
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale
@@ -77,9 +78,11 @@ class Stage:
     _spare: list[Path] = field(default_factory=list)
     _entries: int = 0
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
         """Number the devices."""
+        self._bench = Bench(read=self.scale.shelf.load)
         self._numbers = {device.name: number for number, device in enumerate(self.fleet)}
 
     @property
@@ -155,7 +158,7 @@ class Stage:
         config = AgentConfig(
             device=name, site=SITE, state_dir=str(folder), data=share(self.plan, self.fleet, number), report_s=REPORT_S
         )
-        trainer = ReplayTrainer(behaviour, self.scale, self.jobs, self.clock)
+        trainer = ReplayTrainer(behaviour, self.scale, self.jobs, self.clock, self._bench)
         agent = compose(
             *(config, folder, link, trainer),
             clock=self.clock,

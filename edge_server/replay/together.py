@@ -26,6 +26,7 @@ from shared.algorithms.fedavg import Correction, local_sgd
 from shared.evaluate import skeleton
 from shared.messages import Hyper
 from shared.registry import build
+from shared.sgd import descend
 from shared.tree import Tree
 
 ROOM_BYTES = 16 << 20
@@ -118,13 +119,13 @@ def train(
         sizes = torch.tensor([len(own) for _, own in step])
         if len(step) != active:
             lay_in(network, stacks, active := len(step))
-        network.zero_grad()
         outputs = network(inputs).flatten(0, 1)
         each = functional.cross_entropy(outputs, labels.flatten(), reduction="none").view_as(labels).sum(1)
         (each / sizes.clamp_min(1)).sum().backward()
         if correct:
             correct(network, start)
-        _descend(network, momenta, hyper)
+        own = {name: momentum[: len(step)] for name, momentum in momenta.items()}
+        descend(network.named_parameters(), own, hyper)
         losses[: len(step)] += each.detach()
         seen[: len(step)] += sizes
     moved = {name: stack.sub_(start[name]) for name, stack in stacks.items()}
@@ -159,16 +160,3 @@ def _side_by_side(step: Sequence[Batch]) -> Batch:
     for place, (own_inputs, own_labels) in enumerate(step):
         inputs[place, : len(own_labels)], labels[place, : len(own_labels)] = own_inputs, own_labels
     return inputs, labels
-
-
-@torch.no_grad()
-def _descend(network: nn.Sequential, momenta: Tree, hyper: Hyper) -> None:
-    """Take the step of `torch.optim.SGD`: g + decay * w into the momentum, and along that."""
-    for name, weight in network.named_parameters():
-        assert weight.grad is not None
-        change = weight.grad
-        if hyper.weight_decay:
-            change.add_(weight, alpha=hyper.weight_decay)
-        if hyper.momentum:
-            change = momenta[name][: len(weight)].mul_(hyper.momentum).add_(change)
-        weight.add_(change, alpha=-hyper.learning_rate)

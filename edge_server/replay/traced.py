@@ -29,6 +29,13 @@ def found(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -
         trace = files.read(source)
     elif exists(data_dir, str(source)) or exists(source.parent, source.name):
         trace = of_run(data_dir, str(source), data_root)
+    elif not source.exists():
+        raise ConfigError(
+            f"{source}: no plan, no trace and no run in {data_dir} has this name; "
+            "give the path of a plan's file or of a trace's folder, or a run that `edge-server runs` lists"
+        )
+    elif source.is_dir():
+        raise ConfigError(f"{source}: a folder without a trace or a run in it; name one that has, or a plan's file")
     elif instead is None:
         return load(source, data_root), None
     else:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 import torch
 
-from device_agent.job import Job
+from device_agent.job import Exchange, Job
 from device_agent.metering import Spent
+from device_agent.training import Bench
 from edge_server.replay.behaviour import Behaviour, Effort, Work
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.pool import Order
+from edge_server.replay.session import Pass, play
+from shared import payload, spool
 from shared.clock import Clock
 from shared.data.examples import held_out
 from shared.data.shelf import Shelf
@@ -32,7 +36,7 @@ class Scale:
     """How much work tasks are, by the data of their devices and the shape of their network."""
 
     shelf: Shelf
-    _flops: dict[tuple[bytes, torch.Size, int, bool], int] = field(default_factory=dict)
+    _flops: dict[tuple[bytes, torch.Size, int, bool, int | None], int] = field(default_factory=dict)
     _weights: dict[bytes, int] = field(default_factory=dict)
 
     def of(self, job: Job) -> Work:
@@ -41,6 +45,8 @@ class Scale:
         Raises:
             ConfigError: The device's data or its network cannot be had.
         """
+        if job.task.assignment.steps:
+            return self.session(job)[0]
         task, total = job.task, self.shelf.count(job.data)
         held = held_out(total, job.data.holdout)
         own, hyper = total - held, task.assignment.hyper
@@ -53,6 +59,33 @@ class Scale:
         epochs = hyper.local_epochs
         return self._work(job, steps=epochs * (whole + (rest > 0)), examples=epochs * own, flops=flops + epochs * epoch)
 
+    def session(self, job: Job) -> tuple[Work, float]:
+        """Return the work of a whole split session below the cut, and the share of it that is forward passes.
+
+        Raises:
+            ConfigError: As `of`.
+        """
+        task, total = job.task, self.shelf.count(job.data)
+        names = payload.unpack(spool.view(Path(job.params))).blobs.keys()
+        network = skeleton(task.model)
+        layers = [layer for layer, _ in network.named_children()]
+        below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
+        size, steps = task.assignment.hyper.batch_size, task.assignment.steps
+        whole, rest = divmod(total - held_out(total, job.data.holdout), size)
+        last = steps // (whole + (rest > 0)) if rest else 0  # an epoch ends with what is left over
+        sizes = {size: steps - last} | ({rest: last} if rest else {})
+        forward, both = (
+            sum(
+                count * self.flops(task.model, job.data, one, trains=trains, below=below)
+                for one, count in sizes.items()
+            )
+            for trains in (False, True)
+        )
+        examples = sum(one * count for one, count in sizes.items())
+        work = self._work(job, steps=steps, examples=examples, flops=both)
+        weights = sum(leaf.numel() for name, leaf in network.named_parameters() if name in names)
+        return replace(work, weights=weights), forward / both if both else 0.0
+
     def step(self, job: Job) -> Work:
         """Return the work of one training step of a task.
 
@@ -63,16 +96,16 @@ class Scale:
         size = min(job.task.assignment.hyper.batch_size, total - held_out(total, job.data.holdout))
         return self._work(job, steps=1, examples=size, flops=self.flops(job.task.model, job.data, size))
 
-    def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True) -> int:
-        """Return the floating-point operations of one step, counted once.
+    def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True, below: int | None = None) -> int:
+        """Return the floating-point operations of one step, or of its part in the layers below a place; counted once.
 
         Raises:
             ConfigError: As `of`.
         """
         shape = self.shelf.example(data).shape
-        key = (msgspec.msgpack.encode(spec), shape, batch_size, trains)
+        key = (msgspec.msgpack.encode(spec), shape, batch_size, trains, below)
         if key not in self._flops:
-            self._flops[key] = step_flops(spec, shape, batch_size, trains=trains)
+            self._flops[key] = step_flops(spec, shape, batch_size, trains=trains, below=below)
         return self._flops[key]
 
     def _work(self, job: Job, *, steps: int, examples: int, flops: int) -> Work:
@@ -103,18 +136,25 @@ class ReplayTrainer:
         scale: How much work a task is.
         jobs: Has it done.
         clock: Virtual time.
+        bench: For split sessions, which are computed here, step by step.
     """
 
     behaviour: Behaviour
     scale: Scale
     jobs: Jobs
     clock: Clock
+    bench: Bench
 
     async def ready(self) -> None:
         """There is nothing to wait for."""
 
-    async def __call__(self, job: Job) -> None:
-        """Let the task's seconds pass while it is done elsewhere."""
+    async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
+        """Let the task's seconds pass while it is done elsewhere; those of a split session's steps, one by one."""
+        if exchange:
+            work, forward = self.scale.session(job)
+            effort = self.behaviour.compute(work, self.clock())
+            await play(job, self.bench, exchange, self.clock, Pass(effort, forward, work.steps))
+            return
         seconds, order = self._order(job)
         ticket = self.jobs.submit(order)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, TypeAlias
@@ -42,7 +42,13 @@ class Inbox:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Delivery] = asyncio.Queue()
-        self.put = self._queue.put_nowait
+        self.put: Callable[[Delivery], None] = self._queue.put_nowait
+
+    def divert(self, take: Callable[[Delivery], None]) -> None:
+        """Hand what is here, and whatever comes from now on, to a function at once."""
+        for delivery in self.taken():
+            take(delivery)
+        self.put = take
 
     def taken(self) -> Iterator[Delivery]:
         """Take what is here, without waiting for more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -125,28 +126,36 @@ class Link:
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
-        air: asyncio.Queue[tuple[float, Delivery]] = asyncio.Queue()
-        slowed = Inbox()
-        async with (
-            self.inner.subscribe(*patterns) as deliveries,
-            background(self._leave(deliveries, air), self._arrive(air, slowed)),
-        ):
+        slowed, air, left = Inbox(), deque[tuple[float, Delivery]](), asyncio.Event()
+
+        def leave(delivery: Delivery) -> None:
+            _, arrives = self._down.enter(len(delivery[1]))
+            if not air and arrives <= self.clock() and self.connected.is_set():
+                self._hand_over(delivery, slowed)  # likewise
+            else:
+                air.append((arrives, delivery))
+                left.set()
+
+        async with self.inner.subscribe(*patterns) as deliveries, background(self._arrive(air, left, slowed)):
+            deliveries.divert(leave)
             yield slowed
 
-    async def _leave(self, deliveries: Inbox, air: asyncio.Queue[tuple[float, Delivery]]) -> None:
-        async for delivery in deliveries:
-            _, arrives = self._down.enter(len(delivery[1]))
-            air.put_nowait((arrives, delivery))
-
-    async def _arrive(self, air: asyncio.Queue[tuple[float, Delivery]], slowed: Inbox) -> None:
+    async def _arrive(self, air: deque[tuple[float, Delivery]], left: asyncio.Event, slowed: Inbox) -> None:
         while True:
-            moment, delivery = await air.get()
-            await self._until(moment)
-            if not is_frame(delivery[1]):
-                await self.connected.wait()
-                slowed.put(delivery)
-            elif self.connected.is_set() and self._random.random() >= self.rate.loss:
-                slowed.put(delivery)
+            await left.wait()
+            left.clear()
+            while air:
+                moment, delivery = air[0]
+                await self._until(moment)
+                if not is_frame(delivery[1]):
+                    await self.connected.wait()
+                self._hand_over(delivery, slowed)
+                air.popleft()
+
+    def _hand_over(self, delivery: Delivery, slowed: Inbox) -> None:
+        """Have a delivery arrive; of frames, some are lost."""
+        if not is_frame(delivery[1]) or (self.connected.is_set() and self._random.random() >= self.rate.loss):
+            slowed.put(delivery)
 
     def _require_connected(self) -> None:
         if not self.connected.is_set():

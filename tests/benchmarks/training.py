@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,6 +36,20 @@ def examples(devices: int) -> tuple[Tensor, Tensor]:
     count = devices * EXAMPLES
     inputs = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
     return inputs.to(torch.float32).div_(255), torch.randint(0, CLASSES, (count,), generator=generator)
+
+
+@cache
+def kept(path: str) -> tuple[Tensor, Tensor]:
+    """Return examples that were saved in a file; a process maps it once, and shares its pages with others."""
+    inputs, labels = torch.load(path, mmap=True)
+    return inputs, labels
+
+
+def own(path: str, device: int) -> tuple[Tensor, Tensor]:
+    """Return one device's examples of those in a file."""
+    part = slice(device * EXAMPLES, (device + 1) * EXAMPLES)
+    inputs, labels = kept(path)
+    return inputs[part], labels[part]
 
 
 def train(model: nn.Module, inputs: Tensor, labels: Tensor, seed: int) -> float:

@@ -16,9 +16,10 @@ from edge_server.store.base import closed_rounds
 from edge_server.trace import files
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import export
+from edge_server.trial.budget_plan import BudgetPlan
 from edge_server.trial.devices_plan import DevicePlan
 from edge_server.trial.links_plan import GivenLink, RangeLink
-from edge_server.trial.plan import BudgetPlan, placed
+from edge_server.trial.plan import placed
 from edge_server.trial.sources_plan import CyclesPower, GivenCompute, GivenPower, RangeCompute
 from shared.errors import ConfigError, Infeasible
 from tests.edge_server.textbook import make_plan

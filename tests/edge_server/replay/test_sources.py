@@ -166,6 +166,15 @@ def test_shannon_s_rate_is_that_of_fedsl_s_settings(distance_m, up, down):
     assert device.down.at(0.0) / 1e6 == pytest.approx(down, abs=0.05)
 
 
+@given(st.floats(10.0, 5e3), st.floats(1.01, 5.0))
+def test_a_rate_falls_with_the_distance_and_is_no_rate_of_kilometres(distance_m, farther):
+    """Ten times as far is 37.6 dB less. The number of metres taken for kilometres would leave 0.34 bit/s at 200."""
+    near, far = (of(link=WirelessLink(bandwidth_hz=5e6, distance_m=one)) for one in (distance_m, farther * distance_m))
+    assert 1.0 < far.up.at(0.0) < near.up.at(0.0)
+    assert far.down.at(0.0) < near.down.at(0.0)
+    assert near.up.at(0.0) < near.down.at(0.0)
+
+
 def test_shannon_s_rate_of_pruned_personalization():
     """A tenth of 20 MHz, 28 dBm over a noise of -110 dBm and a gain of 1e-10: 2 MHz * log2(1 + 6310) = 25.2 Mbit/s."""
     table = WirelessLink(bandwidth_hz=20e6, share=0.1, path_loss="none", gain=1e-10, tx_dbm=28.0, noise_w=1e-14)

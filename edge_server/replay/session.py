@@ -1,0 +1,85 @@
+"""A split session of a replayed device: computed here, step by step, each in the virtual seconds it takes there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from device_agent.job import Exchange, Job
+from device_agent.metering import Spent
+from device_agent.training import Bench, performing
+from edge_server.replay.behaviour import Effort
+from edge_server.replay.desk import FAILURES
+from shared.clock import Clock
+from shared.errors import SessionLost, TaskFailed
+from shared.steps import Missed
+
+
+@dataclass
+class Pass:
+    """What a session takes its device, and what of it has passed.
+
+    Attributes:
+        effort: Of the whole session, every step of it done.
+        forward: Share of a step that goes before its features are there.
+        steps: Of the whole session.
+        ups: Forward passes that were done.
+        downs: Backward passes likewise.
+        exchange_s: Seconds between, in which the device waited for its server.
+    """
+
+    effort: Effort
+    forward: float
+    steps: int
+    ups: int = 0
+    downs: int = 0
+    exchange_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step, forward and backward."""
+        return self.effort.seconds / self.steps
+
+    @contextmanager
+    def metered(self) -> Iterator[Spent]:
+        """Charge the block what has passed when it ends: a step that went on without the device had no way back."""
+        spent = Spent(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
+        yield spent
+        share = (self.ups * self.forward + self.downs * (1 - self.forward)) / self.steps
+        cycles, joules = self.effort.cycles, self.effort.joules
+        spent.compute_s, spent.exchange_s = share * self.effort.seconds, self.exchange_s
+        spent.cycles = None if cycles is None else share * cycles
+        spent.joules = None if joules is None else share * joules
+
+
+async def play(job: Job, bench: Bench, exchange: Exchange, clock: Clock, passed: Pass) -> None:
+    """Do a split session's job, in this process; several devices' take turns.
+
+    Raises:
+        TaskFailed: The device half cannot go on.
+        SessionLost: The server has lost the session.
+    """
+    await asyncio.sleep(passed.effort.lag_s)
+    work = performing(job, bench, passed.metered, lambda: False, carried=lambda: exchange.carried)
+    with closing(work):
+        try:
+            step, up = 1, next(work)
+            while True:
+                await asyncio.sleep(passed.forward * passed.step_s)
+                passed.ups, handed = passed.ups + 1, clock()
+                came = await exchange(step, up)
+                passed.exchange_s += clock() - handed
+                if isinstance(came, Missed):
+                    step += came.steps
+                else:
+                    await asyncio.sleep((1 - passed.forward) * passed.step_s)
+                    passed.downs, step = passed.downs + 1, step + 1
+                up = work.send(came)
+        except StopIteration:
+            return
+        except SessionLost:
+            raise
+        except FAILURES as error:
+            raise TaskFailed(f"{type(error).__name__}: {error}") from error

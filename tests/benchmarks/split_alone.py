@@ -1,0 +1,68 @@
+"""The steps of a split session in one process, without any network: the same halves, one device after the other.
+
+As `python split_alone.py PLAN DEVICES THREADS` it prints JSON: the seconds of each step, the processor seconds of one,
+and the memory that it has at the end, in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from device_agent.training import TaskBatches
+from edge_server.trial.plan import Plan, devices, load, share
+from shared import heap
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Cohort, Session, mix
+from shared.data import load as data
+from shared.messages import Assignment
+from shared.models.init import blank, initial, seeded
+from shared.registry import build
+from shared.topics import SERVER
+from shared.tree import State, Tree
+
+
+def alone(plan: Plan, count: int) -> tuple[list[float], float]:
+    """Do the steps of a plan's first round; return the seconds of each, and the processor seconds of one."""
+    fleet, algorithm, model = devices(plan, count), build(ALGORITHMS, plan.algorithm, "algorithm"), blank(plan.model)
+    names = tuple(device.name for device in fleet)
+    state = algorithm.init(initial(plan.model, plan.seed), plan.seed)
+    told = algorithm.assign(state, Cohort(names, plan.hyper, plan.seed, plan.rounds), {}, 1)
+    sessions = dict[str, Session]()
+    for place, name in enumerate(names):
+        own = TaskBatches(data.load(share(plan, fleet, place)), told[name], lambda: False)
+        start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, told[name]).items()}
+        sessions[name] = algorithm.local(model, State(), start, own, told[name])
+    taken, downs, before = list[float](), dict.fromkeys(names), time.process_time()
+    for step in range(1, told[names[0]].steps + 1):
+        began = time.perf_counter()
+        ups = {name: _up(sessions[name], downs[name], told[name], step, name) for name in names}
+        with seeded(mix(plan.seed, step, SERVER)):
+            state, downs = algorithm.serve(model, state, told, ups)
+        taken.append(time.perf_counter() - began)
+    return taken, (time.process_time() - before) / len(taken)
+
+
+def _up(session: Session, down: Tree | None, told: Assignment, step: int, device: str) -> Tree:
+    """Go back through a device's last batch, then forward through its next."""
+    with seeded(mix(told.seed, step, device)):
+        return session.send(down)
+
+
+def main() -> None:
+    """Do what the command line names."""
+    path, count, threads = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    heap.tune()
+    heap.huge_pages()
+    torch.set_num_threads(threads)
+    taken, spent = alone(load(path, path.parent), count)
+    sys.stdout.write(json.dumps([taken, spent, psutil.Process().memory_info().rss]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
