@@ -10,20 +10,22 @@ from pathlib import Path
 
 import msgspec
 
+from device_agent import states
 from device_agent.delivery import Delivery
 from device_agent.download import Download
 from device_agent.job import Job, Measuring, Trainer
 from device_agent.lifecycle import Event, Phase, follow
 from device_agent.outbox import Outbox
 from device_agent.reporting import Reporter
+from device_agent.splitting import Splitting
 from shared import chunks, wire
 from shared.background import background
 from shared.clock import Clock
 from shared.data.spec import Data
 from shared.durable import explained
-from shared.errors import TaskFailed, TrainerDied, Unreachable, WireError
+from shared.errors import SessionLost, TaskFailed, TrainerDied, Unreachable, WireError
 from shared.measures import Cost
-from shared.messages import Task, Update
+from shared.messages import Ack, Task, Update
 from shared.topics import is_name, topic
 from shared.transport.base import Inbox, Transport
 
@@ -46,6 +48,7 @@ class Agent:
     outbox: Outbox
     download: Download
     delivery: Delivery
+    splitting: Splitting
     data: Data
     states: Path
     frame_bytes: int
@@ -60,6 +63,7 @@ class Agent:
         """Live until cancelled."""
         async with self.transport.subscribe(topic(self.site, self.device, "task")) as tasks:
             await self.download.worker(self.outbox.check)
+            self.delivery.voided = self._begin_anew
             async with background(self._listen(tasks), self.delivery.run(), self.reporter.run()):
                 await self._work()
 
@@ -76,6 +80,13 @@ class Agent:
             self._waits = self.outbox.has(task.run, task.round, task.params.digest)
             self._news.set()
 
+    def _begin_anew(self, ack: Ack) -> None:
+        """Do the newest task again if it is the one whose update the server has no use for."""
+        task = self._newest
+        if task and (task.run, task.round, task.params.digest) == (ack.run, ack.round, ack.start):
+            self._waits = False
+            self._news.set()
+
     async def _work(self) -> None:
         """Do the newest task; drop it when a newer one comes."""
         while True:
@@ -83,7 +94,7 @@ class Agent:
             self._news.clear()
             task = self._newest
             assert task is not None
-            serving = asyncio.create_task(self._serve(task, waits=self._waits), name="serve")
+            serving = asyncio.create_task(self._serve(task), name="serve")
             try:
                 while not serving.done():
                     await self._news_or(serving)
@@ -109,7 +120,7 @@ class Agent:
         newest = self._newest
         return newest is not None and (newest.run, newest.round, newest.params) != (task.run, task.round, task.params)
 
-    async def _serve(self, task: Task, *, waits: bool) -> None:
+    async def _serve(self, task: Task) -> None:
         """Do one task to its end; whatever the end is, the server hears of it."""
         event: Event = "superseded"
         self._follow("task")
@@ -118,7 +129,7 @@ class Agent:
                 await self._rest()
             with self._watched(full_rate=False):
                 await self.trainer.ready()  # perhaps for one that an earlier process of ours began this very task with
-                if not waits and not self.outbox.has(task.run, task.round, task.params.digest):
+                if not self._waits and not self.outbox.has(task.run, task.round, task.params.digest):
                     await self._train(task)
             event = "committed"
         except (TaskFailed, WireError, OSError) as error:
@@ -171,7 +182,7 @@ class Agent:
         job = Job(
             task=task,
             params=str(params),
-            state=str(self.states / task.run),
+            state=str(states.before(self.states, task.run, task.round)),
             draft="",
             data=self.data,
             frame_bytes=self.frame_bytes,
@@ -187,7 +198,7 @@ class Agent:
         for attempt in range(1, ATTEMPTS + 1):
             draft = self.outbox.draft(task.run, task.round)  # nothing of a trainer that died is left in it
             try:
-                await self.trainer(msgspec.structs.replace(job, draft=str(draft)))
+                await self._done(msgspec.structs.replace(job, draft=str(draft)))
             except TrainerDied as error:
                 if self.outbox.has(task.run, task.round, task.params.digest):
                     break  # it died of its own success: between its last word to the outbox and that to us
@@ -197,6 +208,17 @@ class Agent:
             else:
                 break
         return draft
+
+    async def _done(self, job: Job) -> None:
+        """Have a job done; one of a split session as often as its server loses that."""
+        while job.task.assignment.steps:
+            async with self.splitting.session(job.task) as exchange:
+                try:
+                    return await self.trainer(job, exchange)
+                except SessionLost as error:
+                    log.warning("round %d: %s", job.task.round, error)
+            self.outbox.draft(job.task.run, job.task.round)
+        return await self.trainer(job)
 
     def _follow(self, event: Event) -> None:
         self.phase = follow(self.phase, event)

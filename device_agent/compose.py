@@ -15,6 +15,7 @@ from device_agent.job import Trainer
 from device_agent.link_meter import LinkMeter
 from device_agent.outbox import Outbox
 from device_agent.reporting import Charge, Reporter
+from device_agent.splitting import Splitting
 from shared.clock import Clock, monotonic
 from shared.messages import Report
 from shared.transport.base import Transport
@@ -59,6 +60,7 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         delivery=Delivery(
             *us, outbox, jitter, clock=clock, link=meter, sending=reporter.sending, sent=reporter.settled
         ),
+        splitting=_splitting(config, transport, clock, seed),
         data=config.data,
         states=folder / "state",
         frame_bytes=config.link.frame_bytes,
@@ -76,6 +78,17 @@ def _download(
         patience_s=config.link.patience_s,
         limit=config.link.max_payload_mb << 20,
         link=link,
+    )
+
+
+def _splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> Splitting:
+    return Splitting(
+        *(transport, config.site, config.device, clock),
+        frame_bytes=config.link.frame_bytes,
+        window=config.link.window,
+        patience_s=config.link.patience_s,
+        limit=config.link.max_payload_mb << 20,
+        jitter=Random(seed),  # noqa: S311 - spreads offers in time
     )
 
 

@@ -12,6 +12,7 @@ from shared.config import read
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.messages import BLOCK_BYTES
+from shared.own import require_entries
 from shared.topics import checked_name
 from shared.transport.base import Broker
 
@@ -28,14 +29,18 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         idle_s: Seconds without a task after which it is ended.
         memory_mb: Most memory it may take, in MiB; 0 for no limit.
         threads: Threads of torch; 0 for torch's own choice.
+        models: Networks of the user's own that it may import when a task names them: `module:function`, or `module:*`
+            for all that a module defines.
     """
 
     idle_s: float = 300.0
     memory_mb: int = 0
     threads: int = 0
+    models: list[str] = []
 
     def __post_init__(self) -> None:
         """Refuse what no process can be given."""
+        require_entries(self.models)
         if not self.idle_s >= 0:
             raise ValueError(f"idle_s must be 0 or more seconds, not {self.idle_s}")
         if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 0 <= self.threads <= MAX_THREADS:

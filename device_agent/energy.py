@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,6 +93,46 @@ def energy(
     known = uncertainty is not None and joules > 0
     spread = math.hypot(uncertainty or 0.0, _sampling(pieces, kind) / joules) if known else None
     return Energy(joules, seconds, min(1.0, covered), spread)
+
+
+def together(
+    samples: Sequence[Sample],
+    spans: Sequence[tuple[float, float]],
+    *,
+    kind: Kind,
+    period_s: float,
+    uncertainty: float | None = None,
+) -> Energy | None:
+    """Return the energy of several spans of time, in order; None where too little of any is covered.
+
+    Their errors are taken to be of one kind, which do not average out.
+
+    Args:
+        samples: As for `energy`, and so are the others.
+        spans: Begin and end of each, in monotonic seconds.
+        kind: What a sample's watts stand for.
+        period_s: Seconds from one sample to the next that were wanted.
+        uncertainty: Of the source.
+    """
+    found: list[Energy] = []
+    for start, stop in spans:
+        first = max(0, bisect_right(samples, start, key=_moment) - 1)
+        near = samples[first : bisect_left(samples, stop, key=_moment) + 1]
+        one = energy(near, start, stop, kind=kind, period_s=period_s, uncertainty=uncertainty)
+        if one is None and stop > start:
+            return None
+        found += [one] if one else []
+    joules, seconds = math.fsum(one.joules for one in found), math.fsum(one.seconds for one in found)
+    if not seconds:
+        return None
+    covered = math.fsum(one.covered_ratio * one.seconds for one in found) / seconds
+    spreads = [one.uncertainty * one.joules for one in found if one.uncertainty is not None]
+    known = len(spreads) == len(found) and joules > 0
+    return Energy(joules, seconds, covered, math.fsum(spreads) / joules if known else None)
+
+
+def _moment(sample: Sample) -> float:
+    return sample.at
 
 
 def _pieces(samples: Sequence[Sample], start: float, stop: float, *, kind: Kind, longest_s: float) -> Iterator[_Piece]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -12,6 +12,7 @@ from device_agent.config import BoardConfig
 from shared.data.spec import Data
 from shared.measures import Cost
 from shared.messages import Task
+from shared.steps import Missed
 
 
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,15 +51,37 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     measuring: Measuring | None = None
 
 
+class Exchange(Protocol):
+    """A device's way to its server at every step of a split session: features up, and their gradient down."""
+
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes of frames so far, features up and gradients down."""
+        ...
+
+    def __call__(self, step: int, parts: Sequence[memoryview]) -> Awaitable[memoryview | Missed]:
+        """Return the payload that answers one step's; in memory that is the caller's, as `parts` is until then.
+
+        Raises:
+            SessionLost: The server knows nothing of the session any more.
+        """
+        ...
+
+
 class Trainer(Protocol):
     """Do a job: write its update into the draft."""
 
-    def __call__(self, job: Job) -> Awaitable[None]:
+    def __call__(self, job: Job, exchange: Exchange | None = None) -> Awaitable[None]:
         """Train.
+
+        Args:
+            job: What to do.
+            exchange: How its steps reach the server, if it is a split session's.
 
         Raises:
             TaskFailed: The task could not be done; the message is the cause.
             TrainerDied: Its process ended; the update may have been committed all the same.
+            SessionLost: As `exchange` says; the same job can be done anew.
         """
         ...
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from shared.measures import Cost, Provenance
 WALL = Provenance(source="monotonic clock", quality="measured")
 CPU = Provenance(source="getrusage", quality="measured")
 TICK_S = 0.2
+RESOLVED_PERIODS = 2.0
+"""Waits shorter than so many samples take the same watts as the computing between them, whatever either took."""
 
 
 class Spent(msgspec.Struct):
@@ -29,6 +32,8 @@ class Spent(msgspec.Struct):
         cycles: CPU cycles, all cores together.
         mean_hertz: Mean clock while it was busy.
         joules: Of the whole device, idle included.
+        exchange_s: Wall seconds between, in which a split session waited for its server; nothing above counts them.
+        exchange_joules: Of the whole device in that time.
         idle_w: Watts of the device while it did nothing.
         provenance: Source and quality of a figure, by its name in `Cost`.
     """
@@ -38,6 +43,8 @@ class Spent(msgspec.Struct):
     cycles: float | None = None
     mean_hertz: float | None = None
     joules: float | None = None
+    exchange_s: float | None = None
+    exchange_joules: float | None = None
     idle_w: float | None = None
     provenance: dict[str, Provenance] = {}
 
@@ -49,9 +56,35 @@ class Spent(msgspec.Struct):
             cpu_s=self.cpu_s,
             cycles=self.cycles,
             compute_joules=self.joules,
+            exchange_s=self.exchange_s,
+            exchange_joules=self.exchange_joules,
             idle_w=self.idle_w if self.idle_w is not None else cost.idle_w,
             provenance=cost.provenance | self.provenance,
         )
+
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Take what passes in a block for exchange; what is given, as in replay, says so already."""
+        return nullcontext()
+
+
+class _Measured(Spent):
+    """What is being measured: knows when it waited.
+
+    Attributes:
+        clock: The meter's.
+        waits: Begin and end of every exchange.
+    """
+
+    clock: Clock = monotonic
+    waits: list[tuple[float, float]] = []
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.waits.append((began, self.clock()))
 
 
 class Meter(Protocol):
@@ -81,7 +114,7 @@ class ProcessMeter:
     @contextmanager
     def task(self) -> Iterator[Spent]:
         """Measure the block."""
-        spent = Spent(idle_w=self.idle_w)
+        spent = _Measured(idle_w=self.idle_w, clock=self.clock)
         with self.power.busy() if self.power else nullcontext(), _ticking(self.cycles):
             if self.power:
                 self.power.mark()
@@ -92,11 +125,17 @@ class ProcessMeter:
                 stop = self.clock()
                 spent.compute_s, spent.cpu_s = stop - start, self.cpu_clock() - cpu
                 spent.provenance = {"compute_s": WALL, "cpu_s": CPU}
+                if spent.waits:
+                    spent.exchange_s = math.fsum(end - begin for begin, end in spent.waits)
+                    spent.compute_s -= spent.exchange_s
+                    spent.provenance["exchange_s"] = WALL
                 if self.cycles:
                     _count(spent, self.cycles)
                 if self.power:
                     self.power.mark()
                     _charge(spent, self.power, start, stop)
+                    if spent.waits:
+                        _part(spent, self.power)
 
 
 @contextmanager
@@ -132,6 +171,24 @@ def _charge(spent: Spent, power: PowerLog, start: float, stop: float) -> None:
     if found:
         spent.joules = found.joules
         spent.provenance["compute_joules"] = provenance(power.source, found)
+
+
+def _part(spent: _Measured, power: PowerLog) -> None:
+    """Take what the waits took out of the joules of the whole."""
+    found = power.energies(spent.waits)
+    if spent.joules is None or not found:
+        spent.joules = None
+        spent.provenance.pop("compute_joules", None)
+        return
+    spent.exchange_joules = found.joules
+    spent.joules = max(0.0, spent.joules - found.joules)
+    told = provenance(power.source, found)
+    if found.seconds < len(spent.waits) * RESOLVED_PERIODS * power.pause_s():
+        told = msgspec.structs.replace(
+            told, quality="modelled", source=f"{told.source}, waits shorter than its samples"
+        )
+        spent.provenance["compute_joules"] = told
+    spent.provenance["exchange_joules"] = told
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
 import msgspec
 
-from device_agent.energy import LONGEST_PERIODS, Energy, Sample, energy
+from device_agent.energy import LONGEST_PERIODS, Energy, Sample, together
 from device_agent.probes.power import PowerSource
 from shared.clock import Clock, monotonic
 from shared.errors import NoData
@@ -126,15 +126,14 @@ class PowerLog(threading.Thread):
 
     def energy(self, start: float, stop: float) -> Energy | None:
         """Return the energy between two moments of the log's clock; None where too little of it was sampled."""
+        return self.energies([(start, stop)])
+
+    def energies(self, spans: Sequence[tuple[float, float]]) -> Energy | None:
+        """Return the energy of several spans together; None where too little of one was sampled."""
         with self._noting:
             samples = list(self._samples)
-        return energy(
-            samples,
-            *(start, stop),
-            kind=self.source.kind,
-            period_s=self.pause_s(),
-            uncertainty=self._uncertainty(),
-        )
+        source = self.source
+        return together(samples, spans, kind=source.kind, period_s=self.pause_s(), uncertainty=self._uncertainty())
 
     def idle_w(self) -> float | None:
         """Return the median watts of the idle board, last seen; None before it has idled for a few samples."""

@@ -14,43 +14,19 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
-import msgspec
-
-from device_agent.job import Job
+from device_agent.conversation import Conversation
+from device_agent.job import Exchange, Job
+from device_agent.pipe import Done, Failed, Start
 from shared.errors import TaskFailed, TrainerDied
 
 log = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.1
 EXIT_PATIENCE_S = 5.0
-
-
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """Child -> agent: the update is in the outbox."""
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Child -> agent: the job could not be done; nothing was written."""
-
-    cause: str
-
-
-class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> child: give up the job you have."""
-
-
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> child: do this job."""
-
-    job: Job
-
-
-ToTrainer: TypeAlias = Start | Cancel
-FromTrainer: TypeAlias = Done | Failed
 
 
 @dataclass
@@ -63,6 +39,7 @@ class TrainerProcess:
         memory_mb: Its memory limit in MiB, 0 for none.
         threads: Its torch threads, 0 for torch's choice.
         log_level: What it says on the agent's standard error.
+        models: Builders of the user's own that it may import.
     """
 
     lock: Path
@@ -70,6 +47,7 @@ class TrainerProcess:
     memory_mb: int
     threads: int
     log_level: str = "warning"
+    models: Sequence[str] = ()
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
@@ -89,7 +67,7 @@ class TrainerProcess:
             waited = True
             await asyncio.sleep(LOCK_POLL_S)
         arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
-        arguments += ["--log-level", self.log_level]
+        arguments += ["--log-level", self.log_level, "--models", *self.models]
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "device_agent.trainer_main", *map(str, arguments)),
@@ -102,42 +80,39 @@ class TrainerProcess:
             os.close(lock)
         log.info("trainer started pid=%d", self._process.pid)
 
-    async def __call__(self, job: Job) -> None:
+    async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
         """Do a job in the child; a cancelled call makes the child give the job up.
 
         Raises:
             TaskFailed: The child says so.
             TrainerDied: It ended first; what it committed before is in the outbox all the same.
+            SessionLost: As `exchange` says.
         """
         await self.ready()
         self._stay()
         process = self._process
         assert process is not None
-        assert process.stdin is not None
-        process.stdin.write(frame(Start(job)))
-        answering = asyncio.ensure_future(self._answer(process))
+        talk = Conversation(process, exchange)
+        talk.say(Start(job))
+        talking = asyncio.ensure_future(self._ended(process, talk))
         try:
-            answer = await asyncio.shield(answering)
+            answer = await asyncio.shield(talking)
         except asyncio.CancelledError:
-            process.stdin.write(frame(Cancel()))
-            await asyncio.wait({answering})  # until then the child uses the job's files, and its pipe is not free
+            talk.give_up()
+            await asyncio.wait({talking})  # until then the child uses the job's files, and its pipe is not free
             raise
         finally:
             self._leave()
         if isinstance(answer, TrainerDied):
             raise answer
+        if talk.error:
+            raise talk.error
         if isinstance(answer, Failed):
             raise TaskFailed(answer.cause)
 
-    async def _answer(self, process: Process) -> FromTrainer | TrainerDied:
-        """Return what the child says of its job; that it died is an answer too."""
-        assert process.stdout
-        try:
-            size = int.from_bytes(await process.stdout.readexactly(4), "little")
-            answer: FromTrainer = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromTrainer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            return TrainerDied(await self._cause_of_death(process))
-        return answer
+    async def _ended(self, process: Process, talk: Conversation) -> Done | Failed | TrainerDied:
+        """Return the child's last word on its job; that it died is one too."""
+        return await talk.run() or TrainerDied(await self._cause_of_death(process))
 
     async def _cause_of_death(self, process: Process) -> str:
         code = await process.wait()
@@ -189,12 +164,6 @@ async def _gone(process: Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-
-
-def frame(message: ToTrainer | FromTrainer) -> bytes:
-    """Return a message as it goes through the pipe: u32 length, MessagePack."""
-    data = msgspec.msgpack.encode(message)
-    return len(data).to_bytes(4, "little") + data
 
 
 def _taken(path: Path) -> int | None:

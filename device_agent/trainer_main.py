@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
 import os
 import queue
@@ -10,45 +11,91 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from device_agent.job import Job
-from device_agent.trainer import Cancel, Done, Failed, FromTrainer, Start, ToTrainer, frame
-from shared import heap, log
+from device_agent.pipe import (
+    HEAD_BYTES,
+    Answer,
+    Cancel,
+    Done,
+    Failed,
+    FromTrainer,
+    Skipped,
+    Start,
+    Step,
+    ToTrainer,
+    frame,
+)
+from shared import heap, log, own
 from shared.errors import FieldFleetError, Superseded
+from shared.steps import Missed
 
-HEAD_BYTES = 4
 EXIT_GARBLED = 70
+PIPE_BYTES = 1 << 20
+"""What a pipe may hold, instead of 64 KiB: a split step's payloads pass with a quarter less of the agent's time."""
 
 logger = logging.getLogger("trainer")
 
 
+class AgentGone(Exception):
+    """Nobody is left to exchange a step with."""
+
+
 class Inlet(threading.Thread):
-    """Reads jobs while the main thread trains; knows at once when a job is given up or the agent is gone."""
+    """Reads jobs, and answers to their steps, while the main thread trains; knows at once when a job is given up.
+
+    Attributes:
+        jobs: In order; None when the agent is gone.
+        answers: To the steps of the job under way; None when there will be no more.
+        cancelled: Whether that job is given up.
+        carried: Bytes of frames that its steps took so far, up and down.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="inlet", daemon=True)
         self._stream = stream
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[memoryview | Missed | None] = queue.SimpleQueue()
         self.cancelled = threading.Event()
+        self.carried: tuple[int, int] | None = None
 
     def run(self) -> None:
         """Read until the agent is gone; a job under way is still finished then. What is no message ends the process."""
         try:
-            while (message := self._next()) is not None:
-                match message:
-                    case Start(job=job):
-                        self.cancelled.clear()
-                        self.jobs.put(job)
-                    case Cancel():
-                        self.cancelled.set()
+            while (message := self._next()) is not None and self._take(message):
+                pass
         except msgspec.DecodeError as error:
             logger.critical("the agent sent what is no message: %s; ending", error)
             os._exit(EXIT_GARBLED)  # from a thread nothing less would; the main thread may be deep in a library
+        self.answers.put(None)
         self.jobs.put(None)
+
+    def _take(self, message: ToTrainer) -> bool:
+        """Do what a message says; tell whether it was whole."""
+        match message:
+            case Start(job=job):
+                self.cancelled.clear()
+                self.answers, self.carried = queue.SimpleQueue(), None
+                self.jobs.put(job)
+            case Answer(size=size, carried=carried):
+                data = memoryview(bytearray(size))
+                if self._stream.readinto(data) < size:  # type: ignore[attr-defined]
+                    return False
+                self.carried = carried
+                self.answers.put(data)
+            case Skipped(steps=steps, carried=carried):
+                self.carried = carried
+                self.answers.put(Missed(steps))
+            case Cancel():
+                self.cancelled.set()
+                self.answers.put(None)
+        return True
 
     def _next(self) -> ToTrainer | None:
         """Return the next message; None where the agent closed its end, be it in the middle of one."""
@@ -60,6 +107,20 @@ class Inlet(threading.Thread):
         message: ToTrainer = msgspec.msgpack.decode(data, type=ToTrainer)
         return message
 
+    def answer(self) -> memoryview | Missed:
+        """Wait for the answer to a step.
+
+        Raises:
+            Superseded: The job is given up.
+            AgentGone: There will be none.
+        """
+        came = self.answers.get()
+        if came is not None:
+            return came
+        if self.cancelled.is_set():
+            raise Superseded("a newer task has come")
+        raise AgentGone
+
 
 def main() -> None:
     """Serve jobs until the agent is gone."""
@@ -68,20 +129,25 @@ def main() -> None:
     parser.add_argument("--memory-mb", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--log-level", default="warning")
+    parser.add_argument("--models", nargs="*", default=[])
     options = parser.parse_args()
     log.configure(options.log_level)
+    own.allow(options.models)
     logger.debug("phase importing pid=%d", os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    for end in (0, 1):
+        with suppress(OSError):  # a user who has many wide ones already gets no more
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    said = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not get between the answers
     if options.memory_mb:
         resource.setrlimit(resource.RLIMIT_DATA, (options.memory_mb << 20,) * 2)
     inlet = Inlet(sys.stdin.buffer)
     inlet.start()
-    serve(inlet, answers, options.threads)
+    serve(inlet, said, options.threads)
 
 
-def serve(inlet: Inlet, answers: BinaryIO, threads: int) -> None:
+def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
     """Do jobs in order. Torch is imported here, while the parameters of the first task are still on their way."""
     heap.huge_pages()
     import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
@@ -98,7 +164,10 @@ def serve(inlet: Inlet, answers: BinaryIO, threads: int) -> None:
         task, work = job.task, "training" if job.task.train else "evaluating"
         logger.debug("phase %s run=%s round=%d", work, task.run, task.round)
         try:
-            training.perform(job, bench, meters.of(job).task, inlet.cancelled.is_set)
+            meter = meters.of(job).task
+            steps = training.performing(job, bench, meter, inlet.cancelled.is_set, carried=lambda: inlet.carried)
+            with closing(steps):
+                drive(steps, inlet, said)
             logger.debug("phase committing")
             outbox.commit(Path(job.draft))
             logger.debug("phase committed")
@@ -109,11 +178,42 @@ def serve(inlet: Inlet, answers: BinaryIO, threads: int) -> None:
             answer = Failed(_cause(error))
             logger.warning("job failed", exc_info=True)
             logger.debug("phase failed")
+        except AgentGone:
+            return  # in the middle of a split session; whoever comes after it begins the task anew
         try:
-            answers.write(frame(answer))
+            said.write(frame(answer))
         except BrokenPipeError:
             return  # the agent is gone; what was finished is in its outbox
         logger.debug("phase idle")
+
+
+def drive(work: Generator[list[memoryview], memoryview | Missed, None], inlet: Inlet, said: BinaryIO) -> None:
+    """Do a job; the steps of a split session go through the agent.
+
+    Raises:
+        Superseded: The job is given up.
+        AgentGone: A step cannot be exchanged any more.
+    """
+    step = 1
+    try:
+        parts = next(work)
+        while True:
+            _send(said, Step(step, sum(part.nbytes for part in parts)), parts)
+            came = inlet.answer()
+            step += came.steps if isinstance(came, Missed) else 1
+            parts = work.send(came)
+    except StopIteration:
+        return
+
+
+def _send(said: BinaryIO, message: Step, parts: Sequence[memoryview]) -> None:
+    try:
+        for data in (memoryview(frame(message)), *parts):
+            rest = data.cast("B")
+            while rest:
+                rest = rest[said.write(rest) :]
+    except BrokenPipeError as error:
+        raise AgentGone from error
 
 
 def _cause(error: Exception) -> str:

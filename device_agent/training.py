@@ -3,41 +3,45 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import torch
 
-from device_agent import outbox
+from device_agent import device_state, draft
 from device_agent.job import Job
 from device_agent.metering import Spent
+from device_agent.session import Performing, Up, exchanged
 from device_agent.step_cost import measure
 from shared import payload as payloads
-from shared import spool, tensorfile
+from shared import spool
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result, Session
 from shared.codecs import CODECS
-from shared.codecs.base import Memory
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
 from shared.data.spec import Data
-from shared.durable import explained
-from shared.errors import CorruptFile, Superseded, TaskFailed
+from shared.errors import Superseded, TaskFailed
 from shared.evaluate import score
 from shared.flops import step_flops
 from shared.measures import StepCost
-from shared.messages import Assignment, Payload, Spec, Task, Transfer, Update
+from shared.messages import Assignment, Spec, Task, Transfer
 from shared.models.base import Model
-from shared.models.init import initial, seeded
+from shared.models.init import blank, initial, seeded
 from shared.registry import build
-from shared.tree import State, Tree, check_like
+from shared.steps import Missed
+from shared.tree import Tree, check_like
 
 log = logging.getLogger("trainer")
 
-_ALGORITHM, _CODEC = "algorithm/", "codec/"
+Block: TypeAlias = Callable[[], AbstractContextManager[Spent]]
+"""Begins to measure a block of computing, which is told what it spent when it is left."""
+
+ALONE = "a device alone has only the part below the cut"
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Bench:
     read: Callable[[Data], Examples] = load
     examples: dict[bytes, tuple[Examples, Examples]] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
+    skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
 
     def data(self, spec: Data) -> tuple[Examples, Examples]:
@@ -66,6 +71,13 @@ class Bench:
         if key not in self.models:
             self.models = {key: initial(spec, seed=0)}
         return self.models[key]
+
+    def skeleton(self, spec: Spec) -> Model:
+        """Return the network without storage, made once: a split device half has parameters of its own."""
+        key = msgspec.msgpack.encode(spec)
+        if key not in self.skeletons:
+            self.skeletons = {key: blank(spec)}
+        return self.skeletons[key]
 
     def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
         """Return the floating-point operations of one training step, counted once."""
@@ -99,49 +111,56 @@ class TaskBatches:
 
 
 def perform(
+    job: Job, bench: Bench, meter: Block, superseded: Callable[[], bool], *, trained: Result | None = None
+) -> None:
+    """Do a job that needs nobody else: leave the whole update in its draft, durably, but do not commit it.
+
+    Raises:
+        TaskFailed: The device half is one that needs the server at every step.
+        FieldFleetError: As `performing`.
+    """
+    with closing(performing(job, bench, meter, superseded, trained=trained)) as work:
+        for _ in work:
+            raise TaskFailed(f"algorithm {job.task.algorithm.name!r} trains in a split session: {ALONE}")
+
+
+def performing(
     job: Job,
     bench: Bench,
-    meter: Callable[[], AbstractContextManager[Spent]],
+    meter: Block,
     superseded: Callable[[], bool],
     *,
     trained: Result | None = None,
-) -> None:
-    """Do a job: leave the whole update in its draft, durably, but do not commit it.
+    carried: Callable[[], tuple[int, int] | None] = lambda: None,
+) -> Performing:
+    """Do a job step by step: leave the whole update in its draft, durably, but do not commit it.
 
-    Where a replay has trained several devices at once, `trained` is what this one's training gave.
+    Where a replay has trained several devices at once, `trained` is what this one's training gave. `carried` tells the
+    bytes of frames that a split session took so far, up and down; None where nobody counts them.
 
     Raises:
-        TaskFailed: The device half is one this trainer cannot run.
         Superseded: `superseded` became true.
         FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
     """
-    task = job.task
-    with meter() as spent, seeded(task.assignment.seed):
-        start = start_of(job, bench)
-        metrics = _evaluate(job, bench, start)
-        result, transfer = _train(job, bench, start, superseded, trained) if task.train else (None, None)
-    step = None
+    task, metrics, result, transfer, step = job.task, dict[str, float](), None, None, None
+    with meter() as spent:
+        if build(ALGORITHMS, task.algorithm, "algorithm").serve:
+            result, transfer = yield from _split(job, bench, superseded, spent)
+        else:
+            with seeded(task.assignment.seed):
+                start = start_of(job, bench)
+                metrics = _evaluate(job, bench, start)
+                if task.train:
+                    result, transfer = _train(job, bench, start, superseded, trained)
     if task.measure_s:
         with seeded(task.assignment.seed):
             step, figures = _measure(job, bench, start, meter, superseded)
         metrics |= figures
-    cost = msgspec.structs.replace(spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0)
-    update = _update(task, result, metrics | (result.metrics if result else {}), transfer)
-    outbox.write(Path(job.draft), msgspec.structs.replace(update, cost=cost, step=step))
-
-
-def _update(task: Task, result: Result | None, metrics: dict[str, float], transfer: Transfer | None) -> Update:
-    return Update(
-        run=task.run,
-        round=task.round,
-        device=task.device,
-        params=transfer,
-        start=task.params.digest,
-        weight=result.weight if result else 0.0,
-        num_examples=result.num_examples if result else 0,
-        loss=result.loss if result else None,
-        metrics=metrics,
+    up, down = carried() or (None, None)
+    cost = msgspec.structs.replace(
+        spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0, features_bytes=up, gradient_bytes=down
     )
+    draft.finish(job, result, transfer, metrics, cost, step)
 
 
 def start_of(job: Job, bench: Bench) -> Tree:
@@ -150,42 +169,54 @@ def start_of(job: Job, bench: Bench) -> Tree:
     Raises:
         FieldFleetError: They cannot be used.
     """
+    return _received(job, bench.model(job.task.model))
+
+
+def _received(job: Job, model: Model) -> Tree:
     received = payloads.unpack(spool.view(Path(job.params)))
     tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
-    check_like(tree, bench.model(job.task.model).tree())
+    check_like(tree, model.tree())
     return tree
 
 
 def _train(
     job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool], result: Result | None
 ) -> tuple[Result, Transfer]:
-    """Run the algorithm's device half, if it was not run before, and encode what it gives.
-
-    The device's next state goes into the draft.
-    """
+    """Run the algorithm's device half, if it was not run before, and encode what it gives."""
     task = job.task
-    state, memory = _read_state(Path(job.state))
+    state, memory = device_state.read(Path(job.state))
     if result is None:
         own = TaskBatches(bench.data(job.data)[0], task.assignment, superseded)
         algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
         state, result = _require_whole(algorithm.local(model, state, start, own, task.assignment), task)
-    log.debug("phase encoding")
-    payload, memory = build(CODECS, task.codec, "codec").encode(result.tree, memory)
-    if state.tree or state.facts or memory or Path(job.state).exists():
-        _write_state(Path(job.draft) / outbox.STATE, state, memory)
-    return result, _write_payload(job, payload)
+    return result, draft.encode(job, state, memory, result)
+
+
+def _split(
+    job: Job, bench: Bench, superseded: Callable[[], bool], spent: Spent
+) -> Generator[Up, memoryview | Missed, tuple[Result, Transfer]]:
+    """Run a split device half on a network without storage: only the part below the cut takes memory here."""
+    task = job.task
+    if task.evaluate or task.measure_s or not task.train:
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
+    model = bench.skeleton(task.model)
+    state, memory = device_state.read(Path(job.state))
+    own = TaskBatches(bench.data(job.data)[0], task.assignment, superseded)
+    algorithm = build(ALGORITHMS, task.algorithm, "algorithm")
+    session = algorithm.local(model, state, _received(job, model), own, task.assignment)
+    if isinstance(session, tuple):
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
+    state, result = yield from exchanged(session, task, spent)
+    with seeded(task.assignment.seed):
+        return result, draft.encode(job, state, memory, result)
 
 
 def _measure(
-    job: Job,
-    bench: Bench,
-    start: Tree,
-    meter: Callable[[], AbstractContextManager[Spent]],
-    superseded: Callable[[], bool],
+    job: Job, bench: Bench, start: Tree, meter: Block, superseded: Callable[[], bool]
 ) -> tuple[StepCost, dict[str, float]]:
     """Time training steps, and have the algorithm measure what else its server asks for; nothing of it is kept."""
     task = job.task
-    state, _ = _read_state(Path(job.state))
+    state, _ = device_state.read(Path(job.state))
     hyper = msgspec.structs.replace(task.assignment.hyper, local_epochs=1)  # begun anew as often as it takes
     own = TaskBatches(bench.data(job.data)[0], msgspec.structs.replace(task.assignment, hyper=hyper), superseded)
     batch_size = min(hyper.batch_size, len(own.examples))
@@ -204,18 +235,8 @@ def _measure(
 def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
     """Refuse a device half that needs the server at every step."""
     if not isinstance(outcome, tuple):
-        raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session, which needs a newer agent")
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session: {ALONE}")
     return outcome
-
-
-def _write_payload(job: Job, payload: Payload) -> Transfer:
-    parts = payloads.pack(payload)
-    with explained(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
-        for part in parts:
-            file.write(part)
-        size = file.tell()
-        file.truncate()
-    return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
 
 
 def _evaluate(job: Job, bench: Bench, start: Tree) -> dict[str, float]:
@@ -224,24 +245,3 @@ def _evaluate(job: Job, bench: Bench, start: Tree) -> dict[str, float]:
         return {}
     found = score(bench.model(job.task.model).layers.eval(), start, held_out)
     return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held_out))}
-
-
-def _read_state(path: Path) -> tuple[State, Memory]:
-    """Return the algorithm's state and the codec's memory; empty ones where there are none yet."""
-    try:
-        both = tensorfile.load(path)
-    except FileNotFoundError:
-        return State(), None
-    except CorruptFile as error:
-        raise TaskFailed(
-            f"{error}; set aside as {tensorfile.set_aside(path).name}, the next task starts afresh"
-        ) from error
-    memory = {key.removeprefix(_CODEC): leaf for key, leaf in both.tree.items() if key.startswith(_CODEC)}
-    own = {key.removeprefix(_ALGORITHM): leaf for key, leaf in both.tree.items() if key.startswith(_ALGORITHM)}
-    return State(own, both.facts), memory or None
-
-
-def _write_state(path: Path, state: State, memory: Memory) -> None:
-    tree = {_ALGORITHM + key: leaf for key, leaf in state.tree.items()}
-    tree |= {_CODEC + key: leaf for key, leaf in (memory or {}).items()}
-    tensorfile.save(path, State(tree, state.facts))

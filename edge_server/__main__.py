@@ -14,6 +14,7 @@ from edge_server.commands import EXIT_INTERRUPTED, EXIT_SHORT
 from edge_server.report import command as report_command
 from edge_server.study import command as study_command
 from edge_server.trace import command as trace_command
+from shared import own
 from shared.errors import ConfigError, FieldFleetError
 
 EXIT_CONFIG = 2
@@ -26,6 +27,7 @@ COMMANDS: Mapping[str, Command] = {
     "show": commands.show,
     "replay": commands.replay,
     "devices": commands.devices,
+    "models": commands.models,
     "trial": commands.trial,
     "chaos": commands.chaos,
     "study": study_command.study,
@@ -38,6 +40,7 @@ def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
     options = _parser().parse_args()
     try:
+        own.allow(os.environ.get(own.VARIABLE, "").split())
         code = COMMANDS[options.command](options)
     except ConfigError as error:
         sys.stderr.write(f"edge-server: {error}\n")
@@ -68,13 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("run", metavar="RUN", help="name of a run, or path of its folder")
     _where(show)
     _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
+    _models(verbs.add_parser("models", help="list the networks, or show what each cut of one means"))
     _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))
     trial = verbs.add_parser("trial", help="field trials").add_subparsers(dest="verb", required=True, metavar="VERB")
-    trial_run = trial.add_parser("run", help="run a plan live, with its own broker and agents on this machine")
-    trial_run.add_argument("plan", type=Path, metavar="PLAN")
-    trial_run.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
-    trial_run.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
-    _where(trial_run)
+    _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
     chaos = verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random")
     chaos.add_argument("plan", type=Path, metavar="PLAN")
     chaos.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")
@@ -107,6 +107,28 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     _where(parser)
 
 
+def _trial_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--config", type=Path, metavar="FILE", help="a server's file; default: the broker of this machine"
+    )
+    where.add_argument(
+        "--local",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="instead with its own broker and N agents on this machine; default: those the plan names",
+    )
+    parser.add_argument(
+        "--embedded-broker", action="store_true", help="with --local: even where mosquitto is installed"
+    )
+    _where(parser)
+    usual_data_root = str(parser.get_default("data_root"))
+    parser.set_defaults(data_dir=None, data_root=None, usual_data_root=usual_data_root)
+
+
 def _devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="all of one device's readings")
     source = parser.add_mutually_exclusive_group()
@@ -116,6 +138,14 @@ def _devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="show them again and again")
     parser.add_argument("--plot", default="", metavar="READING", help="of DEVICE, over the last hours")
     parser.add_argument("--hours", type=float, default=24.0, metavar="N", help="of the plot")
+
+
+def _models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="", metavar="NAME", help="one network, cut by cut")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of NAME; repeat for more")
+    parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help="shape of one input of NAME")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="examples of a step; default: 64")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
 
 
 def _where(parser: argparse.ArgumentParser) -> None:

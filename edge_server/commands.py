@@ -7,19 +7,18 @@ import asyncio
 import logging
 import signal
 import sys
-import uuid
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared import heap, log
+from shared import log, own
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
     from edge_server.store.base import AnyRecord
+    from edge_server.trial.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -29,60 +28,29 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
     from edge_server.config import load  # noqa: PLC0415
+    from edge_server.trial import plan as plans  # noqa: PLC0415
+    from edge_server.trial.runs import new_name, unfinished  # noqa: PLC0415
 
     config = load(options.config)
     log.configure(config.log_level)
-    return asyncio.run(_serve(config))
-
-
-async def _serve(config: ServerConfig) -> int:
-    heap.tune()
-    heap.huge_pages()
-    import torch  # noqa: PLC0415
-
-    from edge_server.history import history_of  # noqa: PLC0415
-    from edge_server.run import run_plan  # noqa: PLC0415
-    from edge_server.server import Server  # noqa: PLC0415
-    from edge_server.store.persist import RETRY_S, persist  # noqa: PLC0415
-    from edge_server.store.sqlite import SqliteStore  # noqa: PLC0415
-    from edge_server.trial import plan as plans  # noqa: PLC0415
-    from edge_server.trial.runs import exists, new_name, unfinished  # noqa: PLC0415
-    from shared.clock import monotonic, utc_stamp  # noqa: PLC0415
-    from shared.durable import explained  # noqa: PLC0415
-    from shared.lock import held  # noqa: PLC0415
-    from shared.presence import Session  # noqa: PLC0415
-    from shared.topics import SERVER  # noqa: PLC0415
-    from shared.transport.mqtt import MqttTransport  # noqa: PLC0415
-    from shared.worker import in_thread  # noqa: PLC0415
-
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    own.allow([*own.allowed(), *config.models])
     plan = plans.load(Path(config.plan), Path(config.data_root))
-    data_dir = Path(config.data_dir)
-    name = config.run or unfinished(data_dir, plan) or new_name(plan)
+    name = config.run or unfinished(Path(config.data_dir), plan) or new_name(plan)
+    return asyncio.run(_serve(config, plan, name))
+
+
+async def _serve(config: ServerConfig, plan: Plan, name: str) -> int:
+    from edge_server.live import serve  # noqa: PLC0415
+
     received = _cancelled_by_signals()
-    with explained(data_dir):
-        (data_dir / name).mkdir(parents=True, exist_ok=True)
-    with held(data_dir / name):  # before anything is connected: a second server would throw the first off the broker
-        try:
-            with closing(await persist(in_thread, RETRY_S, SqliteStore, data_dir / name)) as store:
-                session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
-                transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
-                history = history_of(config, in_thread)
-                server = Server(
-                    *(config.site, transport, monotonic, in_thread),
-                    keep=[history.hear],
-                    was_run=lambda run: exists(data_dir, run),
-                    broker=transport.connected,
-                )
-                async with transport.running(), history.keeping(), server.listening():
-                    logger.info("run %s in %s", name, store.folder)
-                    await server.reachable()
-                    await run_plan(plan, name, server, store, config.link, started=utc_stamp())
-                return outcome_code(store.records())
-        except asyncio.CancelledError:
-            logger.info("interrupted; the same command goes on with run %s", name)
-            return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+    try:
+        records = await serve(config, plan, name)
+    except asyncio.CancelledError:
+        logger.info("interrupted; the same command goes on with run %s", name)
+        return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+    if short := why_short(records):
+        logger.warning("run %s: %s", name, short)
+    return outcome_code(records)
 
 
 def _cancelled_by_signals() -> set[int]:
@@ -102,10 +70,24 @@ def _cancelled_by_signals() -> set[int]:
 
 def outcome_code(records: Sequence[AnyRecord]) -> int:
     """Return the exit code of a run: 0 if it did all that its plan says, 1 if it ended short."""
-    from edge_server.store.base import RunClosed  # noqa: PLC0415
+    return EXIT_SHORT if why_short(records) else 0
 
-    ends = [record.outcome for record in records if isinstance(record, RunClosed)]
-    return 0 if ends[-1:] == ["finished"] else EXIT_SHORT
+
+def why_short(records: Sequence[AnyRecord]) -> str:
+    """Return why a run is not what its plan says: it ended before, or never had a model; empty where it is."""
+    from edge_server.store.base import RunClosed, closed_rounds  # noqa: PLC0415
+
+    ends = [record for record in records if isinstance(record, RunClosed)]
+    rounds = closed_rounds(records)
+    if not ends:
+        return "it has not ended"
+    if ends[-1].outcome != "finished":
+        return f"ended short after {len(rounds)} rounds: {ends[-1].cause}"
+    if all(one.outcome == "missed" for one in rounds):
+        return (
+            "no round had enough updates, the model is as it was; look at the devices' links and logs, and at [round]"
+        )
+    return ""
 
 
 def runs(options: argparse.Namespace) -> int:
@@ -148,34 +130,12 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def trial(options: argparse.Namespace) -> int:
-    """Run a plan live on this machine."""
-    from rich.console import Console  # noqa: PLC0415
-
-    from edge_server.store.sqlite import read  # noqa: PLC0415
-    from edge_server.trial import plan as plans  # noqa: PLC0415
-    from edge_server.trial.local import Local, run_local  # noqa: PLC0415
-    from edge_server.trial.progress import Display  # noqa: PLC0415
-    from edge_server.trial.runs import made, new_name  # noqa: PLC0415
+    """Run a plan live, with the devices that are connected or on this machine."""
+    from edge_server.trial.command import run as run_trial  # noqa: PLC0415
 
     log.configure("warning")
-    plan = plans.load(options.plan, options.data_root)
-    count = len(plans.devices(plan, options.local))
-    local = Local(
-        *(options.plan, plan, options.data_root, made(options.data_dir), new_name(plan), count),
-        embedded=options.embedded_broker,
-    )
-    console = Console(stderr=True)
-    display = Display(console, plan.rounds)
-
-    async def go() -> None:
-        _cancelled_by_signals()
-        await run_local(local, display.tell)
-
-    console.print(f"{plan.name}: {count} agents, {plan.rounds} rounds of {plan.algorithm.name}", highlight=False)
-    with display.bar:
-        asyncio.run(go())
-    records = read(local.folder)
-    _show(options, local.folder, records)
+    folder, records = run_trial(options, _cancelled_by_signals)
+    _show(options, folder, records)
     return outcome_code(records)
 
 
@@ -185,6 +145,13 @@ def devices(options: argparse.Namespace) -> int:
 
     log.configure("warning")
     return show_devices(options)
+
+
+def models(options: argparse.Namespace) -> int:
+    """List the networks, or show what each cut of one means."""
+    from edge_server.models import show as show_models  # noqa: PLC0415
+
+    return show_models(options)
 
 
 def chaos(options: argparse.Namespace) -> int:
@@ -230,7 +197,8 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
         from edge_server.costs import by_round  # noqa: PLC0415
         from edge_server.store.base import closed_rounds  # noqa: PLC0415
 
-        _print_json({"record": str(folder), "rounds": closed_rounds(records), "costs": by_round(records)})
+        short = {"short": why} if (why := why_short(records)) else {}
+        _print_json({"record": str(folder), **short, "rounds": closed_rounds(records), "costs": by_round(records)})
         return
     from rich.console import Console  # noqa: PLC0415
 
@@ -238,8 +206,8 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
 
     console = Console()
     console.print(rounds_table(records))
-    for line in device_lines(records):
-        console.print(line, highlight=False)
+    for line in [*device_lines(records), *filter(None, [why_short(records)])]:
+        console.print(line, highlight=False, markup=False)
     console.print(f"record: {folder}", highlight=False, soft_wrap=True)
 
 

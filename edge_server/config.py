@@ -10,10 +10,11 @@ from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_siz
 from shared.config import read
 from shared.errors import ConfigError
 from shared.messages import BLOCK_BYTES
+from shared.own import require_entries
 from shared.topics import checked_name
 from shared.transport.base import Broker
 
-MAX_THREADS = 1024
+MAX_THREADS, MAX_FEATURES_MB = 1024, 4096
 MAX_KEEP_DAYS, MAX_KEEP_MB = 3660, 1 << 20
 
 
@@ -26,12 +27,14 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         budget: Frames of all devices together under way to the server at once; bounds its memory.
         patience_s: Seconds without a frame after which frames are asked for again, and seconds that one device may
             keep the others waiting on the shared topic before it is served alone.
+        max_features_mb: MiB of one step's features that are taken of a device; they are held in memory.
     """
 
     frame_bytes: int = FRAME_BYTES
     window: int = 16
     budget: int = 48
     patience_s: float = 1.0
+    max_features_mb: int = 64
 
     def __post_init__(self) -> None:
         """Refuse what the protocol cannot carry."""
@@ -40,6 +43,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"frame_bytes must be {sizes}, window 1 to {MAX_WINDOW}")
         if self.budget < 1 or not self.patience_s > 0:
             raise ValueError("budget must be >= 1, patience_s > 0")
+        if not 1 <= self.max_features_mb <= MAX_FEATURES_MB:
+            raise ValueError(f"max_features_mb must be 1 to {MAX_FEATURES_MB}")
 
 
 class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +73,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         data_dir: Folder of the site's runs.
         data_root: Folder that relative data paths of plans start from.
         site: The site's name.
+        strangers: Whether devices take part that the plan does not name, where it names any.
         threads: Torch threads; 0 for torch's own choice.
+        models: Networks of the user's own that plans may name: `module:function`, or `module:*` for all that a module
+            defines; with those of FIELDFLEET_MODELS.
         log_level: debug, info, warning or error.
     """
 
@@ -77,14 +85,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_dir: str = "runs"
     data_root: str = "../shared/data"
     site: str = "lab"
+    strangers: bool = False
     broker: Broker = Broker()
     link: LinkConfig = LinkConfig()
     readings: ReadingsConfig = ReadingsConfig()
     threads: int = 0
+    models: list[str] = []
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        """Refuse what torch cannot be told."""
+        """Refuse what torch cannot be told, and what is no network's name."""
+        require_entries(self.models)
         if not 0 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 0, for torch's own choice, to {MAX_THREADS}")
 

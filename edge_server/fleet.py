@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shared.messages import Report, Status
@@ -52,6 +52,15 @@ def observe(fleet: Fleet, message: Status | Report) -> Fleet:
         fleet,
         statuses={**fleet.statuses, message.device: message},
         sessions={**fleet.sessions, message.device: kept},
+    )
+
+
+def only(fleet: Fleet, takes: Callable[[str], bool]) -> Fleet:
+    """Return what is known of those devices that `takes` says yes to."""
+    return Fleet(
+        {device: one for device, one in fleet.statuses.items() if takes(device)},
+        {device: one for device, one in fleet.sessions.items() if takes(device)},
+        {device: one for device, one in fleet.reports.items() if takes(device)},
     )
 
 

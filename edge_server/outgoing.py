@@ -15,6 +15,7 @@ from shared.messages import BLOCK_BYTES, Leave, Payload, Transfer, Want
 from shared.payload import Scattered
 from shared.topics import EVERYONE, topic
 from shared.transport.base import Transport
+from shared.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -122,3 +123,12 @@ def describe(encoded: Payload, frame_bytes: int) -> tuple[Transfer, Scattered]:
     parts = payload.pack(encoded)
     source = Scattered(parts)
     return Transfer(digest=payload.digest(parts), size=source.size, frame_bytes=frame_bytes), source
+
+
+def audiences(trees: dict[str, Tree]) -> list[tuple[Tree, list[str]]]:
+    """Group devices that are given the very same leaves; each group shares one transmission."""
+    groups: dict[tuple[tuple[str, int], ...], tuple[Tree, list[str]]] = {}
+    for device, tree in sorted(trees.items()):
+        key = tuple((name, id(leaf)) for name, leaf in sorted(tree.items()))
+        groups.setdefault(key, (tree, []))[1].append(device)
+    return list(groups.values())

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
 from torch import nn
 
-from edge_server import cohort
+from edge_server import cohort, muster
 from edge_server.config import LinkConfig
 from edge_server.figures import closing
 from edge_server.gather import Gather
-from edge_server.outgoing import Outgoing, describe
+from edge_server.muster import Muster
+from edge_server.outgoing import Outgoing, audiences, describe
 from edge_server.server import Server
+from edge_server.split_round import account, begin
+from edge_server.splitting import Splitting
 from edge_server.store.base import RoundClosed, RoundOpened, Store, UpdateAccepted
+from edge_server.store.observed import Noted
 from edge_server.store.persist import P, R, persist
 from edge_server.trial.plan import Plan
 from edge_server.updates import keep_only, read
@@ -28,7 +32,7 @@ from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.errors import WireError
 from shared.evaluate import Score, score
-from shared.messages import Assignment, Task
+from shared.messages import LOSSLESS, Assignment, Task
 from shared.registry import build
 from shared.tree import Mean, State, Tree, check_like
 
@@ -37,6 +41,9 @@ log = logging.getLogger(__name__)
 PAYLOAD_SLACK_BYTES = 1 << 20
 
 Purpose: TypeAlias = Literal["train", "evaluate", "measure"]
+
+WHAT: Mapping[str, str] = {"evaluate": "the devices' last evaluation", "measure": "the measurement before round 1"}
+"""What is done that is no round."""
 
 
 @dataclass
@@ -55,9 +62,16 @@ class Rounds:
     network: nn.Module
     test: Examples | None
     opening: Callable[[], Awaitable[None]] | None = None
+    muster: Muster = field(default_factory=Muster)
 
     async def next(
-        self, number: int, state: State, opened: RoundOpened | None, accepted: dict[str, UpdateAccepted]
+        self,
+        number: int,
+        state: State,
+        opened: RoundOpened | None,
+        accepted: dict[str, UpdateAccepted],
+        *,
+        already_s: float = 0.0,
     ) -> tuple[State, RoundClosed]:
         """Run round `number`, or the rest of it; return the next state and what is recorded.
 
@@ -66,18 +80,21 @@ class Rounds:
             state: The server state before it.
             opened: The round's beginning, if an earlier process of this server began it.
             accepted: The updates that process had stored.
+            already_s: Seconds since then.
         """
-        started = self.server.clock()
+        started = self.server.clock() - already_s
         if opened is None:
             assignments = await self.assignments(state, number)
             log.debug("phase opening run=%s round=%d", self.run, number)
-            at, online = self.server.clock(), len(self.server.fleet.online)
+            at, online = self.server.clock(), len(self.muster.here(self.server.fleet))
             opened = RoundOpened(round=number, assignments=assignments, at=at, online=online)
             if self.opening:
                 await self.opening()
             await self.persist(self.store.append, opened)
-        gather = await self.exchange(number, state, opened.assignments, accepted=accepted)
-        after, scored = await self._after(state, opened.assignments, gather), None
+        us, told = (self.plan, self.algorithm, self.server, self.link), opened.assignments
+        split = await self.server.worker(begin, *us, number=number, state=state, assignments=told)
+        gather = await self.exchange(number, state, told, accepted=accepted, split=split)
+        after, scored = await self._after(split.top.state if split else state, told, gather), None
         if after is not None:
             state = after
             log.debug("phase checkpointing run=%s round=%d", self.run, number)
@@ -86,7 +103,7 @@ class Rounds:
             )
         closed = closing(gather, self.server.take_refused(), scored, enough=after is not None)
         at = self.server.clock()
-        closed = msgspec.structs.replace(closed, seconds=at - started, at=at)
+        closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **account(split))
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
@@ -115,10 +132,12 @@ class Rounds:
         *,
         accepted: dict[str, UpdateAccepted],
         purpose: Purpose = "train",
+        split: Splitting | None = None,
     ) -> Gather:
         """Give every device its task and take what comes back, until quorum or deadline."""
         trees = {device: self.algorithm.broadcast(state, told) for device, told in assignments.items()}
         outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
+        payloads = [(device, one) for one in outgoing for device in one.devices]
         gather = Gather(
             site=self.server.site,
             transport=self.server.transport,
@@ -129,26 +148,22 @@ class Rounds:
             number=number,
             expected=assignments,
             like=trees.__getitem__,
-            starts={device: one.transfer.digest for one in outgoing for device in one.devices},
+            starts={device: one.transfer.digest for device, one in payloads},
             codec=build(CODECS, self.plan.codec, "codec"),
             trains=purpose == "train",
             limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
             link=self.link,
             accepted=accepted,
         )
-        tasks = {
-            device: self._task(number, device, assignments[device], one, purpose)
-            for one in outgoing
-            for device in one.devices
-        }
+        tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
         log.debug("phase gathering run=%s round=%d", self.run, number)
         await self.server.worker(keep_only, self.store.updates, assignments)
-        async with self.server.round(gather, tasks, outgoing):
-            await self._until_quorum(gather)
+        async with self.server.round(gather, tasks, outgoing, split):
+            await self._until_quorum(gather, WHAT.get(purpose, f"round {number}"))
         await gather.close()
         return gather
 
-    async def _until_quorum(self, gather: Gather) -> None:
+    async def _until_quorum(self, gather: Gather, what: str) -> None:
         expected = len(gather.expected)
         needed = cohort.needed(expected, size=self.plan.cohort.size, quorum=self.plan.round.quorum)
         try:
@@ -158,35 +173,33 @@ class Rounds:
                     await gather.changed.wait()
         except TimeoutError:
             if not await self.server.reachable():
-                await self._until_quorum(gather)
+                await self._until_quorum(gather, what)
                 return
             late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
-            log.warning("round %d: deadline passed, without %s", gather.number, ", ".join(late))
+            log.warning("%s: deadline passed, without %s", what, ", ".join(late))
 
-    async def assignments(self, state: State, number: int) -> dict[str, Assignment]:
+    async def assignments(self, state: State, number: int, purpose: Purpose = "train") -> dict[str, Assignment]:
         """Wait until enough devices are there, or for as long as the plan says; tell each what to do."""
         plan, server = self.plan, self.server
         log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()
-        try:
-            async with asyncio.timeout(plan.cohort.wait_s):
-                while len(server.fleet.online) < plan.cohort.min_devices:
-                    server.changed.clear()
-                    await server.changed.wait()
-        except TimeoutError:
-            log.warning(
-                "round %d: %d of %d devices are here after %.0f s",
-                *(number, len(server.fleet.online), plan.cohort.min_devices, plan.cohort.wait_s),
-            )
+        enough = await muster.enough(server, self.muster, plan.cohort)
+        for left_out in self.muster.left_out(plan, server.fleet):
+            log.warning("%s", left_out)
+            await self.persist(self.store.append, Noted(what=left_out))
+        if not enough:
+            here, least = len(self.muster.here(server.fleet)), plan.cohort.min_devices
+            what = WHAT.get(purpose, f"round {number}")
+            log.warning("%s: %d of %d devices are here after %.0f s", what, here, least, plan.cohort.wait_s)
             return {}
         devices = cohort.select(
-            server.fleet.online,
+            self.muster.ready(server.fleet),
             size=plan.cohort.size,
             seed=plan.seed,
             number=number,
             over_selection=plan.cohort.over_selection,
         )
-        return self.algorithm.assign(state, Cohort(devices, plan.hyper, plan.seed), {}, number)
+        return self.algorithm.assign(state, Cohort(devices, plan.hyper, plan.seed, plan.rounds), {}, number)
 
     def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
         ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
@@ -208,6 +221,7 @@ class Rounds:
             algorithm=plan.algorithm,
             model=plan.model,
             codec=plan.codec,
+            cut_codec=plan.cut_codec if told.steps else LOSSLESS,
             assignment=told,
             params=payload.transfer,
             shared=payload.shared,
@@ -233,12 +247,3 @@ class Rounds:
         if self.test is None or not every or (number % every and number != self.plan.rounds):
             return None
         return score(self.network, state.tree, self.test)
-
-
-def audiences(trees: dict[str, Tree]) -> list[tuple[Tree, list[str]]]:
-    """Group devices that are given the very same leaves; each group shares one transmission."""
-    groups: dict[tuple[tuple[str, int], ...], tuple[Tree, list[str]]] = {}
-    for device, tree in sorted(trees.items()):
-        key = tuple((name, id(leaf)) for name, leaf in sorted(tree.items()))
-        groups.setdefault(key, (tree, []))[1].append(device)
-    return list(groups.values())

@@ -11,20 +11,24 @@ from dataclasses import dataclass, field
 
 from edge_server.fleet import Fleet, is_used_twice, observe
 from edge_server.gather import Gather
+from edge_server.gradients import skip
 from edge_server.outgoing import Outgoing
+from edge_server.splitting import Splitting
 from edge_server.updates import ack
 from shared import chunks, wire
 from shared.background import background
 from shared.clock import Clock
 from shared.errors import Unreachable, WireError
-from shared.messages import Ack, Message, Report, Status, Task, Update, Want
+from shared.messages import Message, Report, Status, Task, Update, Want
+from shared.pace import Pace
+from shared.steps import Features
 from shared.topics import ANY, channel_of, device_of, is_name, topic
 from shared.transport.base import Inbox, Transport
 from shared.worker import Worker
 
 log = logging.getLogger(__name__)
 
-CHANNELS = ("status", "report", "want", "update")
+CHANNELS = ("status", "report", "want", "update", "features")
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Server:
         was_run: Tells whether a run of that name was ever ours, so that its late updates can be settled.
         keep: Who else is told of every new report; none of them may wait.
         seen: Likewise of every birth and death.
+        paces: How fast features of split sessions come from each device.
     """
 
     site: str
@@ -54,7 +59,9 @@ class Server:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     keep: list[Callable[[Report], None]] = field(default_factory=list)
     seen: list[Callable[[Status], None]] = field(default_factory=list)
+    paces: dict[str, Pace] = field(default_factory=dict)
     _gather: Gather | None = None
+    _splitting: Splitting | None = None
     _tasks: dict[str, Task] = field(default_factory=dict)
     _outgoing: dict[str, Outgoing] = field(default_factory=dict)
     _used_twice: set[str] = field(default_factory=set)
@@ -67,17 +74,20 @@ class Server:
             yield
 
     @asynccontextmanager
-    async def round(self, gather: Gather, tasks: dict[str, Task], outgoing: list[Outgoing]) -> AsyncIterator[None]:
-        """Keep a round open: send its payloads, give its tasks, take its updates."""
-        self._gather, self._tasks = gather, tasks
+    async def round(
+        self, gather: Gather, tasks: dict[str, Task], outgoing: list[Outgoing], splitting: Splitting | None = None
+    ) -> AsyncIterator[None]:
+        """Keep a round open: send its payloads, give its tasks, serve its steps if it is split, take its updates."""
+        self._gather, self._tasks, self._splitting = gather, tasks, splitting
         self._outgoing = {device: one for one in outgoing for device in one.devices}
+        serving = [splitting.serve(gather, self.reachable)] if splitting else []
         try:
-            async with background(*(one.run() for one in outgoing), gather.watch()):
+            async with background(*(one.run() for one in outgoing), gather.watch(), *serving):
                 for device in tasks:
                     await self._give(device)
                 yield
         finally:
-            self._gather, self._tasks, self._outgoing = None, {}, {}
+            self._gather, self._tasks, self._outgoing, self._splitting = None, {}, {}, None
 
     async def reachable(self) -> bool:
         """Wait until the broker is there; tell whether it was there already."""
@@ -107,9 +117,9 @@ class Server:
             try:
                 if not is_name(device):
                     continue  # the server's own topics
-                if channel_of(name) == "update" and chunks.is_frame(data):
-                    if self._gather:
-                        await self._gather.frame(device, data)
+                if channel_of(name) in ("update", "features") and chunks.is_frame(data):
+                    if taker := self._gather if channel_of(name) == "update" else self._splitting:
+                        await taker.frame(device, data)
                 elif data:
                     await self._take(device, wire.decode(data))
             except WireError as error:
@@ -125,13 +135,20 @@ class Server:
                 else:
                     await self._observe(device, message)
             case Want():
-                outgoing = self._outgoing.get(device)
-                if outgoing and outgoing.transfer.digest == message.digest:
-                    outgoing.want(device, message)
+                self._wanted(device, message)
+            case Features():
+                await self._stepped(device, message)
             case Update():
                 await self._offered(device, message)
             case other:
                 raise WireError(f"{type(other).__name__} is not for the server", reason="unexpected")
+
+    def _wanted(self, device: str, want: Want) -> None:
+        outgoing = self._outgoing.get(device)
+        if outgoing and outgoing.transfer.digest == want.digest:
+            outgoing.want(device, want)
+        elif self._splitting:
+            self._splitting.gradients.want(device, want)
 
     def _keep(self, report: Report) -> None:
         before, self.fleet = self.fleet, observe(self.fleet, report)
@@ -151,14 +168,20 @@ class Server:
                 see(message)
             if after and after.online:
                 log.info("device %s is here, session %d", device, after.session)
-                if self._gather and before and (before.instance, before.session) != (after.instance, after.session):
-                    await self._gather.returned(device)
+                if before and (before.instance, before.session) != (after.instance, after.session):
+                    await self._returned(device)
                 await self._give(device)
             elif before and before.online:
                 log.info("device %s is gone", device)
                 self._dismiss(device)
                 if self._gather:
                     self._gather.gone(device)
+
+    async def _returned(self, device: str) -> None:
+        if self._gather:
+            await self._gather.returned(device)
+        if self._splitting:
+            await self._splitting.incoming.returned(device)
 
     async def _offered(self, device: str, update: Update) -> None:
         """Hand an offer to the open round, or settle it where no round will take it any more."""
@@ -169,19 +192,39 @@ class Server:
         if gather and is_open and device in gather.expected:
             if update.start in (b"", gather.starts[device]):
                 self._dismiss(device)  # who offers an update has fetched everything
-            await gather.offer(device, update)
+            if self._splitting and self._splitting.is_void(device, update):
+                await self._tell(device, "ack", ack(update, "void"))
+            else:
+                await gather.offer(device, update)
+            if self._splitting:
+                self._splitting.wake()
         elif not is_open and is_name(update.run) and self.was_run(update.run):
-            await self._settle(device, ack(update, "late"))
+            await self._tell(device, "ack", ack(update, "late"))
             log.debug("phase late run=%s round=%d device=%s", update.run, update.round, device)
         else:
             reason = "unknown-device" if is_open else "unknown-run"
             error = WireError("update of no run, round and device of this site", reason=reason)
             self._refuse(device, error)
-            await self._settle(device, ack(update, "refused", str(error)))
+            await self._tell(device, "ack", ack(update, "refused", str(error)))
 
-    async def _settle(self, device: str, verdict: Ack) -> None:
+    async def _stepped(self, device: str, features: Features) -> None:
+        """Hand features to the open round; a session whose round is over is told so, that its device may end it."""
+        gather = self._gather
+        if gather is None and self.run in ("", features.run):
+            return  # as with an update
+        is_open = gather is not None and (features.run, features.round) == (gather.run, gather.number)
+        if gather and self._splitting and is_open:
+            if features.start == gather.starts.get(device):
+                self._dismiss(device)
+            await self._splitting.offer(device, features)
+        elif not is_open and is_name(features.run) and self.was_run(features.run):
+            await self._tell(device, "gradient", skip(features))
+        else:
+            raise WireError("features of no run, round and device of this site", reason="unknown-run")
+
+    async def _tell(self, device: str, channel: str, message: Message) -> None:
         try:
-            await self.transport.publish(topic(self.site, device, "ack"), wire.encode(verdict))
+            await self.transport.publish(topic(self.site, device, channel), wire.encode(message))
         except Unreachable as error:
             log.debug("not told, the device will offer again: %s", error)
 

@@ -124,6 +124,16 @@ class Assembly:
         """Whether every block has come."""
         return self.lacking == 0
 
+    def expect(self, stop: int) -> None:
+        """Note that the blocks before `stop` are under way unasked; to be said before anything was asked for.
+
+        Whoever is sent so much needs no first window: its sender knows the link.
+        """
+        stop = min(stop, self.transfer.blocks)
+        lacking = self._blocks.count(_LACKING, 0, stop)
+        self._blocks[:stop] = self._blocks[:stop].replace(bytes([_LACKING]), bytes([_ASKED]))
+        self._asked, self._next, self._window = self._asked + lacking, stop, MAX_WINDOW
+
     def accept(self, frame: Frame) -> bool:
         """Note a frame; tell whether anything in it is new.
 

@@ -53,6 +53,10 @@ class Superseded(FieldFleetError):
     """A newer task took the place of this one; its work is dropped."""
 
 
+class SessionLost(FieldFleetError):
+    """The server knows nothing of a split session any more; the same task, begun anew, can be done."""
+
+
 class NoData(FieldFleetError):
     """This board has no such sensor, or it does not answer; not a fault, the reading is simply absent.
 

@@ -55,6 +55,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     What the upload cost is known only after the update was sent: it comes with the next Report.
 
     Attributes:
+        exchange_s: Of a split session, from features handed over to gradients received, all steps together: link,
+            server, and waiting for others. `compute_s` and `compute_joules` are without it.
+        features_bytes, gradient_bytes: Of every frame of that exchange, up and down; not part of `bytes_up` and
+            `bytes_down`, which are the model's.
         cycles: CPU cycles that the trainer's process was busy, all cores together.
         idle_w: Watts of the device while it did nothing, last measured before the task.
         provenance: Source and quality of a figure, by its name here.
@@ -63,13 +67,17 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     download_s: float | None = None
     compute_s: float | None = None
     upload_s: float | None = None
+    exchange_s: float | None = None
     cpu_s: float | None = None
     cycles: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
+    features_bytes: int | None = None
+    gradient_bytes: int | None = None
     download_joules: float | None = None
     compute_joules: float | None = None
     upload_joules: float | None = None
+    exchange_joules: float | None = None
     idle_w: float | None = None
     provenance: dict[str, Provenance] = {}
 

@@ -10,7 +10,7 @@ import msgspec
 from shared.measures import Absent, Cost, Reading, Spent, StepCost
 
 Scalar: TypeAlias = bool | int | float | str
-Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused"]
+Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused", "void"]
 Value: TypeAlias = bool | int | float | str | list[int | float]
 
 BLOCK_BYTES = 1024
@@ -48,6 +48,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Scalar] = {}
 
 
+LOSSLESS = Spec(name="dense")
+"""Every tensor as it is; where a message says no more than this very default, it is left out."""
+
+
 class Hyper(msgspec.Struct, frozen=True, kw_only=True):
     """Hyperparameters of local training; zero epochs train nothing."""
 
@@ -65,18 +69,25 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("momentum must be in [0, 1), weight_decay >= 0 and finite")
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the server decided for one device in one round.
 
     Attributes:
         seed: Seed of everything random that the device does in this round.
         hyper: Hyperparameters of its local training.
+        steps: Steps of a split session, each of which goes through the server; 0 where the device trains alone.
         values: What the algorithm and the resource optimizer add: ratios, active neurons, bits, shares.
     """
 
     seed: int
     hyper: Hyper
+    steps: int = 0
     values: dict[str, Value] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse a session that could not be."""
+        if self.steps < 0:
+            raise ValueError("steps must be >= 0")
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +126,7 @@ class Task(Message, frozen=True, kw_only=True):
     Attributes:
         params: The payload to start from, fetched in frames.
         shared: Whether its frames come on the topic common to all devices.
+        cut_codec: How features and gradients of a split session are encoded.
         measure_s: Seconds of training steps to time; what they learn is thrown away. 0 for none.
         deadline_s: Seconds the server will wait, counted from when it sent the task.
     """
@@ -125,6 +137,7 @@ class Task(Message, frozen=True, kw_only=True):
     algorithm: Spec
     model: Spec
     codec: Spec
+    cut_codec: Spec = LOSSLESS
     assignment: Assignment
     params: Transfer
     shared: bool
@@ -200,7 +213,10 @@ class Leave(Message, frozen=True, kw_only=True):
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """Server -> device: the update is settled and may leave the outbox."""
+    """Server -> device: the update is settled and may leave the outbox.
+
+    `void` is said of a split session's alone: the server has lost that session, and its task is to be done anew.
+    """
 
     run: str
     round: int
@@ -208,6 +224,3 @@ class Ack(Message, frozen=True, kw_only=True):
     start: bytes = b""
     verdict: Verdict
     reason: str = ""
-
-
-AnyMessage: TypeAlias = Status | Report | Task | Update | Want | Leave | Ack

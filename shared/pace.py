@@ -67,6 +67,10 @@ class Pace:
         seconds, done = sum(gap for gap, _ in self._recent), sum(size for _, size in self._recent)
         return 2 * self.frame_bytes * seconds < FRAME_S / 4 * done
 
+    def begins(self, now: float) -> None:
+        """Note that another payload begins to come: the time since the last one's end was no silence."""
+        self._heard_at, self._silences = now, 0
+
     def asked_anew(self, now: float) -> None:
         """Note that the sender is back from an outage, and is asked again for all that lacks.
 
@@ -95,6 +99,10 @@ class Pace:
         if not self._frame_s:
             return most
         return max(2, min(most, int(WINDOW_S / self._frame_s)))
+
+    def room(self, most: int) -> int:
+        """Return how many frames of the next payload may come unasked: none before any has told how fast they come."""
+        return self.window(most) if self._slowest_s is not None else 0
 
     def left_s(self, now: float) -> float:
         """Return the seconds until what is under way counts as lost; 0 if it does."""

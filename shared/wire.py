@@ -5,12 +5,15 @@ A message is `F M <major version> <MessagePack map>`. A message is small: parame
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from shared.errors import WireError
-from shared.messages import AnyMessage, Message
+from shared.messages import Ack, Leave, Message, Report, Status, Task, Update, Want
+from shared.steps import Features, Gradient, Skip
+
+AnyMessage: TypeAlias = Status | Report | Task | Update | Want | Features | Gradient | Skip | Leave | Ack
 
 MAJOR = 1
 MAX_MESSAGE_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from edge_server.store.kept import FILE, latest
 from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.plan import load
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, Field, final, folder_of, started, until, waiting
+from tests.edge_server.processes import PATIENCE_S, ROOT, ROUNDS, TINY, Field, final, folder_of, started, until, waiting
 from tests.edge_server.textbook import require_equal, textbook
 
 DEVICES = ("device-0", "device-1")
@@ -207,7 +207,7 @@ def test_a_killed_server_goes_on_by_the_same_command(site):
         process.kill()
         assert process.wait() == -signal.SIGKILL
     before = site.records(name)
-    assert not site.reached(name, 8)
+    assert not site.reached(name, ROUNDS)
     with site.server(name) as process:
         assert process.wait(PATIENCE_S) == 0
     assert site.records(name)[: len(before)] == before

@@ -52,6 +52,7 @@ async def serve(config: AgentConfig) -> None:
         config.trainer.memory_mb,
         config.trainer.threads,
         config.log_level,
+        config.trainer.models,
     )
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -99,6 +99,8 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         bytes_up: Bytes of frames that came from each device.
         bytes_down: Bytes of frames that each device says it received.
         at: When it ended.
+        steps: Of a split round: how many were served.
+        missed: Of a split round: how many of its steps each device had no part in; who missed none is left out.
     """
 
     round: int
@@ -114,6 +116,8 @@ class RoundClosed(Record, frozen=True, kw_only=True):
     bytes_up: dict[str, int] = {}
     bytes_down: dict[str, int] = {}
     at: float | None = None
+    steps: int | None = None
+    missed: dict[str, int] = {}
 
 
 class Evaluated(Record, frozen=True, kw_only=True):
@@ -124,10 +128,19 @@ class Evaluated(Record, frozen=True, kw_only=True):
 
 
 class Rewound(Record, frozen=True, kw_only=True):
-    """A checkpoint was lost: what was recorded of `round` and later rounds before this line is void."""
+    """The state of a round was lost: what was recorded of `round` and later rounds before this line is void.
+
+    A checkpoint was damaged; or a server restarted within a split round, whose top it had trained in memory.
+
+    Attributes:
+        round: The first that is done again.
+        cause: Why.
+        reopened: Whether the beginning of that round stays: the same devices do it again as they were told.
+    """
 
     round: int
     cause: str
+    reopened: bool = False
 
 
 class RunClosed(Record, frozen=True, kw_only=True):
@@ -176,8 +189,8 @@ class Store(Protocol):
         """Add all of some records or, where it raises Unwritable, none."""
         ...
 
-    def records(self) -> list[AnyRecord]:
-        """Return every record in order."""
+    def records(self, after: int = 0) -> list[AnyRecord]:
+        """Return the records in order, leaving out the first `after`."""
         ...
 
     def save(self, number: int, state: State) -> None:
@@ -194,13 +207,16 @@ def valid(records: Iterable[AnyRecord]) -> list[AnyRecord]:
     kept: list[AnyRecord] = []
     for record in records:
         if isinstance(record, Rewound):
-            kept = [one for one in kept if not _is_void(one, record.round)]
+            kept = [one for one in kept if not _is_void(one, record)]
         kept.append(record)
     return kept
 
 
-def _is_void(record: AnyRecord, from_round: int) -> bool:
-    return isinstance(record, RoundOpened | UpdateAccepted | CostSettled | RoundClosed) and record.round >= from_round
+def _is_void(record: AnyRecord, rewound: Rewound) -> bool:
+    if not isinstance(record, RoundOpened | UpdateAccepted | CostSettled | RoundClosed):
+        return False
+    is_kept = rewound.reopened and isinstance(record, RoundOpened) and record.round == rewound.round
+    return record.round >= rewound.round and not is_kept
 
 
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:

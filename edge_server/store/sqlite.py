@@ -82,10 +82,10 @@ class SqliteStore:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
-    def records(self) -> list[AnyRecord]:
+    def records(self, after: int = 0) -> list[AnyRecord]:
         with self._lock, sql_explained(self.folder / JOURNAL):
-            found = self._connection.execute(rows.SELECT, (0,)).fetchall()
-        return _decode(self.folder, found)
+            found = self._connection.execute(rows.SELECT, (after,)).fetchall()
+        return _decode(self.folder, found, after)
 
     def save(self, number: int, state: State) -> None:
         checkpoints.save(self.folder / "checkpoints", number, state, durable=self._durable)

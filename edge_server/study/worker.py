@@ -20,7 +20,7 @@ import msgspec
 from edge_server.study.cell import perform
 from edge_server.study.pool import sweep
 from edge_server.study.result import Order
-from shared import log
+from shared import log, own
 from shared.errors import FieldFleetError
 
 OOM_SCORE = "500"
@@ -38,6 +38,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints shall not be taken for an answer
     faulthandler.enable()
     log.configure("warning")
+    own.allow(os.environ.get(own.VARIABLE, "").split())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored

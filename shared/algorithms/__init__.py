@@ -5,5 +5,11 @@ from collections.abc import Callable, Mapping
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.fedprox import fedprox
+from shared.algorithms.fedsl import VARIANTS, fedsl
 
-ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {"fedavg": fedavg, "fedprox": fedprox}
+ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "fedsl": fedsl,
+    **VARIANTS,
+}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shared.messages import Assignment, Hyper, Value
 from shared.models.base import Model
+from shared.steps import Missed
 from shared.tree import Mean, State, Tree
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -55,20 +56,30 @@ class Result:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The devices of one round, with what the plan says of all of them."""
+    """The devices of one round, with what the plan says of all of them.
+
+    Attributes:
+        devices: By name.
+        hyper: The plan's hyperparameters.
+        seed: The plan's seed.
+        rounds: Of the whole run, for schedules.
+    """
 
     devices: tuple[str, ...]
     hyper: Hyper
     seed: int
+    rounds: int = 0
 
 
 Allocation: TypeAlias = Mapping[str, Mapping[str, Value]]
 """What the resource optimizer gives each device; a device without an entry gets the plan's defaults."""
 
-Session: TypeAlias = Generator[Tree, Tree, tuple[State, Result]]
-"""A split device half: yields features and labels, is sent gradients and the loss."""
-
 Outcome: TypeAlias = tuple[State, Result]
+
+
+Session: TypeAlias = Generator[Tree, Tree | Missed, Outcome]
+"""A split device half: yields what goes up at a step, is sent what comes down. Sessions of several devices may take
+turns in one process, so it keeps its parameters to itself and draws from generators of its own."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +90,15 @@ class Algorithm:
         init: (model, seed) -> server state.
         assign: (state, cohort, allocation, round) -> what each device is told. Pure and seeded.
         broadcast: (state, assignment) -> the tree that goes down. Devices given the same leaves share one transmission.
-        local: (model, device state, tree, batches, assignment) -> (device state, result); or a generator, if split.
+        local: (model, device state, tree, batches, assignment) -> (device state, result); or a generator, if split:
+            its model is a skeleton without storage then, and `tree` has the leaves below the cut alone.
         absorb: (mean, assignment, result) -> mean. Called once an update, in device order.
         aggregate: (state, mean) -> state.
         between: state -> state, after every aggregation: the server's own training.
-        serve: Split methods only: (state, {device: up}) -> (state, {device: down}), one step after the barrier.
+        serve: Split methods only: (model, state, assignments, {device: up}) -> (state, {device: down}), one step after
+            the barrier. The model is a skeleton without storage; the given state's tensors may be used up. Assignments
+            are at least those of the devices that sent; keys are in order; torch's global generator was seeded.
+        admit: Split methods only: (model, state, assignment, up) raises WireError where `serve` could not take it.
         measure: Optional: (model, tree, batches) -> figures that a resource optimizer asks for.
     """
 
@@ -94,7 +109,10 @@ class Algorithm:
     absorb: Callable[[Mean, Assignment, Result], Mean]
     aggregate: Callable[[State, Mean], State]
     between: Callable[[State], State] = lambda state: state
-    serve: Callable[[State, Mapping[str, Tree]], tuple[State, dict[str, Tree]]] | None = None
+    serve: (
+        Callable[[Model, State, Mapping[str, Assignment], Mapping[str, Tree]], tuple[State, dict[str, Tree]]] | None
+    ) = None
+    admit: Callable[[Model, State, Assignment, Tree], None] | None = None
     measure: Callable[[Model, Tree, Batches], dict[str, float]] | None = None
 
 

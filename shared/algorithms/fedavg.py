@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import torch
 from torch import nn
 from torch.nn import functional
 
@@ -19,6 +18,7 @@ from shared import tree
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result, assign_alike
 from shared.messages import Assignment
 from shared.models.base import Model
+from shared.sgd import descend
 from shared.tree import Mean, State, Tree
 
 Correction: TypeAlias = Callable[[nn.Module, Tree], None]
@@ -40,17 +40,15 @@ def local_sgd(
     layers, hyper = model.layers, assignment.hyper
     layers.load_state_dict(start)
     layers.train()
-    sgd = torch.optim.SGD(
-        layers.parameters(), lr=hyper.learning_rate, momentum=hyper.momentum, weight_decay=hyper.weight_decay
-    )
+    layers.zero_grad()  # of a task that was cut short in the middle of a step
+    weights, momenta = list(layers.named_parameters()), Tree()
     seen, loss_sum = 0, 0.0
     for inputs, labels in batches:
-        sgd.zero_grad()
         loss = functional.cross_entropy(layers(inputs), labels)
         loss.backward()
         if correct:
             correct(layers, start)
-        sgd.step()
+        descend(weights, momenta, hyper)
         seen += len(labels)
         loss_sum += loss.item() * len(labels)
     weight = float(batches.num_examples)

@@ -12,9 +12,10 @@ from device_agent import outbox as files
 from device_agent.agent import Agent
 from device_agent.delivery import Delivery
 from device_agent.download import Download
-from device_agent.job import Job
+from device_agent.job import Exchange, Job
 from device_agent.outbox import Outbox
 from device_agent.reporting import Reporter
+from device_agent.splitting import Splitting
 from shared import chunks, payload, wire
 from shared.background import background
 from shared.data.spec import Data
@@ -41,7 +42,7 @@ class StubTrainer:
     async def ready(self) -> None:
         await asyncio.sleep(self.wait_s)
 
-    async def __call__(self, job: Job) -> None:
+    async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
         self.jobs.append(job)
         try:
             await asyncio.sleep(self.seconds)
@@ -92,6 +93,9 @@ class Site:
                 *(self.transport, SITE, DEVICE, self.folder, inline, clock), window=8, patience_s=2.0, limit=self.limit
             ),
             delivery=Delivery(self.transport, SITE, DEVICE, outbox),
+            splitting=Splitting(
+                *(self.transport, SITE, DEVICE, clock), frame_bytes=4096, window=8, patience_s=2.0, limit=self.limit
+            ),
             data=Data(source="digits"),
             states=self.folder / "state",
             frame_bytes=4096,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from random import Random
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.energy import Sample, energy
+from device_agent.energy import Sample, energy, together
 
 
 def instants(*pairs: tuple[float, float]) -> list[Sample]:
@@ -93,3 +94,25 @@ def test_the_uncertainty_is_the_spread_of_what_is_found():
         told.append(found.uncertainty)
     spread = math.sqrt(statistics.fmean(error**2 for error in errors))
     assert 0.8 < spread / statistics.fmean(told) < 1.25
+
+
+@given(st.lists(st.floats(0.01, 3.0), min_size=1, max_size=12), st.sampled_from(["instant", "mean"]))
+def test_spans_that_follow_one_another_take_what_the_whole_takes(lengths, kind):
+    """However time is cut, no joule is lost or counted twice; of every second one, the rest is in the others."""
+    samples = instants(*((0.25 * place, 3 + math.sin(place)) for place in range(160)))
+    ends = [1.0 + sum(lengths[:place]) for place in range(len(lengths) + 1)]
+    spans = list(itertools.pairwise(ends))
+
+    def joules(some):
+        return together(samples, some, kind=kind, period_s=0.25).joules if some else 0.0
+
+    whole = energy(samples, ends[0], ends[-1], kind=kind, period_s=0.25).joules
+    assert joules(spans) == pytest.approx(whole)
+    assert joules(spans[::2]) + joules(spans[1::2]) == pytest.approx(whole)
+
+
+def test_a_span_that_nothing_covers_makes_all_of_them_unknown():
+    samples = instants((0, 2), (1, 2), (2, 2))
+    assert together(samples, [(0.5, 1.5), (50, 60)], kind="instant", period_s=1.0) is None
+    assert together(samples, [(1, 1)], kind="instant", period_s=1.0) is None
+    assert together(samples, [(1, 1), (0, 2)], kind="instant", period_s=1.0, uncertainty=0.1).joules == 4.0

@@ -14,7 +14,7 @@ from device_agent.metering import CPU, WALL, GivenMeter, ProcessMeter, Spent
 from device_agent.power_log import PowerLog
 from device_agent.profile.schema import Cpu, Profile
 from shared.measures import Cost
-from tests.device_agent.sources import Given
+from tests.device_agent.sources import Given, Hand
 
 ONE_GIGAHERTZ = Profile(schema=1, id="test", name="test", cpu=Cpu(sources=(), nominal_hertz=1e9))
 
@@ -29,7 +29,7 @@ def test_seconds_are_the_difference_of_each_clock() -> None:
     """Wall and CPU seconds come from their own clocks; joules stay absent, not zero."""
     wall, cpu = iter([100.0, 102.5]), iter([7.0, 7.25])
     with ProcessMeter(clock=lambda: next(wall), cpu_clock=lambda: next(cpu)).task() as spent:
-        assert spent == Spent()
+        assert spent.added_to(Cost()) == Cost()
     assert (spent.compute_s, spent.cpu_s, spent.joules, spent.cycles) == (2.5, 0.25, None, None)
     assert spent.provenance == {"compute_s": WALL, "cpu_s": CPU}
 
@@ -129,3 +129,49 @@ def test_what_was_spent_is_added_to_what_it_cost_before():
         compute_joules=4.0,
         provenance={"download_s": WALL, "cpu_s": CPU},
     )
+
+
+def passing(hand: Hand, power: PowerLog, seconds: float, samples: int) -> None:
+    """Let time pass on a clock of ours, with so many samples in it; where there is none, a new one at neither end."""
+    for _ in range(samples):
+        hand.now += seconds / samples
+        power.mark()
+    hand.now += 0.0 if samples else seconds
+
+
+def test_what_passes_while_a_session_waits_is_charged_to_its_exchange():
+    """5 W in 3 s of computing, 2 W in 8 s of waiting, a sample each 0.1 s: 15 J and 16 J but for the slopes."""
+    hand, waits = Hand(), []
+    power = PowerLog(Given(watts=lambda _: 2.0 if waits else 5.0, clock=hand, period_s=0.1), hand)
+    with ProcessMeter(power=power, clock=hand).task() as spent:
+        for _ in range(2):
+            passing(hand, power, 1.5, 15)
+            with spent.exchanging():
+                waits.append(1)
+                passing(hand, power, 4.0, 40)
+                waits.clear()
+    assert (spent.compute_s, spent.exchange_s) == (pytest.approx(3.0), pytest.approx(8.0))
+    assert spent.exchange_joules == pytest.approx(16.0, abs=4 * 3.0 * 0.1 / 2)
+    assert spent.joules == pytest.approx(15.0, abs=4 * 3.0 * 0.1 / 2)
+    assert spent.provenance["exchange_joules"].quality == "measured"
+
+
+def test_waits_too_short_for_the_samples_are_told_as_modelled():
+    """A source that is read each half second cannot tell a wait of 10 ms from what is around it."""
+    hand = Hand()
+    power = PowerLog(Given(clock=hand, period_s=0.5), hand)
+    with ProcessMeter(power=power, clock=hand).task() as spent:
+        for _ in range(5):
+            passing(hand, power, 0.5, 1)
+            with spent.exchanging():
+                passing(hand, power, 0.01, 0)
+    assert spent.exchange_joules == pytest.approx(4.0 * 0.05)
+    assert spent.joules == pytest.approx(4.0 * 2.5)
+    assert {spent.provenance[name].quality for name in ("exchange_joules", "compute_joules")} == {"modelled"}
+
+
+def test_a_task_that_waits_for_nobody_has_no_exchange():
+    """None, and not zero."""
+    with PowerLog(Given()) as power, ProcessMeter(power=power).task() as spent:
+        pass
+    assert (spent.exchange_s, spent.exchange_joules) == (None, None)

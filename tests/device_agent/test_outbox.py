@@ -175,10 +175,12 @@ def test_of_several_states_the_newest_round_s_is_the_one_that_stays(
 
 
 def test_runs_keep_their_states_apart(reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path) -> None:
+    """Each with what was before its first round: nothing."""
     box = reopen()
     for run in ("a.1", "a"):
         box.commit(fill(box.draft(run, 1), run=run, state=run.encode()))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "state").iterdir()} == {"a": b"a", "a.1": b"a.1"}
+    found = {path.name: path.read_bytes() for path in (tmp_path / "state").iterdir()}
+    assert found == {"a": b"a", "a.1": b"a.1", "a@000001": b"", "a.1@000001": b""}
 
 
 @pytest.mark.parametrize("damage", [b"", b"FM\x01\x80", b"\xff" * 50, None], ids=["empty", "cut", "garbage", "absent"])

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.trainer import Cancel, Start, TrainerProcess, frame
+from device_agent.pipe import Cancel, Start, frame
+from device_agent.trainer import TrainerProcess
 from device_agent.trainer_main import EXIT_GARBLED, Inlet
 from tests.device_agent.host import is_locked, until
 

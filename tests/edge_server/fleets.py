@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
 from device_agent.config import LinkConfig as AgentLink
-from device_agent.job import Job
+from device_agent.job import Exchange, Job
 from device_agent.metering import GivenMeter, Spent
-from device_agent.training import Bench, perform
+from device_agent.training import Bench, perform, performing
 from edge_server.config import LinkConfig
 from edge_server.run import run_plan
 from edge_server.server import Server
@@ -26,7 +26,8 @@ from edge_server.trial.plan import Plan, share
 from shared.clock import VirtualLoop
 from shared.errors import TaskFailed
 from shared.presence import Session
-from shared.topics import SERVER
+from shared.steps import Missed
+from shared.topics import SERVER, topic
 from shared.transport.base import Broker, Presence, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
@@ -56,11 +57,17 @@ class Network:
             return runner.run(routine)
 
     @asynccontextmanager
-    async def connected(self, client_id: str, presence: Callable[[], Presence]) -> AsyncIterator[Transport]:
-        """Connect a process of its own name; its birth is heard, and its death."""
+    async def connected(
+        self, client_id: str, presence: Callable[[], Presence], *, waits: bool = True
+    ) -> AsyncIterator[Transport]:
+        """Connect a process of its own name; its birth is heard, and its death.
+
+        An agent does not wait: it has to listen before its birth is heard, or the task that this brings is lost.
+        """
         if self.broker:
             async with MqttTransport(self.broker, client_id, presence).running() as transport:
-                await transport.connected.wait()
+                if waits:
+                    await transport.connected.wait()
                 yield transport
             return
         born = presence()
@@ -77,19 +84,31 @@ class Trainer:
 
     compute_s: float
     trained: list[tuple[str, int]] = field(default_factory=list)
+    stepped: list[tuple[str, int, int]] = field(default_factory=list)
     broken: str = ""
     bench: Bench = field(default_factory=Bench)
 
     async def ready(self) -> None:
         """There is nothing to wait for."""
 
-    async def __call__(self, job: Job) -> None:
-        """Do a job, or not."""
+    async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
+        """Do a job, or not; of a split session, step by step."""
         self.trained.append((job.task.device, job.task.round))
         if self.broken:
             raise TaskFailed(self.broken)
-        perform(job, self.bench, GivenMeter(Spent(compute_s=self.compute_s)).task, lambda: False)
-        await asyncio.sleep(self.compute_s)
+        meter = GivenMeter(Spent(compute_s=self.compute_s)).task
+        if exchange is None:
+            perform(job, self.bench, meter, lambda: False)
+            await asyncio.sleep(self.compute_s)
+            return
+        with closing(performing(job, self.bench, meter, lambda: False)) as work, suppress(StopIteration):
+            step, up = 1, next(work)
+            while True:
+                await asyncio.sleep(self.compute_s)
+                came = await exchange(step, up)
+                self.stepped.append((job.task.device, job.task.round, step))
+                step += came.steps if isinstance(came, Missed) else 1
+                up = work.send(came)
 
 
 @dataclass
@@ -101,6 +120,7 @@ class Site:
     folder: Path
     name: str = "lab"
     trained: list[tuple[str, int]] = field(default_factory=list)
+    stepped: list[tuple[str, int, int]] = field(default_factory=list)
     _living: dict[str, AsyncExitStack] = field(default_factory=dict)
 
     @asynccontextmanager
@@ -122,10 +142,12 @@ class Site:
         place.mkdir(parents=True, exist_ok=True)
         session = Session(place / "session", name, self.name, uuid.uuid4().hex)
         stack = AsyncExitStack()
-        transport = await stack.enter_async_context(self.network.connected(f"{self.name}.{name}", session.presence))
+        self.network.memory.keep(topic(self.name, name, "task"))  # a broker does so for a session that is away
+        connected = self.network.connected(f"{self.name}.{name}", session.presence, waits=False)
+        transport = await stack.enter_async_context(connected)
         data, links = share(self.plan, fleet, index), AgentLink(frame_bytes=FRAME_BYTES)
         config = AgentConfig(device=name, site=self.name, state_dir=str(place), data=data, link=links, report_s=3600.0)
-        trainer = Trainer(compute_s, trained=self.trained, broken=broken)
+        trainer = Trainer(compute_s, trained=self.trained, stepped=self.stepped, broken=broken)
         clock = asyncio.get_running_loop().time
         agent = compose(config, place, transport, trainer, clock=clock, worker=inline, seed=index)
         running = asyncio.create_task(agent.run(), name=name)

@@ -11,7 +11,8 @@ import torch
 from device_agent.download import Download
 from edge_server.config import LinkConfig
 from edge_server.figures import accuracies, weighted
-from edge_server.round import Rounds, audiences
+from edge_server.outgoing import audiences
+from edge_server.round import Rounds
 from edge_server.server import Server
 from edge_server.store.sqlite import SqliteStore
 from edge_server.trial.plan import load

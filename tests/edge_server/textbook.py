@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,8 +36,13 @@ def make_plan(folder: Path, rounds: int = ROUNDS, more: str = DEVICES, **section
     return load(path, folder)
 
 
-def textbook(plan: Plan, count: int = 0) -> dict[str, Tensor]:
-    """FedAvg, McMahan et al. 2017, algorithm 1, with all clients in every round and momentum in their SGD."""
+def textbook(
+    plan: Plan, count: int = 0, sent: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tree: tree
+) -> dict[str, Tensor]:
+    """FedAvg, McMahan et al. 2017, algorithm 1, with all clients in every round and momentum in their SGD.
+
+    `sent` is what becomes of an update on its way.
+    """
     fleet = devices(plan, count)
     shares = [split_holdout(load_examples(share(plan, fleet, k)), plan.data.holdout, 0)[0] for k in range(len(fleet))]
     features, hidden, classes = (plan.model.options[key] for key in ("features", "hidden", "classes"))
@@ -55,8 +61,8 @@ def textbook(plan: Plan, count: int = 0) -> dict[str, Tensor]:
                     sgd.zero_grad()
                     functional.cross_entropy(model(examples.inputs[index]), examples.labels[index]).backward()
                     sgd.step()
-            for key, leaf in model.state_dict().items():
-                total[key].add_(leaf - start[key], alpha=len(examples))
+            for key, leaf in sent({key: leaf - start[key] for key, leaf in model.state_dict().items()}).items():
+                total[key].add_(leaf, alpha=len(examples))
         everybody = sum(len(examples) for examples in shares)
         model.load_state_dict({key: start[key] + total[key] / everybody for key in start})
     return model.state_dict()

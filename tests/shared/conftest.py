@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from shared.clock import VirtualLoop
-from shared.messages import Hyper, Report
+from shared.messages import Assignment, Hyper, Report
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ def _structs(cls: type) -> st.SearchStrategy[object]:
     described = shape.type_info(cls)
     assert isinstance(described, shape.StructType)
     made = {field.name: _values(field.type) for field in described.fields}
+    if cls is Assignment:
+        made["steps"] = st.integers(0, (1 << 64) - 1)
     if cls is Report:
         made["at"] = st.floats(allow_nan=False, allow_infinity=False)
     return st.builds(cls, **made)

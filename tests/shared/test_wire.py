@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import chunks, messages, payload, wire
+from shared import chunks, messages, payload, steps, wire
 from shared.measures import Absent, Cost, Provenance, Reading, Spent
-from shared.messages import BLOCK_BYTES, AnyMessage, Assignment, Blob, Hyper, Payload, Spec, Transfer
+from shared.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
+from shared.wire import AnyMessage
 
 KINDS = get_args(AnyMessage)
 STRUCTS = {"Status": 1, "Report": 5, "Task": 7, "Update": 4, "Want": 1, "Leave": 1, "Ack": 1}
+STRUCTS |= {"Features": 3, "Gradient": 3, "Skip": 1}
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 TRANSFER = Transfer(digest=bytes(range(16)), size=100_000, frame_bytes=65_536)
 ASSIGNMENT = Assignment(seed=7, hyper=Hyper(), values={"rho": 0.25, "active": [1, 2, 5], "cut": 3})
+STEP = {"run": "run-1", "round": 2, "device": "pi-4", "start": bytes(16), "step": 3, "params": TRANSFER}
 EXAMPLES = {
     "Status": messages.Status(device="pi-4", session=3, instance="f00d", online=True, state="ready", version="0.1.0"),
     "Report": messages.Report(
@@ -61,6 +64,9 @@ EXAMPLES = {
         ),
     ),
     "Want": messages.Want(digest=TRANSFER.digest, frame_bytes=65_536, ranges=[(0, 64)]),
+    "Features": steps.Features(**STEP, pushed=64, room=steps.Room(blocks=32, frame_bytes=16_384)),
+    "Gradient": steps.Gradient(**STEP, answers=bytes(16), pushed=32, room=steps.Room(blocks=64, frame_bytes=65_536)),
+    "Skip": steps.Skip(run="run-1", round=2, device="pi-4", start=bytes(16), step=5, offered=3),
     "Leave": messages.Leave(digest=TRANSFER.digest),
     "Ack": messages.Ack(run="run-1", round=2, device="pi-4", start=bytes(16), verdict="refused", reason="shape"),
 }

@@ -11,8 +11,9 @@ import torch
 from shared.algorithms.base import Algorithm, Cohort
 from shared.data.examples import Examples, batches
 from shared.messages import Hyper, Spec
-from shared.models.init import initial
+from shared.models.init import blank, initial
 from shared.tree import Mean, State
+from tests.shared.algorithms.sessions import drive
 
 MODEL = Spec(name="mlp", options={"features": 6, "hidden": 5, "classes": 3})
 HYPER = Hyper(local_epochs=2, batch_size=4, learning_rate=0.1)
@@ -32,6 +33,15 @@ class Own:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return batches(self.data, batch_size=self.hyper.batch_size, epochs=self.hyper.local_epochs, seed=self.seed)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Let no test wait for a core that others use: these networks are too small for two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -69,18 +79,24 @@ def play() -> Callable[..., State]:
     def rounds(
         algorithm: Algorithm, fleet: Mapping[str, Examples], number: int = 1, hyper: Hyper = HYPER, order: str = ""
     ) -> State:
-        state = algorithm.init(initial(MODEL, 5), 5)
-        cohort = Cohort(tuple(fleet), hyper, seed=11)
+        state, devices = algorithm.init(initial(MODEL, 5), 5), {device: State() for device in fleet}
+        cohort = Cohort(tuple(fleet), hyper, seed=11, rounds=number)
         for round_number in range(1, number + 1):
             mean = Mean()
-            assignments = algorithm.assign(state, cohort, {}, round_number)
+            told = algorithm.assign(state, cohort, {}, round_number)
+            batches_of = {device: Own(fleet[device], one.hyper, one.seed) for device, one in told.items()}
+            if algorithm.serve:
+                driven = drive(algorithm, blank(MODEL), state, told, batches_of, before=devices)
+                state, devices, results = driven.state, driven.devices, driven.results
+            else:
+                results = {}
+                for device, one in told.items():
+                    start = algorithm.broadcast(state, one)
+                    outcome = algorithm.local(initial(MODEL, 6), State(), start, batches_of[device], one)
+                    assert isinstance(outcome, tuple)
+                    results[device] = outcome[1]
             for device in order or sorted(fleet):
-                told = assignments[device]
-                start = algorithm.broadcast(state, told)
-                batches_of = Own(fleet[device], told.hyper, told.seed)
-                outcome = algorithm.local(initial(MODEL, 6), State(), start, batches_of, told)
-                assert isinstance(outcome, tuple)
-                mean = algorithm.absorb(mean, told, outcome[1])
+                mean = algorithm.absorb(mean, told[device], results[device])
             state = algorithm.between(algorithm.aggregate(state, mean))
         return state
 

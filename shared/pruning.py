@@ -1,0 +1,120 @@
+"""Which weights to prune: their importance, how many by when, one ranking over all the layers together.
+
+Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks, equations
+(9) and (10). Importance by Taylor expansion is that of Molchanov et al., Importance Estimation for Neural Network
+Pruning, CVPR 2019, https://arxiv.org/abs/1906.10771; the cubic schedule that of Zhu and Gupta, To Prune, or Not to
+Prune, 2017, https://arxiv.org/abs/1710.01878.
+
+    I_j = |w_j g_j|                             (9), number by number: how much the loss changes as w_j goes to 0
+    rho_t = rho_f (1 - (1 - t/T)^3)             (10)
+    the floor(rho_t n) least important of n weights become zero, but each output channel keeps one
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Channels: TypeAlias = tuple[int, int]
+"""Of one layer: output channels, and weights of each."""
+
+_STRIDE = 101
+"""Of so many weights one is looked at to guess between which values the threshold lies."""
+_CHUNK = 1 << 18
+"""Weights worked on at a time, so that what lies between two steps stays in the processor's cache."""
+
+
+def sparsity(step: int, total: int, final: float) -> float:
+    """Return rho_t, the share of weights to be zero at step t of T; 0 at step 0, `final` at the last. Equation (10)."""
+    return final * (1.0 - (1.0 - step / total) ** 3)
+
+
+def taylor(weights: Tensor, gradient: Tensor) -> Tensor:
+    """Return |w g|, number by number. Equation (9)."""
+    return torch.mul(weights, gradient).abs_()
+
+
+def magnitude(weights: Tensor, _gradient: Tensor) -> Tensor:
+    """Return |w|: what others rank by."""
+    return weights.abs()
+
+
+IMPORTANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"taylor": taylor, "magnitude": magnitude}
+
+
+def most(layers: Sequence[Channels]) -> int:
+    """Return how many weights can be zero while each output channel keeps one."""
+    return sum(channels * (weights - 1) for channels, weights in layers)
+
+
+def kept(importance: Tensor, weights: Tensor, count: int, layers: Sequence[Channels]) -> Tensor:
+    """Return the mask without the `count` least important weights, true where a weight stays.
+
+    Of equal importance, those nearest to zero go first, so that what is zero stays so; then those that stand first. The
+    most important weight of each output channel stays, since a layer all of whose weights are zero learns no more.
+
+    Args:
+        importance: Of shape (n,), without NaN; it is used up.
+        weights: Of shape (n,): of all layers, one after the other, each output channel by output channel.
+        count: How many to prune, at most `most(layers)`.
+        layers: Their shapes.
+    """
+    ranks, values = importance.numpy(), weights.numpy()
+    if count <= 0:
+        return torch.ones(len(ranks), dtype=torch.bool)
+    ranks[_best(ranks, values, layers)] = math.inf
+    bound = smallest(ranks, count)
+    mask = ranks > bound
+    if surplus := len(ranks) - count - np.count_nonzero(mask):
+        ties = np.flatnonzero(ranks == bound)
+        mask[ties[np.argsort(np.abs(values[ties]), kind="stable")[-surplus:]]] = True
+    return torch.from_numpy(mask)
+
+
+def _best(ranks: NDArray[np.float32], values: NDArray[np.float32], layers: Sequence[Channels]) -> NDArray[np.int64]:
+    """Return the place of the most important weight of each output channel; the largest where none has importance."""
+    found, start = [], 0
+    for channels, count in layers:
+        these = slice(start, start + channels * count)
+        best = ranks[these].reshape(channels, count).argmax(1)
+        dead = ranks[these].reshape(channels, count)[np.arange(channels), best] == 0
+        if dead.any():
+            best[dead] = np.abs(values[these].reshape(channels, count)[dead]).argmax(1)
+        found.append(start + np.arange(channels) * count + best)
+        start = these.stop
+    return np.concatenate(found)
+
+
+def smallest(values: NDArray[np.float32], count: int) -> float:
+    """Return the `count`-th smallest of values of shape (n,), 1 <= count <= n.
+
+    A sample says between which two values it lies; only what is between them is sorted out. Where the sample misled,
+    all of them are.
+    """
+    sample = np.sort(values[::_STRIDE])
+    place = len(sample) * count / len(values)
+    slack = 2 * math.sqrt(len(sample)) + 2
+    low = sample[int(place - slack)] if place > slack else -math.inf
+    high = sample[int(place + slack)] if place + slack < len(sample) else math.inf
+    below, between = 0, []
+    for start in range(0, len(values), _CHUNK):
+        some = values[start : start + _CHUNK]
+        under = some < low
+        below += int(np.count_nonzero(under))
+        between.append(some[(some <= high) ^ under])
+    middle = np.concatenate(between)
+    if not below < count <= below + len(middle):
+        middle, below = values, 0
+    return float(np.partition(middle, count - below - 1)[count - below - 1])
+
+
+def prune(values: Tensor, mask: Tensor) -> None:
+    """Set what the mask leaves out to zero, in place; both of shape (n,). numpy's product is seven times torch's."""
+    array = values.numpy()
+    np.multiply(array, mask.numpy(), out=array)

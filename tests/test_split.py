@@ -1,0 +1,148 @@
+"""Split rounds end to end: the same suite over memory and over brokers; bit for bit what one process computes alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+import torch
+from torch import Tensor
+
+from edge_server import broker
+from edge_server.store.base import AnyRecord, Rewound, UpdateAccepted, closed_rounds, valid
+from shared.algorithms import ALGORITHMS
+from shared.transport.base import Broker
+from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
+from tests.splits import alone, plain
+
+numbers = itertools.count()
+STEPS, MANY = 4, 40
+SPLIT = {
+    "algorithm": f'name = "plain-split"\noptions = {{ steps = {STEPS} }}',
+    "hyper": "batch_size = 8\nlearning_rate = 0.2",
+}
+
+OF_MANY = f'name = "plain-split"\noptions = {{ steps = {MANY} }}'
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known() -> Iterator[None]:
+    """Sums are taken in one order; the method is registered while these tests last."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALGORITHMS, "plain-split", plain)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "memory",
+        pytest.param("mosquitto", marks=pytest.mark.broker),
+        pytest.param("embedded", marks=pytest.mark.broker),
+    ],
+)
+def network(request, tmp_path_factory) -> Iterator[Network]:
+    """Return each of the networks that a fleet may meet on."""
+    if request.param == "memory":
+        yield Network()
+        return
+    if request.param == "mosquitto" and not broker.mosquitto():
+        pytest.skip("mosquitto is not installed")
+    folder, embedded = tmp_path_factory.mktemp("broker"), request.param == "embedded"
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        running = runner.run(stack.enter_async_context(broker.running(folder, embedded=embedded)))
+        yield Network(Broker(port=running.port, version=3 if embedded else 5), runner)
+        runner.run(stack.aclose())
+
+
+@pytest.fixture
+def here(network, tmp_path) -> Site:
+    """Return a site of its own on the network."""
+    return Site(network, make_plan(tmp_path, **SPLIT), tmp_path, name=f"site{next(numbers)}")
+
+
+def test_a_split_run_is_what_one_process_computes_alone_bit_for_bit(here):
+    """Frames, outboxes, processes' turns and arrival order leave no trace in the result."""
+
+    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
+        async with here.devices(*NAMES):
+            state, records = await here.serve()
+            return state.tree, records
+
+    tree, records = here.network.run(play())
+    require_equal(tree, alone(here.plan))
+    rounds = closed_rounds(records)
+    assert [(one.outcome, one.arrived, one.steps, one.missed) for one in rounds] == ROUNDS * [
+        ("aggregated", NAMES, STEPS, {})
+    ]
+    assert not any(one.refused or one.failed for one in rounds)
+    assert rounds[-1].accuracy > 0.5
+
+
+def test_a_device_that_drops_out_is_waited_for_no_longer_than_a_step_and_takes_part_again(network, tmp_path):
+    """It misses the steps in between, and the record says how many; no later step waits for it."""
+    rule = "step_deadline_s = 3.0\ndeadline_s = 90.0"
+    plan = make_plan(tmp_path, rounds=2, round=rule, **(SPLIT | {"algorithm": OF_MANY}))
+    here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
+
+    async def play() -> list[AnyRecord]:
+        async with here.devices(*NAMES, compute_s=0.05):
+            serving = asyncio.create_task(here.serve())
+            await until(lambda: ("c", 1, 5) in here.stepped)
+            await here.stop("c")
+            await until(lambda: ("a", 1, 8) in here.stepped)
+            await here.start("c", compute_s=0.05)
+            return (await serving)[1]
+
+    first, second = closed_rounds(network.run(play()))
+    assert first.steps == second.steps == MANY
+    assert set(first.missed) == {"c"}
+    assert 2 <= first.missed["c"] < MANY - 5, "it never caught up with the others"
+    assert (second.missed, second.arrived) == ({}, NAMES)
+    assert first.arrived == NAMES
+    assert first.seconds < 60.0, "every step waited for it"
+
+
+@pytest.mark.parametrize("kind", ["step", "update", "checkpoint"])
+def test_a_server_that_restarts_ends_at_the_same_bits(here, kind):
+    """The open round begins anew: its top is lost, and so are the updates that belong to it."""
+
+    def cut(written: object) -> bool:
+        return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
+
+    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
+        async with here.devices(*NAMES, compute_s=0.02):
+            if kind == "step":
+                serving = asyncio.create_task(here.serve())
+                await until(lambda: ("b", 2, 3) in here.stepped)
+                serving.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await serving
+            else:
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.create_task(here.serve(Stopping(here.folder / RUN, cut)))
+            state, records = await here.serve()
+            return state.tree, records
+
+    tree, records = here.network.run(play())
+    require_equal(tree, alone(here.plan))
+    assert [one.round for one in records if isinstance(one, Rewound)] == [2]
+    rounds = closed_rounds(records)
+    assert [(one.arrived, one.steps, one.missed) for one in rounds] == ROUNDS * [(NAMES, STEPS, {})]
+    kept = [(one.device, one.round) for one in valid(records) if isinstance(one, UpdateAccepted)]
+    assert len(kept) == len(set(kept)) == ROUNDS * len(NAMES)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something to be so."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of tests
+            await asyncio.sleep(0.01)

@@ -1,0 +1,119 @@
+"""Split rounds as processes over mosquitto: live is replay bit for bit, and after kill -9 of any the run is whole."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+
+from edge_server import broker
+from edge_server.replay.__main__ import replay
+from edge_server.store.base import Rewound, RoundClosed, RoundOpened, UpdateAccepted, closed_rounds, valid
+from edge_server.trial.plan import Plan, load
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_of, until, waiting
+from tests.edge_server.textbook import require_equal
+
+STEPS, ROUNDS = 30, 3
+OPTIONS = f"period = {STEPS}, sparsity = 0.3, bits = 8, drop = 0.3"
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums are taken in one order, as in the processes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Split(Field):
+    """A field whose rounds are split, and long enough to be cut."""
+
+    def plan(self, name: str) -> Plan:
+        """Write the plan of every run here; return it as the server reads it."""
+        sections = TINY | {
+            "algorithm": f'name = "fedsl"\noptions = {{ {OPTIONS} }}',
+            "hyper": "batch_size = 16\nlearning_rate = 0.1",
+            "more": f'{TINY["more"]}\n[[device]]\nname = "a"\n[[device]]\nname = "b"',
+            "evaluation": "every = 1",
+            "round": "deadline_s = 120.0\nstep_deadline_s = 60.0",
+        }
+        path = write_plan(self.folder, rounds=ROUNDS, **sections)
+        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
+
+    def require_same_bits(self, name: str) -> None:
+        """Check that a run is as if nothing had happened: every round, step and update once, and the replay's bits."""
+        records, plan = self.records(name), self.plan(name)
+        told = [(one.round, one.arrived, one.steps, one.missed) for one in closed_rounds(records)]
+        assert told == [(number, ("a", "b"), STEPS, {}) for number in range(1, ROUNDS + 1)]
+        accepted = [(one.device, one.round) for one in valid(records) if isinstance(one, UpdateAccepted)]
+        assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
+        state, _ = replay(plan, self.folder / f"replay-{name}", 2)
+        require_equal(final(folder_of(self.folder / name), ROUNDS), state.tree)
+
+    def trainer(self, name: str) -> psutil.Process:
+        """Return an agent's trainer."""
+        [child] = psutil.Process(self._processes[name].pid).children()
+        return child
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Iterator[Split]:
+    """Return a broker with two agents that wait for a server."""
+    with waiting(Split, tmp_path_factory.mktemp("field")) as here:
+        yield here
+
+
+def test_a_killed_server_begins_its_round_anew_and_ends_at_the_same_bits(site):
+    """In the middle of the steps, and once more when an update of the round is stored."""
+    name = "server"
+    with site.server(name) as process:
+        until(lambda: site.reached(name, 2, RoundOpened), "the second round")
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    with site.server(name) as process:
+        until(lambda: site.reached(name, 3, UpdateAccepted), "an update of the third round")
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    with site.server(name) as process:
+        assert process.wait(PATIENCE_S) == 0
+    assert [one.round for one in site.records(name) if isinstance(one, Rewound)] != []
+    site.require_same_bits(name)
+
+
+def test_a_killed_broker_costs_nothing_but_time(site):
+    """Another on the same port that remembers nothing."""
+    name = "broker"
+    with site.server(name) as process:
+        until(lambda: site.reached(name, 2, RoundOpened), "the second round")
+        site.replace_broker()
+        assert process.wait(PATIENCE_S) == 0
+    site.require_same_bits(name)
+
+
+@pytest.mark.parametrize("victim", ["agent", "trainer"])
+def test_a_killed_device_takes_part_again(site, victim):
+    """What it had computed of its session is gone: it misses the steps that were served, and no round is lost."""
+    name = victim
+    with site.server(name) as process:
+        until(lambda: site.reached(name, 1), "the first round's end")
+        if victim == "agent":
+            site.kill_agent("a")
+            site.agent("a")
+        else:
+            site.trainer("a").kill()
+        assert process.wait(PATIENCE_S) == 0
+    closed = closed_rounds(site.records(name))
+    assert [(one.round, one.outcome, one.arrived, one.steps) for one in closed] == [
+        (number, "aggregated", ("a", "b"), STEPS) for number in range(1, ROUNDS + 1)
+    ]
+    assert not any("b" in one.missed for one in closed)
+    assert isinstance(closed[0], RoundClosed)
