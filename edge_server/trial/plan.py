@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,28 +13,22 @@ import msgspec
 from edge_server.trial.budget_plan import BudgetPlan
 from edge_server.trial.devices_plan import DevicePlan, expanded, rooted
 from edge_server.trial.devices_plan import check as check_devices
+from edge_server.trial.evaluation_plan import EvaluationPlan, MeasurePlan
+from edge_server.trial.fallback_plan import FallbackPlan
 from edge_server.trial.replay_plan import ReplayPlan
-from edge_server.trial.section import Section
+from edge_server.trial.section import Chosen, HyperPlan, Section
 from shared.algorithms import ALGORITHMS
 from shared.codecs import CODECS
 from shared.config import read
 from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
-from shared.evaluate import skeleton
-from shared.messages import Hyper, Spec
+from shared.models.init import blank
 from shared.registry import build
 from shared.topics import checked_name
 
+log = logging.getLogger(__name__)
+
 MAX_OVER_SELECTION = 10
-MAX_MEASURE_S = 600.0
-
-
-class Chosen(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A registered thing by name; its options stand under `options`."""
-
-
-class HyperPlan(Hyper, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Local training; on the wire unknown keys are ignored, in a plan they are mistakes."""
 
 
 class CohortPlan(Section, frozen=True, kw_only=True):
@@ -87,33 +82,6 @@ class RoundPlan(Section, frozen=True, kw_only=True):
             raise ValueError("step_deadline_s must be > 0 and finite")
 
 
-class EvaluationPlan(Section, frozen=True, kw_only=True):
-    """When the model is evaluated: every n-th round on the server (0 never), and on the devices' held-out examples."""
-
-    every: int = 1
-    on_device: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse a step backwards."""
-        if self.every < 0:
-            raise ValueError("every must be >= 0")
-
-
-class MeasurePlan(Section, frozen=True, kw_only=True):
-    """What is measured on the devices before the first round.
-
-    Attributes:
-        seconds: Of training steps that every device times; 0 to measure nothing. Two give a sensor of 5 Hz ten samples.
-    """
-
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse a measurement that has no end."""
-        if not 0 <= self.seconds <= MAX_MEASURE_S:
-            raise ValueError(f"seconds must be 0 to {MAX_MEASURE_S:g}")
-
-
 class PartitionPlan(Section, frozen=True, kw_only=True):
     """How local agents and replayed devices share one data set; a real device brings its own examples."""
 
@@ -140,6 +108,7 @@ class Plan(Section, frozen=True, kw_only=True):
         cut_codec: Of the features and gradients of a split session, which are lossless unless it says otherwise.
         hyper: Local training.
         data: Where examples come from, for local agents, replay and the server's test set.
+        fallback: What it trains with where its data is not there.
         device: Devices of local trials and of replay; a live run takes these alone, where there are any.
         local: Agents that `trial run` starts on this machine unless it is told otherwise; 0 for the connected fleet.
     """
@@ -161,6 +130,7 @@ class Plan(Section, frozen=True, kw_only=True):
     partition: PartitionPlan = PartitionPlan()
     budget: BudgetPlan = BudgetPlan()
     replay: ReplayPlan = ReplayPlan()
+    fallback: FallbackPlan | None = None
     device: list[DevicePlan] = msgspec.field(default_factory=list)
 
 
@@ -176,11 +146,19 @@ def load(path: Path, data_root: Path) -> Plan:
 
 
 def placed(plan: Plan, data_root: Path) -> Plan:
-    """Return the plan with its relative paths of data and traces taken from `data_root`."""
+    """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
     plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
-    if not plan.data.path:
-        return plan
-    return msgspec.structs.replace(plan, data=msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)))
+    if plan.fallback and not (data_root / plan.data.path).exists():
+        log.warning("%s is not there, training on %s instead", data_root / plan.data.path, plan.fallback.data.source)
+        plan = fallen_back(plan)
+    data = msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)) if plan.data.path else plan.data
+    return msgspec.structs.replace(plan, data=data, fallback=None)
+
+
+def fallen_back(plan: Plan) -> Plan:
+    """Return the plan with what its fallback names in place of its own."""
+    chosen = plan.fallback and {name: one for name, one in msgspec.structs.asdict(plan.fallback).items() if one}
+    return msgspec.structs.replace(plan, **(chosen or {}))
 
 
 def check(plan: Plan, path: Path) -> None:
@@ -195,11 +173,17 @@ def check(plan: Plan, path: Path) -> None:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
     if plan.local < 0:
         raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
-    try:  # the names and options, so that a mistake is found before anything is started
+    for one in (plan, fallen_back(plan)):
+        _check_choices(one, path)
+
+
+def _check_choices(plan: Plan, path: Path) -> None:
+    """Find a mistake in names and options before anything is started."""
+    try:
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")
         build(CODECS, plan.cut_codec, "cut_codec")
-        skeleton(plan.model)
+        algorithm.init(blank(plan.model), plan.seed)  # it refuses a cut that the model does not have
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if algorithm.serve and (plan.evaluation.on_device or plan.measure.seconds):

@@ -4,66 +4,113 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from rich.table import Table
 
 from edge_server.costs import by_round
 from edge_server.devices.tables import MARKS
-from edge_server.store.base import AnyRecord, Evaluated, closed_rounds
+from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, closed_rounds
 from edge_server.trial.runs import Summary
 from shared.measures import Cost
 
 MAX_DEVICE_COLUMNS = 6
-JOULES = {"download_joules", "compute_joules", "upload_joules"}
+PARTS = ("compute", "exchange", "upload")
+JOULES = ("download_joules", "compute_joules", "exchange_joules", "upload_joules")
 CAPTION = (
-    "slowest: seconds to compute/upload; joules: ~ corrected, ≈ modelled, ≥ not all are known\n"
-    "a device's column: {unit} of frames down/up"
+    "slowest: seconds to {slowest}; joules: ~ corrected, ≈ modelled, ≥ not all are known\n"
+    "{columns}: {unit} of frames down/up"
 )
+
+Traffic: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
+"""Bytes of frames of every round, down and up, by what they are of."""
 
 
 def rounds_table(records: Sequence[AnyRecord]) -> Table:
-    """Return one row a round; bytes are of frames, per device where they fit the width, else in all."""
+    """Return one row a round; bytes are of frames, per device where they fit the width, else in all.
+
+    Those of a split run are of all devices, the model's apart from what its sessions exchanged.
+    """
     closed, costs = closed_rounds(records), by_round(records)
-    devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
-    most = max((sum(sizes.values()) for record in closed for sizes in (record.bytes_up, record.bytes_down)), default=0)
-    unit, scale = unit_of(most)
-    table = Table(title="Rounds", caption=CAPTION.format(unit=unit), caption_justify="left", box=None)
+    split = any(record.steps is not None for record in closed)
+    traffic = _exchanged(closed, costs) if split else _by_device(closed)
+    unit, scale = unit_of(_most(traffic, len(closed)))
+    caption = CAPTION.format(
+        slowest="/".join(part for part in PARTS if split or part != "exchange"),
+        columns="model; cut, gradients and features" if split else "a device's column",
+        unit=unit,
+    )
+    table = Table(title="Rounds", caption=caption, caption_justify="left", box=None)
     table.padding = (0, 1, 0, 0)
     for heading in ("round", "updates", "accuracy", "loss", "seconds", "slowest", "joules"):
         table.add_column(heading, justify="right")
-    columns: list[list[str]] = [[device] for device in devices]
-    if len(devices) > MAX_DEVICE_COLUMNS:
-        columns = [devices]
-    for column in columns:
-        table.add_column(column[0] if len(column) == 1 else "all devices", justify="right", no_wrap=True)
-    for record in closed:
-        moved = [
-            f"{sum(record.bytes_down.get(d, 0) for d in column) / scale:.1f}/"
-            f"{sum(record.bytes_up.get(d, 0) for d in column) / scale:.1f}"
-            for column in columns
-        ]
+    for heading in traffic:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for place, record in enumerate(closed):
+        moved = [f"{down / scale:.1f}/{up / scale:.1f}" for down, up in (rows[place] for rows in traffic.values())]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         table.add_row(
             *(str(record.round), updates, figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}"),
-            *(slowest(costs.get(record.round, {})), total_joules(costs.get(record.round, {}))),
+            *(slowest(costs.get(record.round, {}), split=split), total_joules(costs.get(record.round, {}))),
             *moved,
         )
     return table
 
 
-def slowest(costs: Mapping[str, Cost]) -> str:
-    """Return the longest computation and the longest upload of a round's devices, of those that are known."""
-    known = ([getattr(cost, name) for cost in costs.values()] for name in ("compute_s", "upload_s"))
+def _most(traffic: Traffic, rounds: int) -> int:
+    """Return the most bytes that went one way in a round."""
+    return max(
+        (sum(rows[place][way] for rows in traffic.values()) for place in range(rounds) for way in (0, 1)), default=0
+    )
+
+
+def _by_device(closed: Sequence[RoundClosed]) -> Traffic:
+    devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
+    columns = {device: [device] for device in devices}
+    if len(devices) > MAX_DEVICE_COLUMNS:
+        columns = {"all devices": devices}
+    return {
+        heading: [
+            (sum(record.bytes_down.get(d, 0) for d in column), sum(record.bytes_up.get(d, 0) for d in column))
+            for record in closed
+        ]
+        for heading, column in columns.items()
+    }
+
+
+def _exchanged(closed: Sequence[RoundClosed], costs: Mapping[int, Mapping[str, Cost]]) -> Traffic:
+    told = [costs.get(record.round, {}).values() for record in closed]
+    return {
+        "model": [(sum(record.bytes_down.values()), sum(record.bytes_up.values())) for record in closed],
+        "cut": [
+            (sum(cost.gradient_bytes or 0 for cost in one), sum(cost.features_bytes or 0 for cost in one))
+            for one in told
+        ],
+    }
+
+
+def slowest(costs: Mapping[str, Cost], *, split: bool = False) -> str:
+    """Return the longest computation and the longest upload of a round's devices, of those that are known.
+
+    Between them stands the longest exchange of a split session.
+    """
+    names = [f"{part}_s" for part in PARTS if split or part != "exchange"]
+    known = ([getattr(cost, name) for cost in costs.values()] for name in names)
     most = (max((one for one in found if one is not None), default=None) for found in known)
     return "/".join("-" if one is None else f"{one:.2f}" for one in most)
 
 
 def total_joules(costs: Mapping[str, Cost]) -> str:
     """Return what a round's devices spent in all; at least that, where a part of it is not known."""
-    parts = [getattr(cost, name) for cost in costs.values() for name in JOULES]
+    parts = [
+        getattr(cost, name)
+        for cost in costs.values()
+        for name in JOULES
+        if name != "exchange_joules" or cost.exchange_s is not None
+    ]
     known = [one for one in parts if one is not None]
     marks = {
-        MARKS[cost.provenance[name].quality] for cost in costs.values() for name in JOULES & cost.provenance.keys()
+        MARKS[cost.provenance[name].quality] for cost in costs.values() for name in JOULES if name in cost.provenance
     }
     worst = max(marks, key=list(MARKS.values()).index, default="")
     return f"{'≥' * (len(known) < len(parts))}{math.fsum(known):.3g}{worst}" if known else "-"

@@ -12,7 +12,8 @@ from edge_server.store.base import (
     RunOpened,
     UpdateAccepted,
 )
-from edge_server.trial.plan import Chosen, Plan
+from edge_server.trial.plan import Plan
+from edge_server.trial.section import Chosen
 from shared.data.spec import Data
 from shared.measures import Cost, Provenance
 from shared.messages import Assignment, Hyper, Update, Value

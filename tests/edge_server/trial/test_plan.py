@@ -131,3 +131,42 @@ def test_an_option_beside_options_is_an_error(tmp_path):
     path.write_text(f'name = "x"\nrounds = 1\n[algorithm]\nname = "fedprox"\nmu = 0.5\n{rest}')
     with pytest.raises(ConfigError, match=r"unknown field `mu`"):
         load(path, tmp_path)
+
+
+FALLBACK = '[fallback]\ndata = { source = "digits" }\nmodel = { name = "mlp", options = { features = 64 } }'
+
+
+def test_a_plan_falls_back_only_where_its_data_is_not_there(tmp_path, caplog):
+    """What stands in the record is what was trained; what the fallback does not name stays the plan's own."""
+    path = write_plan(tmp_path, data='source = "npz"\npath = "far.npz"', more=FALLBACK)
+    away = load(path, tmp_path)
+    assert (away.data.source, away.model.name, away.algorithm.name) == ("digits", "mlp", "fedavg")
+    assert away.fallback is None
+    assert "far.npz is not there, training on digits instead" in caplog.text
+    (tmp_path / "far.npz").touch()
+    here = load(path, tmp_path)
+    assert (here.data.source, here.fallback) == ("npz", None)
+    assert here.model != away.model
+
+
+def test_a_mistake_in_a_fallback_is_found_even_where_the_data_is_there(tmp_path):
+    """Who tries the plan elsewhere should not be the first to see it."""
+    path = write_plan(tmp_path, more=FALLBACK.replace("mlp", "nlp"))
+    with pytest.raises(ConfigError, match="nlp"):
+        load(path, tmp_path)
+
+
+def test_the_split_plan_can_be_used_with_and_without_its_data(tmp_path):
+    """On images where they are, on digits elsewhere; both cut where their network allows it."""
+    path = Path(__file__).parents[3] / "deploy" / "plans" / "fedsl.toml"
+    assert load(path, tmp_path).data.source == "digits"
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "cifar10_20k.npz").touch()
+    assert load(path, tmp_path).model.name == "vgg13"
+
+
+def test_a_cut_that_the_model_does_not_have_is_refused_before_anything_starts(tmp_path):
+    """With those that it has."""
+    more = {"algorithm": 'name = "fedsl"\noptions = { cut = 7 }'}
+    with pytest.raises(ConfigError, match=r"plan\.toml: .*7.*1"):
+        load(write_plan(tmp_path, **more), tmp_path)
