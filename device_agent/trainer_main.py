@@ -163,6 +163,8 @@ def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
         answer: FromTrainer = Done()
         task, work = job.task, "training" if job.task.train else "evaluating"
         logger.debug("phase %s run=%s round=%d", work, task.run, task.round)
+        if task.algorithm.options.get("recompute"):
+            heap.tune()  # what is not kept is to be given back: 100 MiB less with VGG-19, up to a sixth more time
         try:
             meter = meters.of(job).task
             steps = training.performing(job, bench, meter, inlet.cancelled.is_set, carried=lambda: inlet.carried)
@@ -174,7 +176,7 @@ def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
         except Superseded:
             answer = Failed("superseded")
             logger.debug("phase failed")
-        except (FieldFleetError, MemoryError, RuntimeError, OSError, ValueError) as error:
+        except (FieldFleetError, MemoryError, *own.FAULTS) as error:
             answer = Failed(_cause(error))
             logger.warning("job failed", exc_info=True)
             logger.debug("phase failed")

@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_server.arrival import Arrival, begin
 from edge_server.config import LinkConfig
 from edge_server.store.base import Store, UpdateAccepted
-from edge_server.updates import ack, check, read
+from edge_server.updates import ack, check, require_like
 from shared import chunks, wire
 from shared.clock import Clock
 from shared.codecs.base import Codec
@@ -22,7 +22,7 @@ from shared.errors import Unreachable, Unwritable, WireError
 from shared.messages import Assignment, Message, Transfer, Update, Verdict
 from shared.topics import topic
 from shared.transport.base import Transport
-from shared.tree import Tree, check_like
+from shared.tree import Tree
 from shared.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Gather:
     def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
         with explained(arrival.spool.path):
             arrival.spool.finish()
-            check_like(read(self.path(record.device), record.update, self.codec).tree, self.like(record.device))
+            require_like(self.path(record.device), record.update, self.codec, self.like(record.device))
         self.store.append(record)
         log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
 

@@ -13,14 +13,14 @@ from shared.errors import Unreachable
 from shared.exchange import Sending, room
 from shared.messages import Want
 from shared.pace import Pace
-from shared.steps import Features, Gradient, Skip
+from shared.steps import Features, Gradient, Room, Skip
 from shared.topics import topic
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
 MOST_WANTS = 16
-"""Of one device that wait to be sent; a receiver has half as many under way at most, and asks again."""
+"""Of one device that wait to be sent, pushes among them; a receiver has half as many under way, and asks again."""
 OVER = (1 << 31) - 1
 """A step that no session reaches."""
 
@@ -56,7 +56,8 @@ class Gradients:
         gradient = self.here.get(device)
         if gradient is None:
             return
-        pushed, frames = gradient.push(offer.room, self.transport.max_payload_bytes)
+        unasked = offer.room if self._waiting[device] < MOST_WANTS else Room()
+        pushed, frames = gradient.push(unasked, self.transport.max_payload_bytes)
         header = Gradient(
             run=offer.run,
             round=offer.round,

@@ -85,7 +85,7 @@ class Incoming:
     async def returned(self, device: str) -> None:
         """Ask a device that has connected anew for all that lacks: what was under way is lost."""
         if one := self.coming.get(device):
-            one.receiving.offered_again(0, self.clock())
+            one.receiving.lost(self.clock())
             await self._ask(device, one)
 
     async def damaged(self, device: str, error: WireError) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from edge_server import alone
 from edge_server.config import ServerConfig
 from edge_server.history import history_of
 from edge_server.muster import Muster, named
@@ -26,6 +27,7 @@ from edge_server.trial.plan import Plan
 from edge_server.trial.progress import follow
 from edge_server.trial.runs import exists
 from shared import heap
+from shared.background import background
 from shared.clock import monotonic, utc_stamp
 from shared.durable import explained
 from shared.lock import held
@@ -64,7 +66,8 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             longer. With nobody there, a run waits for its broker for ever, and its rounds are missed without devices.
 
     Raises:
-        ConfigError: As `edge_server.run.run_plan`, or the run's folder is in use.
+        ConfigError: As `edge_server.run.run_plan`, or the run's folder is in use; or somebody watches, and another
+            server was at work at the site before.
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """
     heap.tune()
@@ -85,7 +88,12 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             was_run=lambda run: exists(data_dir, run),
             broker=transport.connected,
         )
-        async with transport.running(), history.keeping(), server.listening():
+        async with (
+            transport.running(),
+            history.keeping(),
+            server.listening(),
+            background(alone.require(transport, config.site, session.instance, gives_way=watcher is not None)),
+        ):
             if watcher:
                 with _unless_begun(data_dir, name):
                     await gathered(server, plan, Muster(members), config, watcher.say)

@@ -92,7 +92,8 @@ class Rounds:
                 await self.opening()
             await self.persist(self.store.append, opened)
         us, told = (self.plan, self.algorithm, self.server, self.link), opened.assignments
-        split = await self.server.worker(begin, *us, number=number, state=state, assignments=told)
+        example = tuple(self.test.inputs.shape[1:]) if self.test is not None else ()
+        split = await self.server.worker(begin, *us, number=number, state=state, assignments=told, example=example)
         gather = await self.exchange(number, state, told, accepted=accepted, split=split)
         after, scored = await self._after(split.top.state if split else state, told, gather), None
         if after is not None:

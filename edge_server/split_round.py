@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edge_server.barrier import Barrier
@@ -30,13 +31,18 @@ def begin(  # noqa: PLR0913 - what a round is made of
     number: int,
     state: State,
     assignments: Mapping[str, Assignment],
+    example: tuple[int, ...] = (),
 ) -> Splitting | None:
-    """Return who serves a round's steps, on a copy of the state; None where the devices train alone."""
+    """Return who serves a round's steps, on a copy of the state; None where the devices train alone.
+
+    `example` is the shape of one input, as the server's own have it; empty where it has none: devices may bring any.
+    """
     if algorithm.serve is None:
         return None
     steps = max((told.steps for told in assignments.values()), default=0)
     codec = build(CODECS, plan.cut_codec, "cut_codec")
-    top = Top(algorithm, blank(plan.model), own(state), codec, assignments, plan.seed, before=(number - 1) * steps)
+    model = replace(blank(plan.model), example=example)
+    top = Top(algorithm, model, own(state), codec, assignments, plan.seed, before=(number - 1) * steps)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     incoming = Incoming(server.site, server.transport, server.clock, link, server.paces)
     gradients = Gradients(server.site, server.transport)

@@ -86,6 +86,7 @@ class Splitting:
             await self.incoming.begin(device, offer)
         except WireError as error:
             self._refuse(device, error)
+        self._wake.set()  # from now on a silence is to be noticed
 
     async def frame(self, device: str, data: bytes) -> None:
         """Take a frame of features that were offered.
@@ -157,7 +158,7 @@ class Splitting:
         """Take the step that is due, and tell everybody what came of it."""
         number, absent = self.barrier.step, self.barrier.lacking
         devices, in_vain = self.barrier.serve()
-        log.debug("phase step round=%d step=%d devices=%d", self._gather.number, number, len(devices))
+        log.debug("step of round %d: number=%d devices=%d", self._gather.number, number, len(devices))
         if absent:
             log.info("round %d: step %d goes on without %s", self._gather.number, number, ", ".join(sorted(absent)))
         for device in in_vain:

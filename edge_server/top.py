@@ -15,11 +15,12 @@ from shared.exchange import Receiving, Sending, sending
 from shared.messages import Assignment
 from shared.models.base import Model
 from shared.models.init import seeded
+from shared.own import FAULTS
 from shared.topics import SERVER
 from shared.tree import State, Tree
 
-IMPOSSIBLE = (RuntimeError, TypeError, ValueError, KeyError, IndexError)
-"""What torch and a codec say of tensors that no step can be done with."""
+MOST_BYTES = 1 << 30
+"""What a payload may stand for: a few bytes can be many zeros."""
 
 
 @dataclass
@@ -52,9 +53,12 @@ class Top:
         """
         assert self.algorithm.admit
         try:
-            up = self.codec.decode(payload.unpack(whole.finish())).tree
+            sent = payload.unpack(whole.finish())
+            if (size := sum(leaf.nbytes for leaf in self.codec.outline(sent).values())) > MOST_BYTES:
+                raise WireError(f"features that stand for {size} bytes", reason="oversized")
+            up = self.codec.decode(sent).tree
             self.algorithm.admit(self.model, self.state, self.assignments[device], up)
-        except IMPOSSIBLE as error:
+        except FAULTS as error:  # of torch, a codec, or a network of the user's own
             raise WireError(f"features that make no sense: {error}", reason="shape") from error
         return up
 

@@ -12,6 +12,7 @@ from shared.codecs.base import Codec
 from shared.errors import WireError
 from shared.measures import StepCost
 from shared.messages import Ack, Update, Verdict
+from shared.tree import Tree, check_like
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
 
@@ -36,6 +37,16 @@ def read(path: Path, update: Update, codec: Codec) -> Result:
     """
     coded = codec.decode(payload.unpack(spool.view(path)))
     return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
+
+
+def require_like(path: Path, update: Update, codec: Codec, like: Tree) -> None:
+    """Refuse a stored update that is not made of leaves of `like`, before it is decoded where its outline tells.
+
+    Raises:
+        WireError: It is not, or not of the codec that was asked for, or holds a number that is none.
+    """
+    check_like(codec.outline(payload.unpack(spool.view(path))), like)
+    check_like(read(path, update, codec).tree, like)
 
 
 def keep_only(folder: Path, devices: Collection[str]) -> None:

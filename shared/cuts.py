@@ -16,6 +16,7 @@ from shared.errors import ConfigError
 from shared.messages import Spec
 from shared.models.base import Model
 from shared.models.init import blank
+from shared.own import FAULTS
 
 FLOAT_BYTES, LONG_BYTES = 4, 8
 BYTE_CLASSES = 256
@@ -114,7 +115,7 @@ def _flow(model: Model, example: tuple[int, ...]) -> tuple[list[tuple[int, ...]]
         for layer in model.layers.eval():
             try:
                 flowing = layer(flowing)
-            except RuntimeError as error:
+            except FAULTS as error:
                 problem = str(error).partition("\n")[0]
                 raise ConfigError(f"model: it does not take examples of shape {example} ({problem})") from error
             shapes.append(tuple(flowing.shape[1:]))

@@ -91,6 +91,7 @@ class Receiving:
         self.bytes_received = 0
         self._assembly = Assembly(transfer)
         self._data = bytearray(transfer.size)
+        self._flows = False
         pace.begins(now)
         if pushed > 0:
             self._assembly.expect(pushed)
@@ -118,6 +119,7 @@ class Receiving:
         offset = start * BLOCK_BYTES
         self._data[offset : offset + frame.data.nbytes] = frame.data
         self.pace.heard(now, frame.data.nbytes)
+        self._flows = True
         return True
 
     def want(self, window: int) -> Want | None:
@@ -133,14 +135,28 @@ class Receiving:
     def gave_up(self, now: float) -> None:
         """Take what was under way for lost, after a silence: `want` asks for it anew, in smaller frames if need be."""
         self.pace.gave_up(now)
-        self._assembly.forget()
+        self._forget()
 
     def offered_again(self, pushed: int, now: float) -> None:
-        """Note that the sender has said anew what it has: what was under way is lost, and so many blocks come again."""
-        self.pace.asked_anew(now)
-        self._assembly.forget()
+        """Note that the sender has said anew what it has: what was under way is lost, and so many blocks come again.
+
+        One that pushes nothing has only waited long for an answer. Where frames come meanwhile, nothing is lost: asked
+        for again, they would all come twice over a link that is slow, not broken.
+        """
+        if pushed <= 0 and self._flows and self.left_s(now):
+            return
+        self.lost(now)
         if pushed > 0:
             self._assembly.expect(pushed)
+
+    def lost(self, now: float) -> None:
+        """Note that the sender is back from an outage: what was under way is lost."""
+        self.pace.asked_anew(now)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._assembly.forget()
+        self._flows = False
 
     def finish(self) -> memoryview:
         """Return the whole payload, in memory that is the caller's from now on.

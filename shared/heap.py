@@ -2,7 +2,8 @@
 
 Left to itself it gives the memory of every freed frame back and takes it anew, page by page: measured with two agents
 and 25 MB, a third of all CPU time of a round. And it keeps whole freed models in its pools: with twenty devices of
-25 MB, 4.6 model sizes in the server instead of 3.
+25 MB, 4.6 model sizes in the server instead of 3; of a trainer, activations of a step that is over: VGG-19 in batches
+of 64 then takes 800 MiB instead of 690. But to take large tensors anew at each step is a tenth to a fifth of its time.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ def huge_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def tune() -> None:
-    """Keep up to 32 MiB of freed small blocks, map larger ones one by one. Other C libraries are left alone."""
+def tune(large_bytes: int = LARGE_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
+    """Keep freed blocks below `large_bytes`, `kept_bytes` of them at most, and map larger ones one by one.
+
+    Other C libraries are left alone.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, large_bytes)
+        mallopt(M_TRIM_THRESHOLD, kept_bytes)

@@ -16,6 +16,11 @@ from shared.errors import ConfigError
 _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:([^\W\d]\w*|\*)")
 VARIABLE = "FIELDFLEET_MODELS"
 """Of the environment, where a command has no file of settings: entries with spaces between."""
+FAULTS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
+)
+"""What code of the user's own raises when something in it is wrong: no reason for a process of ours to end."""
 _allowed: set[str] = set()
 """Of this process, as `torch.set_num_threads` is."""
 
@@ -73,8 +78,9 @@ def builder(name: str) -> Callable[..., Any]:
         )
     try:
         found = getattr(importlib.import_module(module_name), function, None)
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(f"model {name!r}: {error}; correct the module, or PYTHONPATH of this process") from error
+    except FAULTS as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model {name!r}: {problem}; correct the module, or PYTHONPATH of this process") from error
     if not callable(found):
         raise ConfigError(f"model {name!r}: {module_name} has no function {function!r}; correct the name")
     if not by_name and getattr(found, "__module__", None) != module_name:

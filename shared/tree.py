@@ -113,7 +113,7 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def check_like(tree: Tree, like: Tree) -> None:
-    """Refuse a tree that is not made of leaves of `like`, or holds a number that is none.
+    """Refuse a tree that is not made of leaves of `like`, or holds a number that is none; a meta leaf holds none.
 
     Raises:
         WireError: A key is unknown, a shape or dtype differs, or a value is NaN or infinite.
@@ -131,7 +131,7 @@ def check_like(tree: Tree, like: Tree) -> None:
 
 def _is_finite(leaf: Tensor) -> bool:
     """Tell by the extremes, which propagate NaN: no mask of the leaf's size is made."""
-    if not leaf.numel():
+    if leaf.is_meta or not leaf.numel():
         return True
     lowest, highest = torch.aminmax(leaf)
     return math.isfinite(lowest.item()) and math.isfinite(highest.item())

@@ -69,6 +69,13 @@ class Work:
     train: bool
 
 
+def batches(examples: int, size: int, steps: int) -> dict[int, int]:
+    """Return how often a batch of each size comes in so many steps; an epoch ends with what is left over."""
+    whole, rest = divmod(examples, size)
+    last = steps // (whole + 1) if rest else 0
+    return {size: steps - last} | ({rest: last} if rest else {})
+
+
 @dataclass(frozen=True)
 class Effort:
     """What a task takes; a figure that nothing tells is None, never zero.
@@ -80,6 +87,7 @@ class Effort:
         idle_w: Watts of the device while it does nothing.
         provenance: Source and quality of a figure, by its name in `Cost`.
         lag_s: Seconds besides, in which the device neither computes nor transfers: its trainer starts, its disk syncs.
+        exchange_w: Watts of the device during the exchange of a split session.
     """
 
     seconds: float
@@ -88,6 +96,7 @@ class Effort:
     idle_w: float | None = None
     provenance: dict[str, Provenance] = field(default_factory=dict)
     lag_s: float = 0.0
+    exchange_w: float | None = None
 
 
 def unknown(_way: Direction, _t0: float, _t1: float) -> float | None:

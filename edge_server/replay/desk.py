@@ -19,11 +19,12 @@ from shared.algorithms.base import Result
 from shared.data.shelf import Shelf
 from shared.errors import FieldFleetError
 from shared.messages import Task
+from shared.own import FAULTS
 from shared.registry import build
 
 log = logging.getLogger(__name__)
 
-FAILURES = (FieldFleetError, MemoryError, RuntimeError, OSError, ValueError)
+FAILURES = (FieldFleetError, MemoryError, *FAULTS)
 """What a trainer's process reports as its task's."""
 
 

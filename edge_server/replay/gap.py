@@ -25,16 +25,22 @@ ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
 TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
     "download_s": lambda one: _whole(one.seconds.download),
     "compute_s": lambda one: _whole(one.seconds.compute),
+    "exchange_s": lambda one: _whole(one.seconds.exchange),
     "upload_s": lambda one: _whole(one.seconds.upload),
     "download_joules": lambda one: _whole(one.joules.download),
     "compute_joules": lambda one: _whole(one.joules.compute),
+    "exchange_joules": lambda one: _whole(one.joules.exchange),
     "upload_joules": lambda one: _whole(one.joules.upload),
     "bytes_down": lambda one: _whole(one.bytes_down),
     "bytes_up": lambda one: _whole(one.bytes_up),
+    "gradient_bytes": lambda one: _whole(one.gradient_bytes),
+    "features_bytes": lambda one: _whole(one.features_bytes),
 }
+EXCHANGE = ("exchange_s", "exchange_joules", "gradient_bytes", "features_bytes")
+"""Of a split session alone."""
 PAYLOAD = "payload_up_bytes"
 FIGURES = (*ROUND, *TASK, PAYLOAD)
-"""In the order of reports: of a round, then of a task; `bytes_up` and `bytes_down` are of frames, headers and all."""
+"""In the order of reports: of a round, then of a task; bytes but those of a payload are of frames, headers and all."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,14 +198,15 @@ def _rounds(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) ->
 
 def _tasks(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) -> Iterable[Pair]:
     mine, other = ({(one.round, one.device): one for one in run.tasks} for run in (before, after))
+    figures = [name for name in TASK if name not in EXCHANGE or before.split or after.split]
     for key in sorted(mine.keys() | other.keys()):
         if key not in mine or key not in other:
             skipped["task", f"only {'recorded' if key in mine else 'replayed'}"] += 1
         elif mine[key].arrival != other[key].arrival:
             skipped["task", f"recorded as {mine[key].arrival}, replayed as {other[key].arrival}"] += 1
         else:
-            for figure, of in TASK.items():
-                yield from _paired(figure, key, (of(mine[key]), of(other[key])), skipped)
+            for figure in figures:
+                yield from _paired(figure, key, (TASK[figure](mine[key]), TASK[figure](other[key])), skipped)
 
 
 def _paired(

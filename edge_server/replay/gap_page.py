@@ -20,7 +20,10 @@ from edge_server.report.tables import table
 Ends: TypeAlias = tuple[str, str]
 
 NAMES: Ends = ("recorded", "replayed")
-OF_TASK = ("download_s", "compute_s", "upload_s", "compute_joules", "bytes_up", "bytes_down")
+OF_TASK = (
+    *("download_s", "compute_s", "exchange_s", "upload_s", "compute_joules"),
+    *("bytes_up", "bytes_down", "features_bytes", "gradient_bytes"),
+)
 MOST_DEVICES = 60
 """Beyond so many devices there are no curves of each, only the table."""
 

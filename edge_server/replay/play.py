@@ -19,6 +19,7 @@ from edge_server.replay.trainer import Scale
 from edge_server.run import run_plan
 from edge_server.server import Server
 from edge_server.store.base import Store
+from edge_server.top import Top
 from edge_server.trial.devices_plan import DevicePlan
 from edge_server.trial.plan import Plan
 from shared.background import background
@@ -39,6 +40,7 @@ class Cast:
         scale: Tells how much work they are.
         folder: For what their agents keep on disk.
         server_s: Seconds that the server itself takes in a round; None for none.
+        step_s: Seconds that it takes for a step of a split session.
     """
 
     fleet: Sequence[DevicePlan]
@@ -47,6 +49,7 @@ class Cast:
     scale: Scale
     folder: Path
     server_s: Callable[[int], float] | None = None
+    step_s: float = 0.0
 
 
 async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
@@ -62,14 +65,17 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     assert isinstance(loop, VirtualLoop)
     loop.before_time_moves(cast.jobs.settle)
     stage = Stage(plan, cast.fleet, cast.behaviours, cast.folder, MemoryTransport(), cast.jobs, cast.scale, loop.time)
-    worker = busy(store, cast.server_s) if cast.server_s else inline
+    worker = busy(store, cast.server_s, cast.step_s) if cast.server_s else inline
     server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
     async with background(stage.run()), server.listening():
         return await run_plan(plan, run, server, store, LinkConfig(), started="")
 
 
-def busy(store: Store, seconds: Callable[[int], float]) -> Worker:
-    """Return a worker that runs inline, and lets a round's seconds pass when the state after that round is kept."""
+def busy(store: Store, seconds: Callable[[int], float], step_s: float = 0.0) -> Worker:
+    """Return a worker that runs inline, and lets a round's seconds pass when the state after that round is kept.
+
+    Those of a split session's step pass when it is served.
+    """
 
     async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         result = function(*args, **kwargs)
@@ -77,6 +83,8 @@ def busy(store: Store, seconds: Callable[[int], float]) -> Worker:
             number, *_ = args
             assert isinstance(number, int)
             await asyncio.sleep(seconds(number))
+        elif getattr(function, "__func__", None) is Top.serve:
+            await asyncio.sleep(step_s)
         return result
 
     return run

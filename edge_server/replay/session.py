@@ -52,6 +52,8 @@ class Pass:
         spent.compute_s, spent.exchange_s = share * self.effort.seconds, self.exchange_s
         spent.cycles = None if cycles is None else share * cycles
         spent.joules = None if joules is None else share * joules
+        watts = self.effort.exchange_w
+        spent.exchange_joules = None if watts is None else watts * self.exchange_s
 
 
 async def play(job: Job, bench: Bench, exchange: Exchange, clock: Clock, passed: Pass) -> None:

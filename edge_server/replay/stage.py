@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from device_agent.agent import Agent
@@ -81,8 +82,8 @@ class Stage:
     _bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
-        """Number the devices."""
-        self._bench = Bench(read=self.scale.shelf.load)
+        """Number the devices. Those of split sessions take turns, and their shares together are one data set."""
+        self._bench = Bench(read=cache(self.scale.shelf.load))
         self._numbers = {device.name: number for number, device in enumerate(self.fleet)}
 
     @property

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch import nn
 
 from device_agent.job import Exchange, Job
 from device_agent.metering import Spent
 from device_agent.training import Bench
-from edge_server.replay.behaviour import Behaviour, Effort, Work
+from edge_server.replay.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.pool import Order
 from edge_server.replay.session import Pass, play
@@ -37,7 +38,7 @@ class Scale:
 
     shelf: Shelf
     _flops: dict[tuple[bytes, torch.Size, int, bool, int | None], int] = field(default_factory=dict)
-    _weights: dict[bytes, int] = field(default_factory=dict)
+    _networks: dict[bytes, nn.Module] = field(default_factory=dict)
 
     def of(self, job: Job) -> Work:
         """Return the work of a whole task.
@@ -67,13 +68,11 @@ class Scale:
         """
         task, total = job.task, self.shelf.count(job.data)
         names = payload.unpack(spool.view(Path(job.params))).blobs.keys()
-        network = skeleton(task.model)
+        network = self._network(task.model)
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
-        size, steps = task.assignment.hyper.batch_size, task.assignment.steps
-        whole, rest = divmod(total - held_out(total, job.data.holdout), size)
-        last = steps // (whole + (rest > 0)) if rest else 0  # an epoch ends with what is left over
-        sizes = {size: steps - last} | ({rest: last} if rest else {})
+        steps = task.assignment.steps
+        sizes = batches(total - held_out(total, job.data.holdout), task.assignment.hyper.batch_size, steps)
         forward, both = (
             sum(
                 count * self.flops(task.model, job.data, one, trains=trains, below=below)
@@ -113,18 +112,18 @@ class Scale:
         return Work(
             steps=steps,
             examples=examples,
-            weights=self._weights_of(task.model),
+            weights=sum(leaf.numel() for leaf in self._network(task.model).parameters()),
             flops=flops,
             run=task.run,
             round=task.round,
             train=task.train,
         )
 
-    def _weights_of(self, spec: Spec) -> int:
+    def _network(self, spec: Spec) -> nn.Module:
         key = msgspec.msgpack.encode(spec)
-        if key not in self._weights:
-            self._weights[key] = sum(leaf.numel() for leaf in skeleton(spec).parameters())
-        return self._weights[key]
+        if key not in self._networks:
+            self._networks[key] = skeleton(spec)
+        return self._networks[key]
 
 
 @dataclass

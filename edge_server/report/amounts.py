@@ -27,6 +27,8 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN = Amount(whole=False)
+NONE = Amount()
+"""Nothing was there to measure, which is no figure, and not zero either."""
 
 MOST = 1e18
 """No task takes so many seconds, joules or bytes: whoever says more is not believed, and sums cannot overflow."""

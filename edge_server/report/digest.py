@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from edge_server.report.amounts import Amount
+from edge_server.report.amounts import NONE, Amount
 from edge_server.trial.plan import Plan
 
 Arrival: TypeAlias = Literal["arrived", "late", "failed"]
@@ -23,12 +23,14 @@ class Seconds(Part, frozen=True, kw_only=True):
     """Where a device's time went, in seconds.
 
     Attributes:
-        waiting: What of the rounds is left after the other three; unknown where one of them is.
+        exchange: From features handed over to gradients received, in a split session; `NONE` without one.
+        waiting: What of the rounds is left after the others; unknown where one of them is.
     """
 
     download: Amount
     compute: Amount
     upload: Amount
+    exchange: Amount = NONE
     waiting: Amount
 
 
@@ -36,16 +38,34 @@ class Joules(Part, frozen=True, kw_only=True):
     """Where a device's energy went, in joules of the whole device, idle included.
 
     Attributes:
-        above_idle: The same three together, less what the device would have drawn idle in those seconds.
+        exchange: As in `Seconds`.
+        above_idle: All of these together, less what the device would have drawn idle in those seconds.
     """
 
     download: Amount
     compute: Amount
     upload: Amount
+    exchange: Amount = NONE
     above_idle: Amount
 
 
-class TaskDigest(Part, frozen=True, kw_only=True):
+class Moved(Part, frozen=True, kw_only=True):
+    """Bytes of frames: a model's, and apart from them those of a split session's features and gradients.
+
+    Attributes:
+        bytes_up: Of updates; as the server counts them.
+        bytes_down: Of parameters that devices started from; as they say it.
+        features_bytes: Up, as devices say it; `NONE` without a split session.
+        gradient_bytes: Down, likewise.
+    """
+
+    bytes_up: Amount
+    bytes_down: Amount
+    features_bytes: Amount = NONE
+    gradient_bytes: Amount = NONE
+
+
+class TaskDigest(Moved, frozen=True, kw_only=True):
     """What one device did in one round.
 
     Attributes:
@@ -54,8 +74,6 @@ class TaskDigest(Part, frozen=True, kw_only=True):
         told: What was decided for this device, by name: hyperparameters and the assignment's values. Of a list, its
             length; of what is true or false, 1 or 0.
         loss: Mean training loss.
-        bytes_up: Bytes of frames that came from it.
-        bytes_down: Bytes of frames that it says it received.
     """
 
     round: int
@@ -67,21 +85,17 @@ class TaskDigest(Part, frozen=True, kw_only=True):
     loss: float | None = None
     seconds: Seconds
     joules: Joules
-    bytes_up: Amount
-    bytes_down: Amount
 
 
-class Spending(Part, frozen=True, kw_only=True):
-    """What a run had taken by the end of a round: seconds of its rounds, joules of all devices, bytes of frames."""
+class Spending(Moved, frozen=True, kw_only=True):
+    """What a run had taken by the end of a round: seconds of its rounds, joules of all devices, all bytes of frames."""
 
     seconds: Amount
     joules: Amount
-    bytes_up: Amount
-    bytes_down: Amount
     bytes: Amount
 
 
-class RoundDigest(Part, frozen=True, kw_only=True):
+class RoundDigest(Moved, frozen=True, kw_only=True):
     """One round.
 
     Attributes:
@@ -105,12 +119,10 @@ class RoundDigest(Part, frozen=True, kw_only=True):
     device_accuracy: float | None
     seconds: float
     joules: Amount
-    bytes_up: Amount
-    bytes_down: Amount
     until: Spending
 
 
-class DeviceDigest(Part, frozen=True, kw_only=True):
+class DeviceDigest(Moved, frozen=True, kw_only=True):
     """One device over all rounds that it was selected in.
 
     Attributes:
@@ -132,8 +144,6 @@ class DeviceDigest(Part, frozen=True, kw_only=True):
     rounds_s: float
     seconds: Seconds
     joules: Joules
-    bytes_up: Amount
-    bytes_down: Amount
     accuracy: float | None = None
 
 
@@ -169,3 +179,8 @@ class Digest(Part, frozen=True, kw_only=True):
     rounds: list[RoundDigest]
     devices: list[DeviceDigest]
     tasks: list[TaskDigest]
+
+    @property
+    def split(self) -> bool:
+        """Whether its devices exchanged features and gradients with the server."""
+        return any(one.features_bytes != NONE for one in self.rounds)

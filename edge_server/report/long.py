@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edge_server.report.amounts import Amount
 from edge_server.report.compare import comparison
-from edge_server.report.digest import DeviceDigest, Digest, Joules, RoundDigest, Seconds, TaskDigest
+from edge_server.report.digest import DeviceDigest, Digest, Joules, Moved, RoundDigest, Seconds, TaskDigest
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
 DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
@@ -84,6 +84,7 @@ def _round(run: Digest, one: RoundDigest) -> Iterator[Line]:
     yield _amount(run, one.round, "", "seconds", Amount(value=one.seconds))
     for name in ("joules", "bytes_up", "bytes_down"):
         yield _amount(run, one.round, "", name, getattr(one, name))
+    yield from _exchange(run, one.round, "", one)
     for name in ("seconds", "joules", "bytes"):
         yield _amount(run, one.round, "", f"{name}.until", getattr(one.until, name))
 
@@ -112,9 +113,17 @@ def _splits(run: Digest, number: int | str, one: TaskDigest | DeviceDigest) -> I
     splits: tuple[tuple[str, Seconds | Joules], ...] = (("seconds", one.seconds), ("joules", one.joules))
     for name, split in splits:
         for part in split.__struct_fields__:
-            yield _amount(run, number, one.device, f"{name}.{part}", getattr(split, part))
+            if part != "exchange" or run.split:
+                yield _amount(run, number, one.device, f"{name}.{part}", getattr(split, part))
     for name in ("bytes_up", "bytes_down"):
         yield _amount(run, number, one.device, name, getattr(one, name))
+    yield from _exchange(run, number, one.device, one)
+
+
+def _exchange(run: Digest, number: int | str, device: str, one: Moved) -> Iterator[Line]:
+    """Yield what split sessions moved apart from the model."""
+    for name in ("features_bytes", "gradient_bytes") if run.split else ():
+        yield _amount(run, number, device, name, getattr(one, name))
 
 
 def _figure(run: Digest, number: int | str, device: str, name: str, value: float | None) -> Line:
@@ -122,7 +131,7 @@ def _figure(run: Digest, number: int | str, device: str, name: str, value: float
 
 
 def _amount(run: Digest, number: int | str, device: str, name: str, one: Amount) -> Line:
-    kind = name.partition(".")[0].partition("_")[0]
+    kind = "bytes" if name.endswith("_bytes") else name.partition(".")[0].partition("_")[0]
     value: float | str = "" if one.value is None else round(one.value) if kind == "bytes" else one.value
     clock = ("wall" if run.live else "virtual") if kind == "seconds" else ""
     known = _yes(one.whole and one.value is not None)

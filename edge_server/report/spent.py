@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edge_server.report import words
 from edge_server.report.amounts import Amount, quantile, total
@@ -17,7 +17,17 @@ MOST_BARS = 120
 
 SHARES = (("least", 0.0), ("5 %", 0.05), ("25 %", 0.25), ("median", 0.5), ("75 %", 0.75), ("95 %", 0.95), ("most", 1.0))
 
-TIME = (*PARTS, "waiting")
+SAID = {"exchange": "exchanging features and gradients", "waiting": "waiting for the others"}
+
+
+def parts(run: Digest) -> list[str]:
+    """Return what a run's time and energy went into: an exchange only where there was one."""
+    return [part for part in PARTS if part != "exchange" or run.split]
+
+
+def traffic(run: Digest) -> list[str]:
+    """Return what of `Moved` a run has, down before up."""
+    return ["bytes_down", "bytes_up", *(["gradient_bytes", "features_bytes"] if run.split else [])]
 
 
 def spent(run: Digest) -> Markup:
@@ -38,12 +48,11 @@ def quantiles(run: Digest) -> Markup:
     figures: list[tuple[str, str, Callable[[TaskDigest], Amount]]] = [
         *(
             (f"{part}, {clock(run)} time", "seconds", lambda task, part=part: getattr(task.seconds, part))
-            for part in TIME
+            for part in (*parts(run), "waiting")
         ),
-        *((f"{part}, energy", "joules", lambda task, part=part: getattr(task.joules, part)) for part in PARTS),
+        *((f"{part}, energy", "joules", lambda task, part=part: getattr(task.joules, part)) for part in parts(run)),
         ("energy above idle", "joules", lambda task: task.joules.above_idle),
-        ("frames up", "bytes", lambda task: task.bytes_up),
-        ("frames down", "bytes", lambda task: task.bytes_down),
+        *((_frames(name, run), "bytes", lambda task, name=name: getattr(task, name)) for name in traffic(run)),
     ]
     rows = []
     for name, kind, of in figures:
@@ -60,8 +69,12 @@ def quantiles(run: Digest) -> Markup:
     return joined(element("h4", "All tasks, in quantiles"), table(head, rows))
 
 
+def _frames(name: str, run: Digest) -> str:
+    return words.moved(name, split=run.split).replace("bytes", "frames")
+
+
 def _bars(run: Digest) -> Markup:
-    slices = {one.device: _time(one) for one in run.devices}
+    slices = {one.device: _time(one, parts(run)) for one in run.devices}
     most_s = max(sum(slice_.size for slice_ in found) for found in slices.values())  # a late task outlives its round
     all_joules = {one.device: joules(one) for one in run.devices}
     most_j = max((one.value or 0.0 for one in all_joules.values()), default=0.0)
@@ -70,15 +83,16 @@ def _bars(run: Digest) -> Markup:
         for one in run.devices
     ]
     energy = [
-        [one.device, bar(_energy(one), most_j), words.amount(all_joules[one.device], "joules")] for one in run.devices
+        [one.device, bar(_energy(one, parts(run)), most_j), words.amount(all_joules[one.device], "joules")]
+        for one in run.devices
     ]
-    keys = [(part, part) for part in PARTS]
+    keys = [(part, SAID.get(part, part)) for part in parts(run)]
     return element(
         "div",
         element(
             "figure",
             element("figcaption", f"{clock(run)} time of the rounds it was selected in"),
-            legend(*keys, ("waiting", "waiting for the others"), ("unknown", "not told apart")),
+            legend(*keys, ("waiting", SAID["waiting"]), ("unknown", "not told apart")),
             table(["device", "time", "in all"], time, class_="bars"),
         ),
         element(
@@ -93,8 +107,8 @@ def _bars(run: Digest) -> Markup:
     )
 
 
-def _time(one: DeviceDigest) -> list[Slice]:
-    found = [(part, getattr(one.seconds, part)) for part in TIME]
+def _time(one: DeviceDigest, names: Sequence[str]) -> list[Slice]:
+    found = [(part, getattr(one.seconds, part)) for part in (*names, "waiting")]
     slices = [_slice(one, part, amount, "seconds") for part, amount in found]
     left = max(0.0, one.rounds_s - sum(slice_.size for slice_ in slices))
     if all(amount.whole for _, amount in found):
@@ -105,8 +119,8 @@ def _time(one: DeviceDigest) -> list[Slice]:
     ]
 
 
-def _energy(one: DeviceDigest) -> list[Slice]:
-    return [_slice(one, part, getattr(one.joules, part), "joules") for part in PARTS]
+def _energy(one: DeviceDigest, names: Sequence[str]) -> list[Slice]:
+    return [_slice(one, part, getattr(one.joules, part), "joules") for part in names]
 
 
 def _slice(one: DeviceDigest, part: str, amount: Amount, kind: str) -> Slice:
@@ -115,8 +129,9 @@ def _slice(one: DeviceDigest, part: str, amount: Amount, kind: str) -> Slice:
 
 def _figures(run: Digest) -> Markup:
     head = ["device", "board", "went away", "selected", "arrived", "late", "failed"]
-    head += [f"{part} time" for part in TIME] + [f"{part} energy" for part in PARTS]
-    head += ["energy in all", "above idle", "frames down", "frames up", "accuracy"]
+    names = parts(run)
+    head += [f"{part} time" for part in (*names, "waiting")] + [f"{part} energy" for part in names]
+    head += ["energy in all", "above idle", *(_frames(name, run) for name in traffic(run)), "accuracy"]
     rows = [
         [
             *(
@@ -124,10 +139,11 @@ def _figures(run: Digest) -> Markup:
                 one.board or NOTHING,
                 *map(str, (one.went_away, one.selected, one.arrived, one.late, one.failed)),
             ),
-            *(words.amount(getattr(one.seconds, part), "seconds") for part in TIME),
-            *(words.amount(getattr(one.joules, part), "joules") for part in PARTS),
+            *(words.amount(getattr(one.seconds, part), "seconds") for part in (*names, "waiting")),
+            *(words.amount(getattr(one.joules, part), "joules") for part in names),
             *(words.amount(joules(one), "joules"), words.amount(one.joules.above_idle, "joules")),
-            *(words.amount(one.bytes_down, "bytes"), words.amount(one.bytes_up, "bytes"), words.share(one.accuracy)),
+            *(words.amount(getattr(one, name), "bytes") for name in traffic(run)),
+            words.share(one.accuracy),
         ]
         for one in run.devices
     ]

@@ -11,11 +11,12 @@ from typing import TypedDict
 import msgspec
 
 from edge_server.costs import by_round
-from edge_server.report.amounts import Amount, figure, known, rest, total, worst
+from edge_server.report.amounts import NONE, Amount, figure, known, rest, total, worst
 from edge_server.report.digest import (
     DeviceDigest,
     Digest,
     Joules,
+    Moved,
     RoundDigest,
     Seconds,
     Spending,
@@ -47,7 +48,9 @@ class _Counts(TypedDict):
     failed: int
 
 
-PARTS = ("download", "compute", "upload")
+PARTS = ("download", "compute", "exchange", "upload")
+CUT = ("features_bytes", "gradient_bytes")
+"""What only a split session moves."""
 MEASURING = 0
 NUMBER = re.compile("([0-9]{1,18})")
 
@@ -78,7 +81,7 @@ def digest(records: Sequence[AnyRecord]) -> Digest:
         went_back=sum(isinstance(one, Rewound) for one in records),
         refused=dict(sorted(sum((Counter(one.refused) for one in closed), Counter[str]()).items())),
         device_accuracy=evaluated[-1].accuracy if evaluated else None,
-        measuring=total(_joules(cost) for cost in by_round(records).get(MEASURING, {}).values()),
+        measuring=total(total(_parts(cost, "joules")) for cost in by_round(records).get(MEASURING, {}).values()),
         plan=opened.plan,
         rounds=_rounds(records, closed, tasks),
         devices=_devices(records, closed, tasks),
@@ -100,9 +103,8 @@ def _tasks(records: Sequence[AnyRecord], closed: Iterable[RoundClosed]) -> list[
 
 
 def _task(end: RoundClosed, device: str, told: Assignment, cost: Cost | None, update: Update | None) -> TaskDigest:
-    arrived = device in end.arrived
-    seconds = [figure(cost, f"{part}_s") for part in PARTS]
-    joules = [figure(cost, f"{part}_joules") for part in PARTS]
+    arrived, split = device in end.arrived, told.steps > 0
+    seconds, joules = (_parts(cost, unit, split=split) for unit in ("s", "joules"))
     return TaskDigest(
         round=end.round,
         device=device,
@@ -115,7 +117,13 @@ def _task(end: RoundClosed, device: str, told: Assignment, cost: Cost | None, up
         joules=Joules(**dict(zip(PARTS, joules, strict=True)), above_idle=_above_idle(cost, seconds, joules)),
         bytes_up=known(end.bytes_up.get(device)),
         bytes_down=known(end.bytes_down.get(device)) if device in end.bytes_down else figure(cost, "bytes_down"),
+        **{name: figure(cost, name) if split else NONE for name in CUT},
     )
+
+
+def _parts(cost: Cost | None, unit: str, *, split: bool = False) -> list[Amount]:
+    """Return a cost's figures of one unit by `PARTS`; without a split session there is no exchange."""
+    return [figure(cost, f"{part}_{unit}") if split or part != "exchange" else NONE for part in PARTS]
 
 
 def _told(assignment: Assignment) -> dict[str, Told]:
@@ -139,6 +147,8 @@ def _above_idle(cost: Cost | None, seconds: Sequence[Amount], joules: Sequence[A
     idle = figure(cost, "idle_w")
     found = []
     for second, joule in zip(seconds, joules, strict=True):
+        if second == joule == NONE:
+            continue
         if idle.value is None or second.value is None or joule.value is None:
             found.append(Amount(whole=False))
         else:
@@ -147,13 +157,9 @@ def _above_idle(cost: Cost | None, seconds: Sequence[Amount], joules: Sequence[A
     return total(found)
 
 
-def _joules(cost: Cost) -> Amount:
-    return total(figure(cost, f"{part}_joules") for part in PARTS)
-
-
 def joules(task: TaskDigest | DeviceDigest) -> Amount:
     """Return what a task, or a device, spent in all."""
-    return total([task.joules.download, task.joules.compute, task.joules.upload])
+    return total(getattr(task.joules, part) for part in PARTS)
 
 
 def _rounds(
@@ -164,18 +170,15 @@ def _rounds(
     for task in tasks:
         by_number.setdefault(task.round, []).append(task)
     found: list[RoundDigest] = []
-    nothing = Amount()
-    until = Spending(seconds=nothing, joules=nothing, bytes_up=nothing, bytes_down=nothing, bytes=nothing)
+    until = Spending(seconds=NONE, joules=NONE, bytes_up=NONE, bytes_down=NONE, bytes=NONE)
     for end in closed:
         own = by_number.get(end.round, [])
-        spent, up = total(joules(task) for task in own), total(task.bytes_up for task in own)
-        down = total(task.bytes_down for task in own)
+        spent, traffic = total(joules(task) for task in own), _moved(own)
         until = Spending(
             seconds=total([until.seconds, known(end.seconds)]),
             joules=total([until.joules, spent]),
-            bytes_up=total([until.bytes_up, up]),
-            bytes_down=total([until.bytes_down, down]),
-            bytes=total([until.bytes, up, down]),
+            bytes=total([until.bytes, *traffic.values()]),
+            **{name: total([getattr(until, name), one]) for name, one in traffic.items()},
         )
         found.append(
             RoundDigest(
@@ -190,12 +193,16 @@ def _rounds(
                 device_accuracy=end.device_accuracy,
                 seconds=end.seconds,
                 joules=spent,
-                bytes_up=up,
-                bytes_down=down,
+                **traffic,
                 until=until,
             )
         )
     return found
+
+
+def _moved(tasks: Sequence[TaskDigest]) -> dict[str, Amount]:
+    """Return what tasks moved, by name in `Moved`."""
+    return {name: total(getattr(task, name) for task in tasks) for name in Moved.__struct_fields__}
 
 
 def _arrivals(tasks: Iterable[TaskDigest]) -> _Counts:
@@ -226,8 +233,7 @@ def _devices(
             rounds_s=math.fsum(lengths[one.round] for one in own),
             seconds=Seconds(**_sums(one.seconds for one in own)),
             joules=Joules(**_sums(one.joules for one in own)),
-            bytes_up=total(one.bytes_up for one in own),
-            bytes_down=total(one.bytes_down for one in own),
+            **_moved(own),
             accuracy=accuracies.get(device),
         )
         for device, own in sorted(by_device.items(), key=lambda pair: natural(pair[0]))

@@ -9,7 +9,7 @@ import msgspec
 from edge_server.report import compare, words
 from edge_server.report.amounts import Amount
 from edge_server.report.curves import key
-from edge_server.report.digest import ARRIVALS, Digest
+from edge_server.report.digest import ARRIVALS, Digest, Moved
 from edge_server.report.markup import NOTHING, Markup, element, joined
 
 MOST_DEVICES = 20
@@ -51,15 +51,28 @@ def summary(runs: Sequence[Digest]) -> Markup:
         ["loss at the end", *_losses([one.test_loss if one else None for one in lasts])],
         ["accuracy on devices", *_shares([run.device_accuracy for run in runs])],
     ]
-    for name, kind in (("seconds", "seconds"), ("joules", "joules"), ("bytes_up", "bytes"), ("bytes_down", "bytes")):
+    for name, kind, heading in _spent(runs):
         amounts = [getattr(one, name) if one else Amount() for one in spent]
-        heading = seconds_of(runs) if name == "seconds" else name.replace("_", " ")
         rows.append([heading, *_amounts(runs, amounts, kind)])
     rows += [
         [f"updates {arrival}", *(str(sum(getattr(one, arrival) for one in run.rounds)) for run in runs)]
         for arrival in ARRIVALS
     ]
     return table(["", *heads(runs)], rows)
+
+
+def _spent(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
+    """Return what is said of what runs took: its name in `Spending`, its kind, its heading."""
+    found = [("seconds", "seconds", seconds_of(runs)), ("joules", "joules", "joules")]
+    found += [(name, "bytes", words.moved(name, split=_any_split(runs))) for name in Moved.__struct_fields__[:2]]
+    if not _any_split(runs):
+        return found
+    exchanged = [(name, "bytes", words.moved(name, split=True)) for name in Moved.__struct_fields__[2:]]
+    return [*found, *exchanged, ("bytes", "bytes", "bytes in all")]
+
+
+def _any_split(runs: Sequence[Digest]) -> bool:
+    return any(run.split for run in runs)
 
 
 def heads(runs: Sequence[Digest]) -> list[Markup]:

@@ -23,6 +23,14 @@ LEGEND = (
     f"{NOTHING} not known."
 )
 
+MOVED: Mapping[str, str] = {
+    "bytes_up": "model bytes up",
+    "bytes_down": "model bytes down",
+    "features_bytes": "features bytes up",
+    "gradient_bytes": "gradient bytes down",
+}
+"""In a run with a split session."""
+
 UNITS: Mapping[str, tuple[tuple[float, str, float], ...]] = {
     "seconds": (
         *((2 * 86_400.0, "d", 86_400.0), (2 * 3600.0, "h", 3600.0), (2 * 60.0, "min", 60.0)),
@@ -92,6 +100,11 @@ def spec(one: Spec) -> str:
     """Return a registered thing with its options."""
     options = ", ".join(f"{name} {value}" for name, value in one.options.items())
     return f"{one.name} ({options})" if options else one.name
+
+
+def moved(name: str, *, split: bool) -> str:
+    """Return what bytes of frames are called by their name in `Moved`; beside a session's exchange, which is whose."""
+    return MOVED[name] if split else name.replace("_", " ")
 
 
 def section(one: msgspec.Struct) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edge_server.report.amounts import Amount, known, worst
+from edge_server.report.amounts import Amount, known, total, worst
 from edge_server.report.compare import best, last, reached
 from edge_server.report.digest import Digest, RoundDigest, Spending
 from edge_server.study.grid import Cell, setting_of
@@ -23,12 +23,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(Part, frozen=True, kw_only=True):
-    """What a run took: rounds, virtual seconds of them, joules of all devices, bytes of frames both ways."""
+    """What a run took: rounds, virtual seconds of them, joules of all devices, bytes of frames both ways.
+
+    Attributes:
+        exchanged: Of these bytes, those of split sessions' features and gradients.
+    """
 
     rounds: Amount = NOTHING
     seconds: Amount = NOTHING
     joules: Amount = NOTHING
     bytes: Amount = NOTHING
+    exchanged: Amount = NOTHING
 
 
 class Row(Part, frozen=True, kw_only=True):
@@ -83,6 +88,7 @@ class Outlay(Part, frozen=True, kw_only=True):
     seconds: Spread
     joules: Spread
     bytes: Spread
+    exchanged: Spread
 
 
 class Group(Part, frozen=True, kw_only=True):
@@ -179,7 +185,8 @@ def _taken(run: Digest, until: RoundDigest | None) -> Taken:
         return Taken()
     spent: Spending = until.until
     rounds = known(float(run.rounds.index(until) + 1))
-    return Taken(rounds=rounds, seconds=spent.seconds, joules=spent.joules, bytes=spent.bytes)
+    exchanged = total([spent.features_bytes, spent.gradient_bytes])
+    return Taken(rounds=rounds, seconds=spent.seconds, joules=spent.joules, bytes=spent.bytes, exchanged=exchanged)
 
 
 def _group(rows: Sequence[Row], target: float | None) -> Group:

@@ -14,22 +14,32 @@ from edge_server.report.markup import NOTHING
 from edge_server.report.words import LEGEND, amount, digits, unit_of
 from edge_server.study.summary import Group, Outlay, Row, Spread, Summary
 
-KINDS = ("rounds", "seconds", "joules", "bytes")
-HEADINGS = ("rounds", "time", "energy", "traffic")
+KINDS: Mapping[str, str] = {
+    "rounds": "rounds",
+    "seconds": "time",
+    "joules": "energy",
+    "bytes": "traffic",
+    "exchanged": "of it features, gradients",
+}
+"""What is told of outlays, with its heading; the last of split runs alone."""
+
+UNITS = {"exchanged": "bytes"}
 
 
 def tables(summary: Summary) -> list[Table]:
     """Return a row a setting: what its runs came to, and what they took until the target if there is one."""
-    found = _table(f"Study {summary.study}", ("runs", "accuracy", "best", *HEADINGS))
+    kinds = [kind for kind in KINDS if kind != "exchanged" or any(one.whole.exchanged.count for one in summary.groups)]
+    headings = [KINDS[kind] for kind in kinds]
+    found = _table(f"Study {summary.study}", ("runs", "accuracy", "best", *headings))
     for group in summary.groups:
         accuracies = (_share(group.accuracy), _share(group.best))
-        found.add_row(group.setting, f"{group.ended}/{group.cells}", *accuracies, *_outlay(group.whole))
+        found.add_row(group.setting, f"{group.ended}/{group.cells}", *accuracies, *_outlay(group.whole, kinds))
     found.caption, found.caption_justify = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}", "left"
     if summary.target is None:
         return [found]
-    until = _table(f"Until accuracy {100 * summary.target:g} %", ("reached", *HEADINGS))
+    until = _table(f"Until accuracy {100 * summary.target:g} %", ("reached", *headings))
     for group in summary.groups:
-        until.add_row(group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target))
+        until.add_row(group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target, kinds))
     return [found, until]
 
 
@@ -41,8 +51,8 @@ def _table(title: str, headings: Sequence[str]) -> Table:
     return table
 
 
-def _outlay(outlay: Outlay | None) -> list[str]:
-    return [_figure(getattr(outlay, kind), kind) if outlay else NOTHING for kind in KINDS]
+def _outlay(outlay: Outlay | None, kinds: Sequence[str]) -> list[str]:
+    return [_figure(getattr(outlay, kind), UNITS.get(kind, kind)) if outlay else NOTHING for kind in kinds]
 
 
 def _figure(spread: Spread, kind: str) -> str:

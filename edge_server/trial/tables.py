@@ -21,6 +21,8 @@ CAPTION = (
     "slowest: seconds to {slowest}; joules: ~ corrected, ≈ modelled, ≥ not all are known\n"
     "{columns}: {unit} of frames down/up"
 )
+HUNDRED = 100
+"""From here on a figure has no decimal, or three seconds in a row would have no room beside it."""
 
 Traffic: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
 """Bytes of frames of every round, down and up, by what they are of."""
@@ -47,7 +49,9 @@ def rounds_table(records: Sequence[AnyRecord]) -> Table:
     for heading in traffic:
         table.add_column(heading, justify="right", no_wrap=True)
     for place, record in enumerate(closed):
-        moved = [f"{down / scale:.1f}/{up / scale:.1f}" for down, up in (rows[place] for rows in traffic.values())]
+        moved = [
+            f"{_short(down / scale)}/{_short(up / scale)}" for down, up in (rows[place] for rows in traffic.values())
+        ]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         table.add_row(
             *(str(record.round), updates, figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}"),
@@ -87,6 +91,10 @@ def _exchanged(closed: Sequence[RoundClosed], costs: Mapping[int, Mapping[str, C
             for one in told
         ],
     }
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= HUNDRED else f"{value:.1f}"
 
 
 def slowest(costs: Mapping[str, Cost], *, split: bool = False) -> str:

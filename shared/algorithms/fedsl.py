@@ -113,6 +113,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
     weighted: bool = False,
     server: Literal["mean", "turns"] = "mean",
     schedule: Literal["cosine", "constant"] = "cosine",
+    recompute: bool = False,
 ) -> Algorithm:
     """Build the algorithm; options as in `Settings`.
 
@@ -121,7 +122,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
     """
     settings = Settings(
         *(cut, period, steps_per_round, sparsity, importance, bits, drop),
-        *(granularity, average, weighted, server, schedule),
+        *(granularity, average, weighted, server, schedule, recompute),
     )
     return Algorithm(
         init=partial(init, settings),

@@ -101,8 +101,9 @@ def local(
     """
     if not batches.num_examples:
         raise TaskFailed("no examples to train on")
-    bottom = Bottom(model, settings.cut_of(model), start)
-    mask = Mask(settings, state, bottom, assignment) if settings.sparsity else None
+    bottom = Bottom(model, settings.cut_of(model), start, recompute=settings.recompute)
+    del start  # a file's pages, which need not stay in memory
+    mask = Mask(settings, state, bottom, assignment) if settings.sparsity and bottom.count else None
     generator, tally, due = Generator(), Tally(), 1
     for step, (inputs, labels) in enumerate(islice(batches, assignment.steps), 1):
         if step < due:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from shared.algorithms.split import MATRIX, Settings, in_mode
@@ -24,6 +25,12 @@ from shared.tree import State, Tree, check_like
 MOST_NUMBERS = 1 << 28
 """Of a batch at the cut, dropped ones included: 1 GiB of them."""
 MOST_AXES = 8
+MOST_SHAPES = 16
+"""Of features whose outputs are remembered: a device can name more than any session has."""
+_outputs: WeakKeyDictionary[nn.Module, dict[tuple[int, bool, tuple[int, ...]], int]] = WeakKeyDictionary()
+"""By network, then by cut, whether the batch is of one, and shape without the batch: each try passes an example."""
+_features: WeakKeyDictionary[nn.Module, dict[tuple[int, tuple[int, ...]], tuple[int, ...]]] = WeakKeyDictionary()
+"""By network, then by cut and shape of an input: its features' shape."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,9 @@ class Smashed:
 def admit(settings: Settings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
     """Refuse what no server part could take: see `Algorithm.admit`.
 
+    A part of convolutions takes pictures of any size, and a few bytes can say that huge ones were dropped: where
+    `model.example` is known, features are as many as one like it has.
+
     Raises:
         WireError: A tensor is missing, unknown, or of another dtype or shape than the others say; there are more
             examples than a batch has, a label is of no class, a number is NaN or infinite.
@@ -59,8 +69,12 @@ def admit(settings: Settings, model: Model, state: State, assignment: Assignment
     if len(features) != len(labels):
         raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
     check_like({"features": features}, {"features": features})
-    shape = _sparse_shape(settings, up) if sparse else tuple(features.shape)
-    classes = _classes(model, settings.cut_of(model), state.tree, shape)
+    shape, cut = _sparse_shape(settings, up) if sparse else tuple(features.shape), settings.cut_of(model)
+    if model.example and shape[1:] != (own := _at_cut(model, cut, state.tree)):
+        raise WireError(
+            f"an example has features of shape {shape[1:]}, one of {model.example} has {own}", reason="shape"
+        )
+    classes = _classes(model, cut, state.tree, shape)
     if labels.min() < 0 or labels.max() >= classes:
         raise WireError(f"a label is not in 0 to {classes - 1}", reason="label")
 
@@ -82,8 +96,32 @@ def _sparse_shape(settings: Settings, up: Tree) -> tuple[int, ...]:
 
 
 @torch.no_grad()
+def _at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
+    """Return the shape of the features of an input as the model says it is made for; tried once, with zeros."""
+    known, key = _features.setdefault(model.layers, {}), (cut, model.example)
+    if key not in known:
+        bottom = model.below(cut)
+        leaves = {name: tree[name] for name in bottom.state_dict()}
+        with in_mode(model.layers, train=False):
+            known[key] = tuple(functional_call(bottom, leaves, (torch.zeros(1, *model.example),)).shape[1:])
+    return known[key]
+
+
 def _classes(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
-    """Return how many outputs the server part has for features of shape (B, ...): it is tried with one example.
+    """Return how many outputs the server part has for features of shape (B, ...), which follows from shapes alone."""
+    key = cut, shape[0] == 1, shape[1:]
+    known = _outputs.setdefault(model.layers, {})
+    if key not in known:
+        found = _tried(model, cut, tree, shape)  # of shapes that go on; the others are tried whenever they come
+        if len(known) >= MOST_SHAPES:
+            known.clear()
+        known[key] = found
+    return known[key]
+
+
+@torch.no_grad()
+def _tried(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
+    """Return how many outputs there are for one example of features of shape (B, ...).
 
     Not without storage, which would cost no arithmetic: torch imports a compiler for it. A batch of one is tried as it
     will be trained on, which BatchNorm may refuse.

@@ -42,6 +42,8 @@ class Settings:
         weighted: Whether a device counts in the average as much as it has examples.
         server: Whether the server part moves by the `mean` of the devices' gradients, or by each in `turns`.
         schedule: Of the step size, over all steps of the run.
+        recompute: Whether a device computes activations again on the way back rather than keep them: less memory for
+            one more forward pass, and the same numbers.
     """
 
     cut: int
@@ -56,6 +58,7 @@ class Settings:
     weighted: bool
     server: Literal["mean", "turns"]
     schedule: Literal["cosine", "constant"]
+    recompute: bool
 
     def __post_init__(self) -> None:
         """Refuse what is no such method.

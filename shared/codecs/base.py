@@ -49,10 +49,13 @@ class Codec:
     Attributes:
         encode: (tree, memory) -> (payload, next memory). The payload may share the tree's storage.
         decode: payload -> values and coverage; leaves may be views of the payload's bytes. Raises WireError.
+        outline: payload -> the tree that decoding gives, if it does, without storage: so a few bytes that stand for
+            more numbers than anybody expects are refused before they take memory. Raises WireError.
     """
 
     encode: Callable[[Tree, Memory], tuple[Payload, Memory]]
     decode: Callable[[Payload], Coded]
+    outline: Callable[[Payload], Tree]
 
 
 def to_blob(tensor: Tensor) -> Blob:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from shared.codecs import masked
-from shared.codecs.base import Codec, Coded, Memory
+from shared.codecs.base import Codec, Memory
 from shared.codecs.dense import dense
 from shared.codecs.quantize import quantize
 from shared.errors import WireError
@@ -58,9 +58,9 @@ def _renamed(codec: Codec, name: str) -> Codec:
         payload, memory = codec.encode(tree, memory)
         return msgspec.structs.replace(payload, codec="chain"), memory
 
-    def decode(payload: Payload) -> Coded:
+    def named(payload: Payload) -> Payload:
         if payload.codec != "chain":
             raise WireError(f"payload of codec {payload.codec!r}, expected chain", reason="codec")
-        return codec.decode(msgspec.structs.replace(payload, codec=name))
+        return msgspec.structs.replace(payload, codec=name)
 
-    return Codec(encode, decode)
+    return Codec(encode, lambda payload: codec.decode(named(payload)), lambda payload: codec.outline(named(payload)))

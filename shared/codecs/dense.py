@@ -18,6 +18,10 @@ def _decode(payload: Payload) -> Coded:
     return Coded({key: from_blob(blob) for key, blob in payload.blobs.items()}, {})
 
 
+def _outline(payload: Payload) -> Tree:
+    return {key: leaf.to("meta") for key, leaf in _decode(payload).tree.items()}
+
+
 def dense() -> Codec:
     """Build the codec; a payload is exactly the bytes of its tensors."""
-    return Codec(_encode, _decode)
+    return Codec(_encode, _decode, _outline)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from shared.codecs.base import DTYPES, from_blob, to_blob
@@ -32,6 +33,17 @@ class Outline:
     def count(self) -> int:
         """How many values it has; nothing says yet that so many came."""
         return math.prod(self.shape)
+
+    def hollow(self) -> Tensor:
+        """Return the leaf without storage.
+
+        Raises:
+            WireError: No tensor has such a shape.
+        """
+        try:
+            return torch.empty(self.shape, dtype=DTYPES[self.dtype], device="meta")
+        except (RuntimeError, TypeError) as error:  # TypeError: an extent beyond 64 bits
+            raise WireError(f"no tensor has the shape {self.shape}", reason="shape") from error
 
     def filled(self, flat: Tensor) -> Tensor:
         """Return the leaf that these values make, of its dtype and as many as it has.
@@ -62,6 +74,12 @@ class Entries:
     def tree(self, filled: Tree) -> Tree:
         """Return all leaves, with `filled` in place of the outlines."""
         return {key: leaf if isinstance(leaf, Tensor) else filled[key] for key, leaf in self.leaves.items()}
+
+    def hollow(self) -> Tree:
+        """Return all leaves without storage; raise as `Outline.hollow`."""
+        return {
+            key: leaf.hollow() if isinstance(leaf, Outline) else leaf.to("meta") for key, leaf in self.leaves.items()
+        }
 
 
 def divisible(leaf: Tensor, dims: int) -> bool:

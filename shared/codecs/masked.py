@@ -13,7 +13,7 @@ the coverage `holders` it also tells which values were sent: a mean is then one 
 
 Own entries: `bitmap`, u8, and the values of every sparse leaf as a tree of one-dimensional leaves of the same names, as
 another codec encodes it (`dense`, unless this one is chained), whose entries have its name and a slash before theirs.
-Decoding takes at most 80 bytes of memory for each byte of a payload.
+Decoding takes at most 80 bytes of memory for each byte of a payload; its outline is checked before.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def over(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all") -> Co
         masks = {key: torch.from_numpy(kept[key]).view(leaf.shape) for key, leaf in filled.items()}
         return Coded(held.tree(filled), masks if coverage == "holders" else {})
 
-    return Codec(encode, decode)
+    return Codec(encode, decode, lambda payload: entries.read(payload, "masked").hollow())
 
 
 def _taken(leaf: Tensor, kept: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def _kept(held: Entries) -> dict[str, NDArray[np.bool_]]:
 
 def _values(inner: Codec, payload: Payload, outlines: dict[str, Outline], kept: dict[str, NDArray[np.bool_]]) -> Tree:
     """Return the values that were sent, as many as there are bits, of the leaves' dtypes."""
-    values = inner.decode(payload).tree
+    values = inner.outline(payload)
     if values.keys() != outlines.keys():
         raise WireError(f"values of {sorted(values)[:8]}, bits of {sorted(outlines)[:8]}", reason="unknown-tensor")
     for key, found in values.items():
@@ -104,7 +104,7 @@ def _values(inner: Codec, payload: Payload, outlines: dict[str, Outline], kept: 
             raise WireError(f"{key!r} of {outlines[key].dtype} has values of {found.dtype}", reason="dtype")
         if found.shape != (int(np.count_nonzero(kept[key])),):
             raise WireError(f"{key!r} has values of shape {tuple(found.shape)}, not one a bit", reason="shape")
-    return values
+    return inner.decode(payload).tree
 
 
 def _put(outline: Outline, kept: NDArray[np.bool_], values: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         blobs["codes"] = to_blob(torch.from_numpy(np.concatenate(packed)))
         return Payload(codec="quantize", blobs=blobs), memory
 
-    return Codec(encode, _decode)
+    return Codec(encode, _decode, lambda payload: entries.read(payload, "quantize").hollow())
 
 
 def _drawn_from(leaves: list[Tensor], seed: int) -> Generator:

@@ -54,7 +54,10 @@ def blank(spec: Spec) -> Model:
 def _built(spec: Spec) -> Model:
     if not own.is_own(spec.name):
         return build(MODELS, spec, "model")
-    model = build({spec.name: own.builder(spec.name)}, spec, "model")
+    try:
+        model = build({spec.name: own.builder(spec.name)}, spec, "model")
+    except own.FAULTS as error:
+        raise ConfigError(f"model {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Sequential):
         raise ConfigError(f"model {spec.name!r} returned a {type(model).__name__}, not a shared.models.base.Model")
     return model

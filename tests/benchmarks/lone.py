@@ -20,7 +20,7 @@ import torch
 from device_agent.job import Job
 from device_agent.outbox import Outbox
 from device_agent.pipe import HEAD_BYTES, Answer, Failed, FromTrainer, Start, Step, frame
-from shared import payload
+from shared import heap, payload
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs.dense import dense
@@ -31,9 +31,7 @@ from shared.models.init import initial
 from shared.registry import build
 from shared.tree import Tree
 
-BATCH, EXAMPLES, STEPS = 64, 256, 4
-KIB = 1024
-TICK_S = 0.002
+BATCH, KIB = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,12 @@ class Taken:
     Attributes:
         base_bytes: Resident before it: Python, torch, our modules.
         peak_bytes: The most that was resident at once.
-        step_s: CPU seconds of a step, the first one left out.
-        update_bytes: What goes up at the end.
+        cpu_s: CPU seconds of its process, from the task to its end.
     """
 
     base_bytes: int
     peak_bytes: int
-    step_s: float
-    update_bytes: int
+    cpu_s: float
 
     @property
     def own_bytes(self) -> int:
@@ -58,24 +54,30 @@ class Taken:
         return self.peak_bytes - self.base_bytes
 
 
-def take(model: Spec, algorithm: Spec, *, steps: int = STEPS, codec: Spec | None = None) -> Taken:
-    """Have a fresh trainer with one thread do so many steps of a method, on random pictures."""
+def take(model: Spec, algorithm: Spec, steps: int, *, lean: bool = False) -> Taken:
+    """Have a fresh trainer with one thread do so many steps of a method, on random pictures.
+
+    Args:
+        model: The network.
+        algorithm: The method; a split one's session must have as many steps.
+        steps: Batches.
+        lean: Whether its allocator gives large tensors back at once, whatever the method asks for.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        outbox = Outbox(folder / "outbox", folder / "states")
-        draft = outbox.draft("lone", 1)
-        job = msgspec.structs.replace(_job(folder, model, algorithm, steps, codec or Spec(name="dense")), draft=str(draft))
-        with _trainer() as process:
-            base = _resident(process.pid, "VmRSS")
-            began, ended, peak = _converse(process, job)
-        size = outbox.entries()[0].update.params.size
-        return Taken(base, peak, (ended - began) / max(1, steps - 1), size)
+        draft = Outbox(folder / "outbox", folder / "states").draft("lone", 1)
+        job = msgspec.structs.replace(_job(folder, model, algorithm, steps), draft=str(draft))
+        with _trainer(heap.ENVIRONMENT if lean else {}) as process:
+            base, began = _resident(process.pid, "VmRSS"), _cpu_s(process.pid)
+            _converse(process, job)
+            return Taken(base, _resident(process.pid, "VmHWM"), _cpu_s(process.pid) - began)
 
 
 @contextmanager
-def _trainer() -> Iterator[subprocess.Popen[bytes]]:
+def _trainer(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "device_agent.trainer_main", "--threads", "1", "--log-level", "debug"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=os.environ | environment, **pipes)
     try:
         while b"phase idle" not in (line := process.stderr.readline()):
             if not line:
@@ -87,20 +89,19 @@ def _trainer() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def _job(folder: Path, model: Spec, spec: Spec, steps: int, codec: Spec) -> Job:
-    """Return a job whose epoch has so many batches; for a split method a session of so many steps."""
+def _job(folder: Path, model: Spec, spec: Spec, steps: int) -> Job:
+    """Return a job of one epoch of so many batches, or of a split session of as many steps; without a draft yet."""
     network = initial(model, 0)
     algorithm: Algorithm = build(ALGORITHMS, spec, "algorithm")
-    epochs = -(-steps * BATCH // EXAMPLES)
-    hyper = Hyper(batch_size=BATCH, local_epochs=epochs, learning_rate=1e-3)
+    hyper = Hyper(batch_size=BATCH, local_epochs=1, learning_rate=1e-3)
     state = algorithm.init(network, 0)
     told = algorithm.assign(state, Cohort(("board",), hyper, 0, rounds=2), {}, 1)["board"]
     start = _packed(algorithm.broadcast(state, told))
     (folder / "params").write_bytes(start)
-    count = EXAMPLES if algorithm.serve else steps * BATCH
+    count = steps * BATCH
     pictures = np.random.default_rng(0).integers(0, 256, (count, *network.example), dtype=np.uint8)
     np.savez(folder / "data.npz", x=pictures, y=np.arange(count) % 10)
-    task = _task(model, spec, told, codec, Transfer(digest=payload.digest([start]), size=len(start), frame_bytes=1024))
+    task = _task(model, spec, told, Transfer(digest=payload.digest([start]), size=len(start), frame_bytes=1024))
     return Job(
         task=task,
         params=str(folder / "params"),
@@ -112,14 +113,14 @@ def _job(folder: Path, model: Spec, spec: Spec, steps: int, codec: Spec) -> Job:
     )
 
 
-def _task(model: Spec, algorithm: Spec, told: Assignment, codec: Spec, params: Transfer) -> Task:
+def _task(model: Spec, algorithm: Spec, told: Assignment, params: Transfer) -> Task:
     return Task(
         run="lone",
         round=1,
         device="board",
         algorithm=algorithm,
         model=model,
-        codec=codec,
+        codec=Spec(name="dense"),
         assignment=told,
         params=params,
         shared=False,
@@ -131,22 +132,18 @@ def _packed(tree: Tree) -> memoryview:
     return memoryview(bytearray(b"".join(payload.pack(dense().encode(tree, None)[0]))))
 
 
-def _converse(process: subprocess.Popen[bytes], job: Job) -> tuple[float, float, int]:
-    """Answer the job's steps; return the trainer's CPU seconds at the first answer and at the end, and its peak."""
+def _converse(process: subprocess.Popen[bytes], job: Job) -> None:
+    """Answer the job's steps as a server would, until it is done."""
     process.stdin.write(frame(Start(job)))
     process.stdin.flush()
-    began = None
     while isinstance(message := _hear(process.stdout), Step):
         up = dense().decode(payload.unpack(memoryview(bytearray(process.stdout.read(message.size))))).tree
         down = _packed({"gradient": torch.ones_like(up["features"]).div_(1e3), "loss": torch.tensor(1.0)})
-        if message.step == 2:
-            began = _cpu_s(process.pid)
         process.stdin.write(frame(Answer(message.step, down.nbytes, (0, 0))))
         process.stdin.write(down)
         process.stdin.flush()
     if isinstance(message, Failed):
         raise OSError(message.cause)
-    return began or 0.0, _cpu_s(process.pid), _resident(process.pid, "VmHWM")
 
 
 def _hear(stream: BinaryIO) -> FromTrainer:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import cpu
+import cuts
 import energy
 import exact
 import gap
@@ -19,8 +20,11 @@ import power_reads
 import probing
 import replay
 import rounds
+import savings
+import split
 import starts
 import together
+import u_shape
 import wire
 from measure import Figure
 from rich.console import Console
@@ -42,6 +46,10 @@ BENCHES: Mapping[str, Callable[[], list[Figure]]] = {
     "link": link.run,
     "exact": exact.run,
     "gap": gap.run,
+    "cuts": cuts.run,
+    "savings": savings.run,
+    "split": split.run,
+    "u-shape": u_shape.run,
 }
 
 

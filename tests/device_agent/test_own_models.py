@@ -25,6 +25,19 @@ def net() -> Model:
 
 
 other = net
+
+
+def raising() -> Model:
+    return {}["no such layer"]
+
+
+class Moody(nn.Module):
+    def forward(self, inputs):
+        return inputs.no_such_thing
+
+
+def moody() -> Model:
+    return Model(nn.Sequential(*net().layers, Moody()))
 """
 
 
@@ -47,6 +60,25 @@ def test_a_task_names_it_and_the_trainer_imports_it_if_it_may(tmp_path: Path, ma
         finally:
             runner.run(trainer.close())
     assert not (tmp_path / "ran").exists()
+
+
+def test_one_that_fails_costs_its_task_and_not_the_trainer(tmp_path: Path, make_task, make_job, monkeypatch) -> None:
+    """Whatever its builder or its layers raise."""
+    (tmp_path / "badnets.py").write_text(SOURCE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    with asyncio.Runner() as runner:
+        trainer = TrainerProcess(tmp_path / "lock", 600.0, memory_mb=0, threads=1, models=["badnets:*"])
+        host = Host(runner, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
+        try:
+            host.do(host.train(make_task(round=1)))
+            pid = host.pid
+            with pytest.raises(TaskFailed, match="KeyError: 'no such layer'; correct its builder"):
+                host.do(host.train(make_task(round=2, model=Spec(name="badnets:raising"))))
+            with pytest.raises(TaskFailed, match=r"AttributeError: .*no_such_thing"):
+                host.do(host.train(make_task(round=3, model=Spec(name="badnets:moody"))))
+            assert host.pid == pid
+        finally:
+            runner.run(trainer.close())
 
 
 def test_the_devices_file_says_what_is_allowed(tmp_path: Path) -> None:

@@ -150,6 +150,30 @@ def test_a_gradient_is_given_again_as_often_as_the_features_are_offered_again(tm
     virtual(play())
 
 
+def test_features_offered_again_while_they_come_are_not_asked_for_twice(tmp_path):
+    """A device behind a slow link waits longer for an answer than it is patient, while its frames are under way."""
+
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            data = bytes(64 * BLOCK_BYTES)
+            offer = a.offer(1, data)
+            await a.say(offer)
+            asked = await a.heard()
+            await a.say(chunks.encode(offer.params, 0, [memoryview(data)[:BLOCK_BYTES]]))
+            await a.say(offer)
+
+            async def until_a_repetition(asked: Want) -> None:
+                while asked.ranges[0][0] < (more := await a.heard()).ranges[0][0]:
+                    asked = more
+
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(until_a_repetition(asked), 0.5)
+            assert (await a.heard()).ranges[0][0] == 1, "after a silence what lacks is asked for anew"
+            await rest(here, a, b)
+
+    virtual(play())
+
+
 def test_who_offers_and_sends_nothing_costs_a_deadline_and_is_told_where_the_others_are(tmp_path):
     async def play() -> None:
         clock = asyncio.get_running_loop().time

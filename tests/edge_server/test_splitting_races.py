@@ -36,9 +36,9 @@ class Slow(MemoryTransport):
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         """Publish, a Skip late."""
-        if channel_of(topic) == "gradient" and not chunks.is_frame(payload):
-            if isinstance(wire.decode(payload), Skip):
-                await asyncio.sleep(SLOW_S)
+        is_word = channel_of(topic) == "gradient" and not chunks.is_frame(payload)
+        if is_word and isinstance(wire.decode(payload), Skip):
+            await asyncio.sleep(SLOW_S)
         await super().publish(topic, payload, retain=retain, assured=assured)
 
 

@@ -79,6 +79,37 @@ def test_behind_a_push_the_rest_is_asked_for_at_once_in_a_whole_window() -> None
     assert receiving.want(5).ranges == [(8, 28)]
 
 
+def test_an_offer_again_while_frames_come_has_none_sent_twice() -> None:
+    """Behind a link that takes seconds for a push, a sender wonders where its answer is; nothing of it is lost."""
+    offered = sending(PARTS, FRAME_BYTES)
+    told, frames = offered.push(Room(blocks=20, frame_bytes=FRAME_BYTES), ROOMY)
+    receiving = begun(offered.transfer, told)
+    data = next(frames)
+    receiving.take(chunks.decode(data), len(data), 0.1)
+    receiving.offered_again(0, 0.2)
+    assert receiving.want(5) is None
+    receiving.offered_again(0, 0.2 + receiving.left_s(0.2))
+    assert receiving.want(5).ranges == [(4, 8)]
+
+
+@pytest.mark.parametrize("why", ["none came yet", "a silence", "an outage", "it pushes anew"])
+def test_an_offer_again_where_no_frames_come_has_what_lacks_sent_anew(why: str) -> None:
+    """At once, a frame first: the word of a sender is quicker than the receiver's patience."""
+    offered = sending(PARTS, FRAME_BYTES)
+    told, frames = offered.push(Room(blocks=20, frame_bytes=FRAME_BYTES), ROOMY)
+    receiving = begun(offered.transfer, told)
+    if why != "none came yet":
+        data = next(frames)
+        receiving.take(chunks.decode(data), len(data), 0.1)
+    if why == "a silence":
+        receiving.gave_up(9.0)
+    elif why == "an outage":
+        receiving.lost(0.2)
+    receiving.offered_again(8 if why == "it pushes anew" else 0, 9.1 if why == "a silence" else 0.2)
+    expected = {"none came yet": [(0, 4)], "it pushes anew": [(8, 24)]}
+    assert receiving.want(5).ranges == expected.get(why, [(4, 8)])
+
+
 @pytest.mark.parametrize(("blocks", "frame_bytes"), [(0, 4096), (-3, 4096), (7, 0), (7, 1000), (7, 8 << 20)])
 def test_room_that_is_none_or_makes_no_sense_is_not_used(blocks: int, frame_bytes: int) -> None:
     told, frames = sending(PARTS, FRAME_BYTES).push(Room(blocks=blocks, frame_bytes=frame_bytes), ROOMY)

@@ -44,6 +44,19 @@ def wrong() -> Model:
     return Model(nn.Sequential(nn.ReLU()), {1: 1})
 
 
+class Moody(nn.Module):
+    def forward(self, inputs):
+        return inputs.no_such_thing
+
+
+def moody() -> Model:
+    return Model(nn.Sequential(nn.Linear(4, 2), Moody()), {1: 1}, example=(4,))
+
+
+def raising(kind: str = "KeyError") -> Model:
+    raise {"KeyError": KeyError, "NameError": NameError, "ZeroDivisionError": ZeroDivisionError}[kind]("of its own")
+
+
 figure = 3
 """
 
@@ -55,10 +68,11 @@ def module(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     path.write_text(SOURCE)
     (tmp_path / "broken.py").write_text("def net(:\n")
     (tmp_path / "lacking.py").write_text("import no_such_library\n")
+    (tmp_path / "failing.py").write_text("nobody_has_defined_this\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield path
     own.allow([])
-    for name in ("fieldnets", "broken", "lacking"):
+    for name in ("fieldnets", "broken", "lacking", "failing"):
         sys.modules.pop(name, None)
 
 
@@ -122,12 +136,27 @@ def test_names_that_try_it_are_refused(module, name):
         ("fieldnets:wrong", "a cut is outside the chain"),
         ("broken:net", "invalid syntax"),
         ("lacking:net", "No module named 'no_such_library'"),
+        ("failing:net", "NameError: name 'nobody_has_defined_this' is not defined"),
         ("nowhere_to_be_found:net", "No module named 'nowhere_to_be_found'"),
     ],
 )
 def test_what_is_no_model_says_so(module, name, problem):
     own.allow([name])
     assert problem in refusal(name)
+
+
+@pytest.mark.parametrize("kind", ["KeyError", "NameError", "ZeroDivisionError"])
+def test_a_builder_that_fails_in_its_own_way_says_so(module, kind):
+    own.allow(["fieldnets:raising"])
+    told = refusal("fieldnets:raising", kind=kind)
+    assert kind in told
+    assert "of its own" in told
+
+
+def test_layers_that_fail_in_their_own_way_take_no_such_examples(module):
+    own.allow(["fieldnets:moody"])
+    with pytest.raises(ConfigError, match=r"does not take examples of shape .* no attribute 'no_such_thing'"):
+        table(Spec(name="fieldnets:moody"))
 
 
 @pytest.mark.parametrize("entry", ["fieldnets", "fieldnets:", "*", "*:*", "fieldnets.*:net", "field nets:net", "a:b:c"])

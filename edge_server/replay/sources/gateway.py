@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+from edge_server.replay.sources.recorded import recorded
+from edge_server.replay.sources.recorded_link import spare_s
 from edge_server.trace.rows import Round, Task
 from edge_server.trace.trace import Trace
 
@@ -21,6 +23,20 @@ def seconds(trace: Trace) -> Callable[[int], float]:
     known = {number: own_s for number, own_s in found if own_s is not None}
     usual_s = median(known.values()) if known else 0.0
     return lambda number: known.get(number, usual_s)
+
+
+def step_seconds(trace: Trace) -> float:
+    """Return what a step of a split session takes the server; 0 where there is none, or its links explain all.
+
+    Whoever delivers last waits for the server alone: what the least patient device's exchange took beyond its link, in
+    the median round.
+    """
+    found: dict[int, list[float]] = {}
+    for one in recorded(trace).values():
+        for task in one.tasks.values():
+            if (spare := spare_s(one, task)) is not None:
+                found.setdefault(task.round, []).append(spare)
+    return median(map(min, found.values())) if found else 0.0
 
 
 def _own_s(one: Round, tasks: list[Task], deadline_s: float) -> float | None:
@@ -40,5 +56,5 @@ def _end_s(task: Task, opened_s: float) -> float | None:
     """Return when a replay has an update that counts: an upload's seconds last until the server has stored it."""
     if task.outcome != "arrived" or task.arrived_s is None:
         return None
-    parts = (task.download_s, task.compute_s, task.upload_s)
+    parts = (task.download_s, task.compute_s, task.exchange_s, task.upload_s)
     return max(task.arrived_s, opened_s + sum(part or 0.0 for part in parts))

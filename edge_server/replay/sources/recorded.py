@@ -38,6 +38,7 @@ class Recorded:
         board: Id of its board's profile.
         batch_size: By round.
         epochs: By round.
+        sessions: Steps of its split sessions, by round.
         tasks: Those whose update came, in time or late, and of which the seconds of computing are known; by round.
         opened_s: When each round opened.
         closed_s: When it closed.
@@ -51,6 +52,7 @@ class Recorded:
     board: str
     batch_size: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
+    sessions: dict[int, int] = field(default_factory=dict)
     tasks: dict[int, Task] = field(default_factory=dict)
     opened_s: dict[int, float] = field(default_factory=dict)
     closed_s: dict[int, float] = field(default_factory=dict)
@@ -58,6 +60,10 @@ class Recorded:
     readings: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
     present: tuple[tuple[float, float], ...] = ALWAYS
     longest_s: Mapping[int, float] = field(default_factory=dict)
+
+    def done(self, task: Task) -> int:
+        """Return the steps of a split session that a device had its part in; 0 of any other task."""
+        return max(0, self.sessions.get(task.round, 0) - (task.missed_steps or 0))
 
     def moment(self, task: Task) -> float:
         """Return a second at which a task was under way: when its update came, else when its round opened."""
@@ -74,7 +80,7 @@ class Recorded:
         if any(self._shared(task) and self._is_last(task) for task in self.tasks.values()):
             return 0.0
         found = [(lag_s, task) for task in self.tasks.values() if (lag_s := self._lag_s(task)) is not None]
-        spans = (part for lag_s, task in found for part in (lag_s, *_moving(task)) if task.outcome == "arrived")
+        spans = (part for lag_s, task in found for part in (lag_s, *self._moving(task)) if task.outcome == "arrived")
         return min(spans, default=0.0) / 2
 
     def lag_s(self, number: int) -> float:
@@ -86,7 +92,9 @@ class Recorded:
         return max(0.0, lags.get(number, median(lags.values()) if lags else 0.0) - 2 * self.delay_s)
 
     def _lag_s(self, task: Task) -> float | None:
-        parts = (task.download_s, task.compute_s, task.upload_s)
+        parts = [task.download_s, task.compute_s, task.upload_s]
+        if task.round in self.sessions:
+            parts.append(task.exchange_s)
         came_s = self.closed_s.get(task.round, -LATE_S) + LATE_S if task.outcome == "late" else task.arrived_s
         if came_s is None or task.round not in self.opened_s or None in parts:
             return None
@@ -132,11 +140,22 @@ class Recorded:
         return steps(_rising(pairs)), gaps
 
     def window(self, task: Task) -> tuple[float, float] | None:
-        """Return from when to when a task computed, by the server's clock; None where nobody knows."""
+        """Return from when to when a task computed, by the server's clock; None where nobody knows.
+
+        In a split session it computed and waited by turns.
+        """
         if task.arrived_s is None or task.upload_s is None or task.compute_s is None:
             return None
         stop_s = task.arrived_s - task.upload_s
-        return (stop_s - task.compute_s, stop_s) if 0 < task.compute_s <= stop_s else None
+        busy_s = task.compute_s + (task.exchange_s or 0.0 if self.done(task) else 0.0)
+        return (stop_s - busy_s, stop_s) if task.compute_s > 0 and busy_s <= stop_s else None
+
+    def _moving(self, task: Task) -> list[float]:
+        """Return what of a task's transfers, or of one step's exchange, may be delay; where nothing moved, nothing."""
+        moved = [(task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s)]
+        if (steps := self.done(task)) and task.exchange_s is not None:
+            moved.append((task.features_bytes, task.exchange_s / steps))
+        return [SHARE * seconds for count, seconds in moved if count and seconds is not None]
 
     def _computes(self, second: float) -> bool:
         windows = (self.window(task) for task in self.tasks.values())
@@ -146,12 +165,6 @@ class Recorded:
         for (_, left_s), (back_s, _) in pairwise(self.present):
             if back_s - left_s > AWAY_S and from_s < left_s and back_s <= to_s:
                 yield left_s, back_s
-
-
-def _moving(task: Task) -> list[float]:
-    """Return what of a task's transfers may be delay; where nothing moved, nothing is known."""
-    moved = ((task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s))
-    return [SHARE * seconds for count, seconds in moved if count and seconds is not None]
 
 
 def _rising(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -177,6 +190,8 @@ def recorded(trace: Trace) -> dict[str, Recorded]:
     for told in trace.decisions:
         found[told.device].batch_size[told.round] = told.batch_size
         found[told.device].epochs[told.round] = told.local_epochs
+        if told.steps:
+            found[told.device].sessions[told.round] = told.steps
     for sample in trace.readings:
         found[sample.device].readings[sample.name].append(sample)
     for step in trace.steps:

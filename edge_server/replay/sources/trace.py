@@ -9,7 +9,7 @@ model's, a round more) is taken from the task that was recorded nearest in time:
 
 where work is examples that pass through the network, times the network's operations for one example. In each round a
 link has the rate of that round's recorded transfers, else of the nearest round's, or that which the device told of it
-where others were on the same transmission; what no round did without is delay.
+where others were on the same transmission (`recorded_link`); what no round did without is delay.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
-from edge_server.replay.behaviour import Behaviour, Direction, Effort, Flow, Work
+from edge_server.replay.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.curve import Curve, constant
 from edge_server.replay.sources.recorded import Recorded, recorded
+from edge_server.replay.sources.recorded_link import exchange_w, link, radio
 from edge_server.trace.rows import Task
 from edge_server.trace.trace import Trace
-from edge_server.trial.plan import Plan
+from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.evaluate import skeleton
 from shared.measures import Provenance
+from shared.messages import Assignment
+from shared.models.init import blank
+from shared.registry import build
 
 FORWARD = 1 / 3
 """Share of a training step's operations that an evaluation of as many examples takes: the backward pass is twice it."""
@@ -50,13 +55,20 @@ def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; take them out of the plan")
     if not any(one.tasks for one in known.values()):
         raise ConfigError("no task of the trace says how long it took: there is nothing to replay by")
-    weights = weights_of(trace.header.plan)
+    weights = weights_of(trace)
     return [_behaviour(known[name], known.values(), weights) for name in names]
 
 
-def weights_of(plan: Plan) -> int:
-    """Return the trainable parameters of a plan's network."""
-    return sum(leaf.numel() for leaf in skeleton(plan.model).parameters())
+def weights_of(trace: Trace) -> int:
+    """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
+    plan = trace.header.plan
+    leaves = dict(skeleton(plan.model).named_parameters())
+    if any(one.steps for one in trace.decisions):
+        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+        told = Assignment(seed=plan.seed, hyper=plan.hyper)
+        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), told)
+        leaves = {name: leaf for name, leaf in leaves.items() if name in start}
+    return sum(leaf.numel() for leaf in leaves.values())
 
 
 def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int) -> Behaviour:
@@ -74,9 +86,9 @@ def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int) -> Behavi
     return Behaviour(
         compute=source.effort,
         least=source.least,
-        of_round=source.link,
+        of_round=partial(link, one),
         delay_s=one.delay_s,
-        radio=source.radio,
+        radio=partial(radio, one),
         present=one.present,
         provenance={name: _told(one, name) for name in ("download_s", "upload_s", "download_joules", "upload_joules")},
         warnings=tuple(warnings),
@@ -110,7 +122,7 @@ class Source:
 
     Attributes:
         one: Its part of the trace.
-        weights: Trainable parameters of the trace's network.
+        weights: Trainable parameters that devices had of the trace's network.
         clock: Hertz over seconds; None where nobody measured it.
     """
 
@@ -137,10 +149,19 @@ class Source:
         return not work.train or self._examples(task) in (None, work.examples)
 
     def _examples(self, task: Task) -> float | None:
-        """Return how many examples passed through the network in a task, each trained on; None of a late one."""
+        """Return how many examples passed through the network in a task, each trained on; None of a late one.
+
+        Of a split session those of its missed steps do not count.
+        """
         if task.purpose != "train":
             return FORWARD * task.metrics.get("eval_examples", 0.0)
-        return None if task.examples is None else float(task.examples * self.one.epochs.get(task.round, 1))
+        if task.examples is None:
+            return None
+        if steps := self.one.sessions.get(task.round, 0):
+            size = self.one.batch_size[task.round]
+            whole = sum(one * count for one, count in batches(task.examples, size, steps).items())
+            return whole * self.one.done(task) / steps
+        return float(task.examples * self.one.epochs.get(task.round, 1))
 
     def _again(self, task: Task) -> Effort:
         figures = {name: getattr(task, column) for name, column in FIGURES.items()}
@@ -149,8 +170,12 @@ class Source:
             for name, value in figures.items()
             if value is not None
         }
-        lag_s = self.one.lag_s(task.round)
-        return Effort(task.compute_s or 0.0, task.cycles, task.compute_joules, task.idle_w, provenance, lag_s)
+        return Effort(
+            *(task.compute_s or 0.0, task.cycles, task.compute_joules, task.idle_w),
+            provenance | _of_exchange(task),
+            self.one.lag_s(task.round),
+            exchange_w(task),
+        )
 
     def _scaled(self, work: Work, second: float) -> Effort:
         task = min(self._able(), key=lambda one: (abs(self.one.moment(one) - second), one.round))
@@ -183,8 +208,10 @@ class Source:
             figures["cycles"],
             figures["compute_joules"],
             task.idle_w,
-            {name: Provenance(source=source, quality="modelled") for name, one in figures.items() if one is not None},
+            {name: Provenance(source=source, quality="modelled") for name, one in figures.items() if one is not None}
+            | _of_exchange(task),
             self.one.lag_s(work.round),
+            exchange_w(task),
         )
 
     def _able(self) -> list[Task]:
@@ -212,36 +239,10 @@ class Source:
         until = clock.when(second, seconds * then)
         return until - second if then and math.isfinite(until) else seconds
 
-    def link(self, number: int) -> tuple[Flow | None, Flow | None]:
-        """Return the rates up and down of a round."""
-        down_bps, up_bps = self._rate(number, "down"), self._rate(number, "up")
-        return _limit(up_bps), _limit(down_bps)
 
-    def _rate(self, number: int, way: Direction) -> float:
-        """Return bit/s of the recorded transfer of a round, else of the nearest; infinite where nothing took time."""
-        spans = {"down": ("bytes_down", "download_s"), "up": ("arrived_bytes", "upload_s")}
-        size, span = spans[way]
-        found = [task for task in self.one.tasks.values() if getattr(task, size) and getattr(task, span) is not None]
-        if not found:
-            return math.inf
-        task = min(found, key=lambda one: (abs(one.round - number), one.round))
-        seconds = max(0.0, getattr(task, span) - 2 * self.one.delay_s)
-        rate_bps = 8 * getattr(task, size) / seconds if seconds else math.inf
-        return max(rate_bps, self.one.told_bps(task)) if way == "down" else rate_bps
-
-    def radio(self, way: Direction, t0: float, t1: float) -> float | None:
-        """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end."""
-        joules, span = ("download_joules", "download_s") if way == "down" else ("upload_joules", "upload_s")
-        found = [task for task in self.one.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
-        if not found:
-            return None
-        task = min(found, key=lambda one: (abs(self.one.moment(one) - t1), one.round))
-        watts: float = getattr(task, joules) / getattr(task, span)
-        return watts * (t1 - t0)
-
-
-def _limit(bits_per_s: float) -> Flow | None:
-    return constant(bits_per_s) if math.isfinite(bits_per_s) else None
+def _of_exchange(task: Task) -> dict[str, Provenance]:
+    told = task.provenance.get("exchange_joules")
+    return {} if exchange_w(task) is None else {"exchange_joules": traced(told)}
 
 
 def _renamed(provenance: dict[str, Provenance]) -> dict[str, Provenance]:

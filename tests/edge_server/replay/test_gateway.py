@@ -16,7 +16,7 @@ from edge_server.trace.trace import Trace
 from edge_server.trial.plan import placed
 from edge_server.trial.runs import Run
 from tests.edge_server.textbook import make_plan
-from tests.edge_server.trace.field import field_run
+from tests.edge_server.trace.field import field_run, trained_alone
 
 LINKS = """
 [[device]]
@@ -67,7 +67,7 @@ def later(seconds: dict[int, float]):
 
 def test_a_round_is_the_servers_own_from_the_last_update_to_its_end(tmp_path):
     """Orin's update of round 1 came at 12 s of the field's run; what its upload took to be stored is the upload's."""
-    trace = trace_of(field_run(tmp_path))
+    trace = trace_of(trained_alone(field_run(tmp_path)))
     [one, *_] = trace.rounds
     tasks = [task for task in trace.tasks if task.round == 1 and task.outcome == "arrived"]
     parts_s = max(task.download_s + task.compute_s + task.upload_s for task in tasks)

@@ -24,7 +24,7 @@ from edge_server.trace.transfer import export
 from edge_server.trial.plan import placed
 from shared.errors import ConfigError
 from tests.edge_server.textbook import make_plan
-from tests.edge_server.trace.field import field_run
+from tests.edge_server.trace.field import field_run, trained_alone
 
 WEIGHTS = 4 * 64 + 4 + 4 * 10 + 10
 """Of the field run's network: 64 inputs, 4 hidden units, 10 classes."""
@@ -118,7 +118,7 @@ def test_a_plan_may_not_name_a_device_that_the_trace_does_not_know(trial, tmp_pa
 
 
 def field(tmp_path: Path) -> Trace:
-    return trace_of(field_run(tmp_path))
+    return trace_of(trained_alone(field_run(tmp_path)))
 
 
 def work(round_: int = 1, **changes: object) -> Work:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from edge_server.store.base import (
     AnyRecord,
@@ -172,3 +175,21 @@ def field_run(folder: Path) -> list[AnyRecord]:
         RunClosed(outcome="finished"),
     ]
     return [*first, *rest]
+
+
+def trained_alone(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+    """Return a journal as it were if no step of it had gone through the server."""
+    nothing = dict.fromkeys(("exchange_s", "exchange_joules", "features_bytes", "gradient_bytes"))
+
+    def changed(one: AnyRecord) -> AnyRecord:
+        match one:
+            case RoundOpened():
+                told = {device: replace(said, steps=0) for device, said in one.assignments.items()}
+                return replace(one, assignments=told)
+            case UpdateAccepted():
+                return replace(one, update=replace(one.update, cost=replace(one.update.cost, **nothing)))
+            case CostSettled():
+                return replace(one, cost=replace(one.cost, **nothing))
+        return one
+
+    return [changed(one) for one in records]

@@ -32,7 +32,17 @@ def normed() -> Model:
     return Model(layers, {1: 3, 2: 6}, (1, 6, 6))
 
 
-MAKERS = {"mlp": lambda: mlp(6, 5, CLASSES), "cnn": lambda: cnn(1, 4, 2, 5, CLASSES), "normed": normed}
+def scaled() -> Model:
+    """Return a network of the user's own that has no weights below its cut, only BatchNorm's."""
+    return Model(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES)), {1: 1}, (6,))
+
+
+MAKERS = {
+    "mlp": lambda: mlp(6, 5, CLASSES),
+    "cnn": lambda: cnn(1, 4, 2, 5, CLASSES),
+    "normed": normed,
+    "scaled": scaled,
+}
 
 
 def make(name: str) -> tuple[Model, Model]:

@@ -418,3 +418,13 @@ def test_a_gradient_of_other_features_is_refused():
     next(session)
     with pytest.raises(WireError, match="gradient of shape"):
         session.send({"gradient": torch.zeros(1, 77), "loss": torch.tensor(1.0)})
+
+
+def test_where_nothing_can_be_pruned_the_rest_is_trained():
+    """Of a part without weights no sparsity is told: it is absent, not zero."""
+    fleet = Fleet(fedsl(period=2), "scaled")
+    before = fleet.state.tree["0.weight"].clone()
+    for _ in range(2):
+        driven = fleet.play()
+    assert "sparsity" not in driven.results["a"].metrics
+    assert not torch.equal(before, fleet.state.tree["0.weight"])

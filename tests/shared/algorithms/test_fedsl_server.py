@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -11,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms import fedsl_server
+from shared.algorithms import fedsl_server, smashed
 from shared.algorithms.base import Cohort
 from shared.algorithms.fedsl import fedsl, splitfed
 from shared.errors import WireError
@@ -286,6 +287,27 @@ def test_features_of_another_network_are_refused(shape):
         fleet.algorithm.admit(fleet.skeleton, fleet.state, fleet.told(1)["a"], up)
 
 
+def test_pictures_of_another_size_than_the_servers_own_are_refused():
+    """A part of convolutions would take them: a few bytes, all dropped, that are a hundred times an honest batch."""
+    layers = nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, CLASSES)
+    )
+    model, algorithm = Model(layers, {1: 1}), fedsl(drop=0.4, granularity="channel")
+    state = algorithm.init(model, 0)
+    told = algorithm.assign(state, Cohort(("a",), HYPER, 0, 1), {}, 1)["a"]
+    up = {
+        "features": torch.zeros(4, 0),
+        "labels": torch.zeros(4, dtype=torch.uint8),
+        "keep": torch.zeros(1, dtype=torch.uint8),
+        "shape": torch.tensor([2, 80, 80], dtype=torch.int32),
+    }
+    algorithm.admit(model, state, told, up)
+    own = replace(model, example=(1, 8, 8))
+    with pytest.raises(WireError, match=r"features of shape \(2, 80, 80\), one of \(1, 8, 8\) has \(2, 8, 8\)"):
+        algorithm.admit(own, state, told, up)
+    algorithm.admit(own, state, told, up | {"shape": torch.tensor([2, 8, 8], dtype=torch.int32)})
+
+
 def test_smaller_batches_are_admitted():
     """The last of an epoch, down to a single example."""
     fleet = Fleet(HELD(), "cnn", (4,))
@@ -305,6 +327,32 @@ def test_one_example_is_refused_where_batchnorm_cannot_train_on_it():
     with pytest.raises(WireError, match="more than 1 value per channel"):
         fleet.algorithm.admit(fleet.skeleton, fleet.state, told, {key: leaf[:1] for key, leaf in up.items()})
     assert all(torch.equal(before.tree[key], leaf) for key, leaf in fleet.state.tree.items())
+
+
+def test_the_server_part_is_tried_once_for_features_of_a_shape():
+    """To try costs what an example costs; a batch of one is another matter, and what is refused is tried again."""
+    fleet, tries = Fleet(HELD(), "cnn", (4,)), list[int]()
+    up, told = ups_of(fleet)["a"], fleet.told(1)["a"]
+    fleet.skeleton.layers[-1].register_forward_hook(lambda *_: tries.append(1))
+    for rows in (4, 3, 4, 1, 1):
+        fleet.algorithm.admit(fleet.skeleton, fleet.state, told, {key: leaf[:rows] for key, leaf in up.items()})
+    assert len(tries) == 2
+    for _ in range(2):
+        with pytest.raises(WireError):
+            fleet.algorithm.admit(fleet.skeleton, fleet.state, told, changed(up, features=torch.zeros(4, 2, 9, 9)))
+
+
+def test_a_device_that_names_ever_other_shapes_takes_no_more_memory():
+    """What was tried is remembered of so many shapes; one more, and the first is tried anew."""
+    layers = nn.Sequential(nn.Conv2d(1, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, CLASSES))
+    model, tries, algorithm = Model(layers, {1: 1}), list[int](), HELD()
+    layers[-1].register_forward_hook(lambda *_: tries.append(1))
+    state = algorithm.init(model, 0)
+    told = algorithm.assign(state, Cohort(("a",), HYPER, 0, 1), {}, 1)["a"]
+    for side in (*range(1, smashed.MOST_SHAPES + 2), 1):
+        up = {"features": torch.zeros(4, 2, side, 1), "labels": torch.zeros(4, dtype=torch.uint8)}
+        algorithm.admit(model, state, told, up)
+    assert len(tries) == smashed.MOST_SHAPES + 2
 
 
 def test_seeds_of_a_cohort_differ():

@@ -1,0 +1,140 @@
+"""The plan of the benchmark of split steps, and what its runs leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edge_server.store.base import UpdateAccepted, closed_rounds
+from edge_server.store.sqlite import read
+from edge_server.trial.plan import Plan, devices, load, share
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+CIFAR = ROOT / os.environ.get("FIELDFLEET_DATA", "../shared/data") / "cifar10" / "cifar10_20k.npz"
+CORES = os.cpu_count() or 1
+DEVICES, BATCH, WARM = 4, 64, 2
+BARRIER = re.compile(r"^(\S+)Z DEBUG edge_server.splitting step of round ", re.MULTILINE)
+PLAN = """
+name = "split"
+rounds = {rounds}
+[algorithm]
+name = "splitfed"
+options = {{ cut = 1, period = {steps} }}
+[model]
+name = "alexnet"
+[hyper]
+batch_size = {batch}
+learning_rate = 0.01
+[cohort]
+min_devices = {count}
+[round]
+deadline_s = 3600.0
+step_deadline_s = 600.0
+[evaluation]
+every = 0
+[partition]
+kind = "even"
+[data]
+source = "npz"
+path = "{data}"
+mean = [0.49, 0.48, 0.45]
+std = [0.25, 0.24, 0.26]
+limit = {examples}
+"""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What the steps of a session took.
+
+    Attributes:
+        step_s: Seconds of each, but for the first ones.
+        cpu_s: Processor seconds a step, by kind of process, all of a kind together.
+        memory_bytes: Resident memory in the session, by kind of process; of one of each.
+    """
+
+    step_s: list[float]
+    cpu_s: Mapping[str, float]
+    memory_bytes: Mapping[str, int]
+
+
+def planned(folder: Path, *, steps: int, count: int = DEVICES, rounds: int = 1) -> Plan:
+    """Write a plan, and random pictures of CIFAR-10's shape where that is not here; return the plan."""
+    data = CIFAR.resolve()
+    if not data.exists():
+        data, draw = folder / "random.npz", np.random.default_rng(0)
+        inputs = draw.integers(0, 256, (2 * DEVICES * BATCH, 32, 32, 3), np.uint8)
+        labels = draw.integers(0, 10, len(inputs))
+        np.savez(data, x_train=inputs, y_train=labels, x_test=inputs[:10], y_test=labels[:10])
+    path = folder / "plan.toml"
+    sizes = {"rounds": rounds, "steps": steps, "count": count, "batch": BATCH, "examples": 2 * count * BATCH}
+    path.write_text(PLAN.format(data=data, **sizes))
+    return load(path, folder)
+
+
+def server_keys(folder: Path) -> dict[str, object]:
+    """Return the configuration of the edge server, without its broker."""
+    keys = {"plan": "plan.toml", "run": "run", "data_dir": str(folder)}
+    return {**keys, "log_level": "debug", "threads": CORES}
+
+
+def agent_keys(folder: Path, plan: Plan, index: int) -> dict[str, object]:
+    """Return the configuration of the agent of one device, without its broker."""
+    fleet = devices(plan, plan.cohort.min_devices)
+    data = msgspec.to_builtins(share(plan, fleet, index))
+    name = fleet[index].name
+    return {"device": name, "state_dir": str(folder / name), "data": data, "trainer": {"threads": 1}}
+
+
+def barriers(log: str) -> list[float]:
+    """Return when each step was due, as the server's log says, in seconds."""
+    return [datetime.fromisoformat(stamp).timestamp() for stamp in BARRIER.findall(log)]
+
+
+def steps_s(log: str) -> list[float]:
+    """Return the seconds from each barrier to the next, but for the first ones."""
+    return [later - earlier for earlier, later in pairwise(barriers(log))][WARM:]
+
+
+def carried(folder: Path, steps: int) -> tuple[float, float]:
+    """Return the bytes of frames of one device's step, up and down; refuse a run whose steps were not all whole."""
+    records = read(folder / "run")
+    closed = closed_rounds(records)
+    if not closed or any(one.steps != steps or one.missed or one.refused for one in closed):
+        raise RuntimeError(f"steps were missed or refused: {closed}")
+    costs = [one.update.cost for one in records if isinstance(one, UpdateAccepted)]
+    ways = [one.features_bytes or 0 for one in costs], [one.gradient_bytes or 0 for one in costs]
+    up, down = (sum(way) / len(way) / steps for way in ways)
+    return up, down
+
+
+def alone(folder: Path, count: int, threads: int) -> Stepped:
+    """Do the steps of a folder's plan in one process, which is started for it."""
+    said = script("split_alone.py", folder / "plan.toml", count, threads)
+    taken, cpu_s, memory = json.loads(said)
+    return Stepped(taken[WARM:], {"alone": cpu_s}, {"alone": memory})
+
+
+def script(name: str, *arguments: object) -> str:
+    """Run a script of this folder; return the last line that it printed."""
+    command = [sys.executable, str(HERE / name), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+def median_s(several: list[Stepped]) -> float:
+    """Return the median step."""
+    return statistics.median(second for one in several for second in one.step_s)
