@@ -153,11 +153,12 @@ def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
     import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
 
     from device_agent import outbox, training  # noqa: PLC0415
+    from device_agent.bench import Bench  # noqa: PLC0415
     from device_agent.board import Meters  # noqa: PLC0415
 
     if threads:
         torch.set_num_threads(threads)
-    bench, meters = training.Bench(), Meters()
+    bench, meters = Bench(), Meters()
     logger.debug("phase idle")
     while (job := inlet.jobs.get()) is not None:
         answer: FromTrainer = Done()

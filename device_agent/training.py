@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-import torch
 
 from device_agent import device_state, draft
+from device_agent.bench import Bench, TaskBatches
 from device_agent.job import Job
 from device_agent.metering import Spent
 from device_agent.session import Performing, Up, exchanged
@@ -20,18 +19,14 @@ from device_agent.step_cost import measure
 from shared import payload as payloads
 from shared import spool
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Batch, Outcome, Result, Session
+from shared.algorithms.base import Outcome, Result, Session
 from shared.codecs import CODECS
-from shared.data.examples import Examples, batches, split_holdout
-from shared.data.load import load
-from shared.data.spec import Data
-from shared.errors import Superseded, TaskFailed
+from shared.errors import TaskFailed
 from shared.evaluate import score
-from shared.flops import step_flops
 from shared.measures import StepCost
-from shared.messages import Assignment, Spec, Task, Transfer
+from shared.messages import Spec, Task, Transfer
 from shared.models.base import Model
-from shared.models.init import blank, initial, seeded
+from shared.models.init import seeded
 from shared.registry import build
 from shared.steps import Missed
 from shared.tree import Tree, check_like
@@ -42,72 +37,6 @@ Block: TypeAlias = Callable[[], AbstractContextManager[Spent]]
 """Begins to measure a block of computing, which is told what it spent when it is left."""
 
 ALONE = "a device alone has only the part below the cut"
-
-
-@dataclass
-class Bench:
-    """What a trainer keeps between tasks: the device's examples and the network it built last.
-
-    Attributes:
-        read: Reads a device's examples.
-    """
-
-    read: Callable[[Data], Examples] = load
-    examples: dict[bytes, tuple[Examples, Examples]] = field(default_factory=dict)
-    models: dict[bytes, Model] = field(default_factory=dict)
-    skeletons: dict[bytes, Model] = field(default_factory=dict)
-    counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
-
-    def data(self, spec: Data) -> tuple[Examples, Examples]:
-        """Return the device's training and held-out examples, read once."""
-        key = msgspec.msgpack.encode(spec)
-        if key not in self.examples:
-            self.examples = {key: split_holdout(self.read(spec), spec.holdout, seed=0)}
-        return self.examples[key]
-
-    def model(self, spec: Spec) -> Model:
-        """Return the network, built once; its parameters are whatever the last task left."""
-        key = msgspec.msgpack.encode(spec)
-        if key not in self.models:
-            self.models = {key: initial(spec, seed=0)}
-        return self.models[key]
-
-    def skeleton(self, spec: Spec) -> Model:
-        """Return the network without storage, made once: a split device half has parameters of its own."""
-        key = msgspec.msgpack.encode(spec)
-        if key not in self.skeletons:
-            self.skeletons = {key: blank(spec)}
-        return self.skeletons[key]
-
-    def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
-        """Return the floating-point operations of one training step, counted once."""
-        key = (msgspec.msgpack.encode(spec), example, batch_size)
-        if key not in self.counted:
-            self.counted = {key: step_flops(spec, example, batch_size)}
-        return self.counted[key]
-
-
-@dataclass(frozen=True)
-class TaskBatches:
-    """Mini-batches of one task; stops when the task is superseded."""
-
-    examples: Examples
-    assignment: Assignment
-    superseded: Callable[[], bool]
-
-    @property
-    def num_examples(self) -> int:
-        """Examples of one epoch."""
-        return len(self.examples)
-
-    def __iter__(self) -> Iterator[Batch]:
-        hyper = self.assignment.hyper
-        for batch in batches(
-            self.examples, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.assignment.seed
-        ):
-            if self.superseded():
-                raise Superseded("a newer task has come")
-            yield batch
 
 
 def perform(

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
-from torch import nn
 
 from edge_server import cohort, muster
 from edge_server.config import LinkConfig
 from edge_server.figures import closing
+from edge_server.folding import folded
 from edge_server.gather import Gather
 from edge_server.muster import Muster
 from edge_server.outgoing import Outgoing, audiences, describe
@@ -24,7 +24,7 @@ from edge_server.store.base import RoundClosed, RoundOpened, Store, UpdateAccept
 from edge_server.store.observed import Noted
 from edge_server.store.persist import P, R, persist
 from edge_server.trial.plan import Plan
-from edge_server.updates import keep_only, read
+from edge_server.updates import keep_only
 from shared import chunks
 from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs import CODECS
@@ -33,8 +33,9 @@ from shared.data.examples import Examples
 from shared.errors import WireError
 from shared.evaluate import Score, score
 from shared.messages import LOSSLESS, Assignment, Task
+from shared.models.base import Model
 from shared.registry import build
-from shared.tree import Mean, State, Tree, check_like
+from shared.tree import State, Tree
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,10 @@ WHAT: Mapping[str, str] = {"evaluate": "the devices' last evaluation", "measure"
 class Rounds:
     """Runs rounds of one run; every seam it needs is handed in, and it keeps no learning state.
 
-    `opening` is waited for before a round is recorded as opened: what was seen before it stands before it.
+    Attributes:
+        model: Without storage; its `example` is the shape of one input as the server's own have it, empty where it has
+            none: devices may bring any.
+        opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
     """
 
     run: str
@@ -59,7 +63,7 @@ class Rounds:
     store: Store
     algorithm: Algorithm
     link: LinkConfig
-    network: nn.Module
+    model: Model
     test: Examples | None
     opening: Callable[[], Awaitable[None]] | None = None
     muster: Muster = field(default_factory=Muster)
@@ -91,9 +95,8 @@ class Rounds:
             if self.opening:
                 await self.opening()
             await self.persist(self.store.append, opened)
-        us, told = (self.plan, self.algorithm, self.server, self.link), opened.assignments
-        example = tuple(self.test.inputs.shape[1:]) if self.test is not None else ()
-        split = await self.server.worker(begin, *us, number=number, state=state, assignments=told, example=example)
+        us, told = (self.plan, self.algorithm, self.model, self.server, self.link), opened.assignments
+        split = await self.server.worker(begin, *us, number=number, state=state, assignments=told)
         gather = await self.exchange(number, state, told, accepted=accepted, split=split)
         after, scored = await self._after(split.top.state if split else state, told, gather), None
         if after is not None:
@@ -119,7 +122,7 @@ class Rounds:
             return None
         log.debug("phase aggregating run=%s round=%d", self.run, gather.number)
         try:
-            return await self.server.worker(self._aggregate, state, assignments, gather)
+            return await self.server.worker(folded, self.algorithm, state, assignments, gather)
         except WireError as error:
             log.warning("round %d: the model stays as it was, the aggregate cannot be used: %s", gather.number, error)
             gather.refused["aggregate"] += 1
@@ -232,19 +235,8 @@ class Rounds:
             deadline_s=plan.round.deadline_s,
         )
 
-    def _aggregate(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State:
-        """Fold the stored updates one at a time, in order of device: the sum does not depend on who came first."""
-        mean = Mean()
-        for device in sorted(gather.accepted):
-            update = read(gather.path(device), gather.accepted[device].update, gather.codec)
-            mean = self.algorithm.absorb(mean, assignments[device], update)
-            del update  # its pages are the file's; the next one needs the room
-        after = self.algorithm.between(self.algorithm.aggregate(state, mean))
-        check_like(after.tree, after.tree)
-        return after
-
     def _score(self, state: State, number: int) -> Score | None:
         every = self.plan.evaluation.every
         if self.test is None or not every or (number % every and number != self.plan.rounds):
             return None
-        return score(self.network, state.tree, self.test)
+        return score(self.model.layers, state.tree, self.test)

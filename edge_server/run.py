@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from edge_server import run_time
 from edge_server.config import LinkConfig
@@ -37,9 +38,9 @@ from shared.background import background
 from shared.clock import utc_seconds
 from shared.data.load import load
 from shared.errors import ConfigError
-from shared.evaluate import require_fit, skeleton
+from shared.evaluate import require_fit
 from shared.messages import Report, Status
-from shared.models.init import initial
+from shared.models.init import blank, initial
 from shared.registry import build
 from shared.tree import State
 
@@ -66,6 +67,8 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     server.run = run
     records = store.records()
     _require_same_plan(records, plan)
+    test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
+    example = () if test is None else tuple(test.inputs.shape[1:])
     rounds = Rounds(
         run=run,
         plan=plan,
@@ -73,8 +76,8 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         store=store,
         algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"),
         link=link,
-        network=skeleton(plan.model),
-        test=await server.worker(load, test_data(plan)) if plan.evaluation.every else None,
+        model=replace(blank(plan.model), example=example),
+        test=test,
         muster=Muster(members),
     )
     if not records:
@@ -91,7 +94,7 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
     state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
     del at  # it would keep the first state for as long as the run lasts
     if rounds.test is not None:
-        require_fit(rounds.network, state.tree, rounds.test)
+        require_fit(rounds.model.layers, state.tree, rounds.test)
     records, ledger = store.records(), Ledger()
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", rounds.run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from edge_server.barrier import Barrier
@@ -17,7 +16,7 @@ from edge_server.trial.plan import Plan
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
 from shared.messages import Assignment
-from shared.models.init import blank
+from shared.models.base import Model
 from shared.registry import build
 from shared.tree import State
 
@@ -25,23 +24,19 @@ from shared.tree import State
 def begin(  # noqa: PLR0913 - what a round is made of
     plan: Plan,
     algorithm: Algorithm,
+    model: Model,
     server: Server,
     link: LinkConfig,
     *,
     number: int,
     state: State,
     assignments: Mapping[str, Assignment],
-    example: tuple[int, ...] = (),
 ) -> Splitting | None:
-    """Return who serves a round's steps, on a copy of the state; None where the devices train alone.
-
-    `example` is the shape of one input, as the server's own have it; empty where it has none: devices may bring any.
-    """
+    """Return who serves a round's steps, on a copy of the state; None where the devices train alone."""
     if algorithm.serve is None:
         return None
     steps = max((told.steps for told in assignments.values()), default=0)
     codec = build(CODECS, plan.cut_codec, "cut_codec")
-    model = replace(blank(plan.model), example=example)
     top = Top(algorithm, model, own(state), codec, assignments, plan.seed, before=(number - 1) * steps)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     incoming = Incoming(server.site, server.transport, server.clock, link, server.paces)

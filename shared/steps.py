@@ -14,15 +14,12 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frame_bytes: int = BLOCK_BYTES
 
 
-class Features(Message, frozen=True, kw_only=True):
-    """Device -> server: one step's activations at the cut, with labels, offered.
+class OfSession(Message, frozen=True, kw_only=True):
+    """What every message of a session says first.
 
     Attributes:
         start: Digest of the parameters that the session began with: it tells a round that is repeated from itself.
         step: Of the session, from 1.
-        params: The payload.
-        pushed: Blocks of it that come right behind this, unasked; the rest is asked for.
-        room: What may come unasked the other way, of the gradient.
     """
 
     run: str
@@ -30,12 +27,23 @@ class Features(Message, frozen=True, kw_only=True):
     device: str
     start: bytes
     step: int
+
+
+class Features(OfSession, frozen=True, kw_only=True):
+    """Device -> server: one step's activations at the cut, with labels, offered.
+
+    Attributes:
+        params: The payload.
+        pushed: Blocks of it that come right behind this, unasked; the rest is asked for.
+        room: What may come unasked the other way, of the gradient.
+    """
+
     params: Transfer
     pushed: int = 0
     room: Room = Room()
 
 
-class Gradient(Message, frozen=True, kw_only=True):
+class Gradient(OfSession, frozen=True, kw_only=True):
     """Server -> device: the answer to one step's features, offered; fields as there.
 
     Attributes:
@@ -43,18 +51,13 @@ class Gradient(Message, frozen=True, kw_only=True):
         room: What may come unasked of the next step's features.
     """
 
-    run: str
-    round: int
-    device: str
-    start: bytes
-    step: int
     answers: bytes
     params: Transfer
     pushed: int = 0
     room: Room = Room()
 
 
-class Skip(Message, frozen=True, kw_only=True):
+class Skip(OfSession, frozen=True, kw_only=True):
     """Server -> device: that step went on without you, or is over; the next one that is open to you is `step`.
 
     Beyond the last step it says that the session is over, before the device's own that the server has lost it and
@@ -64,11 +67,6 @@ class Skip(Message, frozen=True, kw_only=True):
         offered: The step of the features that it answers, or would have: an older one's is of no concern any more.
     """
 
-    run: str
-    round: int
-    device: str
-    start: bytes
-    step: int
     offered: int
 
 

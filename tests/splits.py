@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from device_agent.training import TaskBatches
+from device_agent.bench import TaskBatches
 from edge_server.trial.plan import Plan, devices, share
 from shared import tree
 from shared.algorithms import ALGORITHMS

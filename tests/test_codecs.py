@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from edge_server.store.base import UpdateAccepted, closed_rounds
 from shared.codecs import CODECS
@@ -14,6 +11,8 @@ from shared.registry import build
 from shared.tree import Tree
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WEIGHTS, OTHERS = 8 * 64 + 64 * 3, 64 + 3
 """Of the plan's network, in matrices and in biases."""
@@ -26,15 +25,6 @@ PLANS = {
 }
 HEADER_BYTES = 450
 """Of a payload of four leaves: at most so many are header and gaps."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums are taken in one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("codec", PLANS)

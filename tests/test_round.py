@@ -4,58 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 
 import pytest
-import torch
 from torch import Tensor
 
-from edge_server import broker
 from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, UpdateAccepted, closed_rounds
 from shared import wire
 from shared.messages import Update
 from shared.presence import Session
 from shared.topics import topic
-from shared.transport.base import Broker
-from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.fleets import RUN, Site, Stopping
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 numbers = itertools.count()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums are taken in one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        "memory",
-        pytest.param("mosquitto", marks=pytest.mark.broker),
-        pytest.param("embedded", marks=pytest.mark.broker),
-    ],
-)
-def network(request, tmp_path_factory) -> Iterator[Network]:
-    """Return each of the networks that a fleet may meet on."""
-    if request.param == "memory":
-        yield Network()
-        return
-    if request.param == "mosquitto" and not broker.mosquitto():
-        pytest.skip("mosquitto is not installed")
-    folder, embedded = tmp_path_factory.mktemp("broker"), request.param == "embedded"
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        running = runner.run(stack.enter_async_context(broker.running(folder, embedded=embedded)))
-        assert running.kind == request.param
-        yield Network(Broker(port=running.port, version=3 if embedded else 5), runner)
-        runner.run(stack.aclose())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,45 +11,18 @@ from edge_server.costs import by_round
 from edge_server.replay.__main__ import replay
 from edge_server.store.base import closed_rounds
 from edge_server.trial.plan import Plan
-from shared.algorithms import ALGORITHMS
 from shared.flops import step_flops
 from shared.messages import Spec
-from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
-from tests.splits import alone, plain
+from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
+from tests.splits import alone
+
+pytestmark = pytest.mark.usefixtures("one_thread", "plain_split")
 
 STEPS = 4
 SPLIT = {
     "algorithm": f'name = "plain-split"\noptions = {{ steps = {STEPS} }}',
     "hyper": "batch_size = 8\nlearning_rate = 0.2",
 }
-SLOW = """
-[[device]]
-name = "a"
-compute_s = 2.0
-up_mbit_s = 0.01
-down_mbit_s = 0.02
-delay_s = 3.0
-[[device]]
-name = "b"
-compute_s = 7.0
-up_mbit_s = 0.004
-down_mbit_s = 0.05
-delay_s = 8.0
-[[device]]
-name = "c"
-compute_s = 0.5
-delay_s = 0.01
-"""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def known() -> Iterator[None]:
-    """Sums are taken in one order; the method is registered while these tests last."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ALGORITHMS, "plain-split", plain)
-        yield
-    torch.set_num_threads(threads)
 
 
 def slow(folder: Path, **sections: str) -> Plan:

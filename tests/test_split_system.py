@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-import torch
 
 from edge_server import broker
 from edge_server.replay.__main__ import replay
@@ -20,18 +19,10 @@ from tests.edge_server.textbook import require_equal
 STEPS, ROUNDS = 30, 3
 OPTIONS = f"period = {STEPS}, sparsity = 0.3, bits = 8, drop = 0.3"
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums are taken in one order, as in the processes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Split(Field):

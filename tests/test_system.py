@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from edge_server import broker
 from edge_server.__main__ import main
@@ -28,18 +27,10 @@ from tests.edge_server.textbook import require_equal, textbook
 
 DEVICES = ("device-0", "device-1")
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums are taken in one order, as in the processes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def called(*arguments: object) -> int:

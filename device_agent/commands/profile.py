@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from device_agent.profile.apply import JOURNAL, restored, said
 from device_agent.profile.load import NOBODY, SUFFIX, all_profiles, facts, for_board, from_file, source
 from device_agent.profile.plan import Run, Settings, Target, plan
 from device_agent.profile.settings import settings
+from device_agent.state_dir import writable
 from shared.errors import ConfigError
 from shared.lock import held
 
@@ -109,7 +109,10 @@ def _plan(options: argparse.Namespace) -> int:
 def _apply(options: argparse.Namespace) -> int:
     if options.seconds is not None and not 0 < options.seconds <= MAX_S:
         raise ConfigError(f"--for {options.seconds:g}: above 0, up to {MAX_S:g} seconds")
-    target, journal = _target(options), _writable(options.state_dir) / JOURNAL
+    target, journal = (
+        _target(options),
+        writable(options.state_dir, "give a folder this user may write as --state-dir") / JOURNAL,
+    )
     profile = for_board(options.root, options.profile)
     # From here on a stop waits until it is asked for below, so that the board is never left half way.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -126,15 +129,6 @@ def _apply(options: argparse.Namespace) -> int:
         return EXIT_WANTING
     _say("put back")
     return EXIT_DONE
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise ConfigError(f"{folder}: {error}; give a folder this user may write as --state-dir") from error
 
 
 def _target(options: argparse.Namespace) -> Target:

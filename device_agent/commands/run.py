@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 import signal
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.link_meter import LinkMeter
 from device_agent.profile.apply import JOURNAL, restored
 from device_agent.profile.plan import Target
+from device_agent.state_dir import writable
 from device_agent.trainer import TrainerProcess
 from shared import heap, log
 from shared.errors import ConfigError, Unwritable
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
-    folder = _writable(Path(config.state_dir))
+    folder = writable(Path(config.state_dir), "name a folder this user may write")
     session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex)
     trainer = TrainerProcess(
         folder / "trainer.lock",
@@ -96,12 +96,3 @@ def _at_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[Non
         except (ConfigError, Unwritable) as error:
             logger.warning("clocks and power mode stay as they are: %s", error)
         yield
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise ConfigError(f"state_dir {folder}: {error}; name a folder this user may write") from error

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from device_agent.bench import Bench, TaskBatches
 from device_agent.job import Job
 from device_agent.metering import GivenMeter
-from device_agent.training import Bench, TaskBatches, perform, start_of
+from device_agent.training import perform, start_of
 from edge_server.replay.pool import Ending, Order
 from edge_server.replay.stacked import stacked
 from edge_server.replay.together import correction_of, train

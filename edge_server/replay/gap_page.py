@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import TypeAlias
 
 from edge_server.replay import gap_table
@@ -12,8 +11,8 @@ from edge_server.report import words
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.bars import Slice, bar
 from edge_server.report.curves import Curve, Point, chart, key
+from edge_server.report.document import document
 from edge_server.report.markup import Markup, element
-from edge_server.report.page import POLICY
 from edge_server.report.summarise import natural
 from edge_server.report.tables import table
 
@@ -30,28 +29,16 @@ MOST_DEVICES = 60
 
 def page(gap: Gap) -> str:
     """Return a gap as HTML."""
-    title = f"{gap.replayed} against {gap.recorded}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))),
-    )
     facts = element("ul", *(element("li", line) for line in gap_table.lines(gap)))
     keys = [element("li", key(colour), element("b", name)) for colour, name in enumerate(NAMES)]
-    main = element(
-        "main",
-        element(
-            "header", element("h1", "How far the replay is from the run"), facts, element("ul", *keys, class_="runs")
-        ),
+    heading = element("h1", "How far the replay is from the run")
+    return document(
+        f"{gap.replayed} against {gap.recorded}",
+        element("header", heading, facts, element("ul", *keys, class_="runs")),
         _section("Relative errors", _errors(gap)),
         _section("Rounds", _charts([one for one in gap.pairs if one.figure in ROUND], list(ROUND))),
         *(_section(f"Device {device}", _charts(own, OF_TASK)) for device, own in _by_device(gap)),
     )
-    return f"<!doctype html>\n{element('html', head, element('body', main), lang='en')}\n"
 
 
 def _section(title: str, content: str) -> Markup:

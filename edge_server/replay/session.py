@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from device_agent.bench import Bench
 from device_agent.job import Exchange, Job
 from device_agent.metering import Spent
-from device_agent.training import Bench, performing
+from device_agent.training import performing
 from edge_server.replay.behaviour import Effort
 from edge_server.replay.desk import FAILURES
 from shared.clock import Clock

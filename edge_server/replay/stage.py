@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 
 from device_agent.agent import Agent
+from device_agent.bench import Bench
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
-from device_agent.training import Bench
 from edge_server.replay.behaviour import Behaviour
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale

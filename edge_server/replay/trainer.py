@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch import nn
 
+from device_agent.bench import Bench
 from device_agent.job import Exchange, Job
 from device_agent.metering import Spent
-from device_agent.training import Bench
 from edge_server.replay.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.pool import Order

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from importlib.resources import files
 
 from edge_server.report import words
 from edge_server.report.compare import targets as usual_targets
 from edge_server.report.curves import key
 from edge_server.report.decisions import decisions
 from edge_server.report.digest import Digest
+from edge_server.report.document import document
 from edge_server.report.markup import Markup, element, joined
 from edge_server.report.progress import progress
 from edge_server.report.spent import spent
 from edge_server.report.tables import clock, facts, names, summary, to_targets
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What a browser may load for the page: nothing."""
 
 
 def page(runs: Sequence[Digest], targets: Sequence[float] = ()) -> str:
@@ -29,17 +26,7 @@ def page(runs: Sequence[Digest], targets: Sequence[float] = ()) -> str:
     """
     wanted = list(targets) or usual_targets(runs)
     title = f"Run {runs[0].run}" if len(runs) == 1 else f"{len(runs)} runs side by side"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", title),
-        element("style", Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))),
-    )
-    body = element("body", element("main", _top(runs, title), *_sections(runs, wanted), _foot()))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+    return document(title, _top(runs, title), *_sections(runs, wanted), _foot())
 
 
 def _top(runs: Sequence[Digest], title: str) -> Markup:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edge_server.study.result import Began, Ended
+from edge_server.trial.progress import bar
 from shared.clock import Clock, monotonic
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
@@ -19,15 +19,7 @@ class Display:
         self._console, self._clock, self._total = console, clock, total
         self._began, self._ended, self._failed, self._running = clock(), 0, 0, set[str]()
         self._left = total - done
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.bar = bar(console)
         self._task = self.bar.add_task("cells", total=total, completed=done, news="")
 
     def tell(self, news: Began | Ended) -> None:

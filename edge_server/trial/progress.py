@@ -28,20 +28,25 @@ async def follow(folder: Path, tell: Callable[[AnyRecord], None]) -> RunClosed:
         await asyncio.sleep(POLL_S)
 
 
+def bar(console: Console) -> Progress:
+    """Return a bar with a field for `news`; on what is no terminal nothing is drawn."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[news]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
 class Display:
     """A bar of updates on a terminal, a line a round elsewhere."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         self._console, self._rounds = console, rounds
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.bar = bar(console)
         self._task = self.bar.add_task("waiting for devices", total=rounds, news="")
         self._here, self._waiting, self._came = "", 0, 0
 

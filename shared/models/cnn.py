@@ -25,11 +25,11 @@ def cnn(
     margin = kernel // 2
     layers = nn.Sequential(
         nn.Conv2d(channels, width, kernel, padding=margin),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(width, 2 * width, kernel, padding=margin),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(2 * width * (side // 4) ** 2, hidden),
         nn.ReLU(),

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import torch
 import training
 from measure import Figure
 
@@ -124,8 +123,8 @@ def bare(name: str) -> Ran:
 def in_flower(name: str) -> Ran:
     """Run the Flower simulation."""
     with tempfile.TemporaryDirectory(prefix="fieldfleet-bench-") as folder:
-        path = f"{folder}/examples.pt"
-        torch.save(training.examples(DEVICES), path)
+        path = f"{folder}/examples"
+        training.save(path, DEVICES)
         arguments = (path, name, DEVICES, COHORT, ROUNDS[name] + 1, WORKERS)
         said, all_s, peak = watched([str(FLOWER / "bin" / "python"), str(HERE / "flower.py"), *map(str, arguments)])
     *_, used, rounds = said.splitlines()

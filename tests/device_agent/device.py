@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 
 from device_agent import outbox
+from device_agent.bench import Bench
 from device_agent.metering import ProcessMeter
 from device_agent.outbox import Outbox
-from device_agent.training import Bench, perform
+from device_agent.training import perform
 from shared import payload, spool
 from shared.codecs.dense import dense
 from shared.messages import Update

@@ -15,7 +15,8 @@ PROGRAM = """
 import sys
 import msgspec
 from device_agent.job import Job
-from device_agent.training import Bench, performing
+from device_agent.bench import Bench
+from device_agent.training import performing
 from tests.device_agent.device import METER
 from tests.device_agent.halves import STEPS, finish
 

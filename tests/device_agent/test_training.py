@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from device_agent import outbox
+from device_agent.bench import Bench
 from device_agent.metering import GivenMeter, Spent
 from device_agent.outbox import Outbox
-from device_agent.training import Bench
 from shared import payload, tensorfile
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from device_agent import outbox
+from device_agent.bench import Bench
 from device_agent.board import Meters
 from device_agent.config import BoardConfig
 from device_agent.job import Job, Measuring
-from device_agent.training import Bench
 from shared.data.spec import Data
 from shared.flops import step_flops
 from shared.measures import Cost

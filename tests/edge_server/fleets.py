@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from device_agent.bench import Bench
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
 from device_agent.config import LinkConfig as AgentLink
 from device_agent.job import Exchange, Job
 from device_agent.metering import GivenMeter, Spent
-from device_agent.training import Bench, perform, performing
+from device_agent.training import perform, performing
 from edge_server.config import LinkConfig
 from edge_server.run import run_plan
 from edge_server.server import Server

@@ -19,8 +19,8 @@ from edge_server.trial.plan import load
 from shared import payload, spool, wire
 from shared.algorithms.fedavg import fedavg
 from shared.codecs.dense import dense
-from shared.evaluate import skeleton
 from shared.messages import Status, Task, Update
+from shared.models.init import blank
 from shared.topics import topic
 from shared.transport.memory import MemoryTransport
 from shared.tree import State, Tree
@@ -55,7 +55,7 @@ def test_equal_payloads_that_do_not_share_leaves_reach_everybody(tmp_path):
         store = SqliteStore(tmp_path / "run", durable=False)
         server = Server(SITE, broker, clock, inline)
         link = LinkConfig(frame_bytes=1024)
-        rounds = Rounds("run", plan, server, store, copying, link, skeleton(plan.model), None)
+        rounds = Rounds("run", plan, server, store, copying, link, blank(plan.model), None)
         for name in devices:
             birth = Status(device=name, session=1, instance=name, online=True)
             await broker.publish(topic(SITE, name, "status"), wire.encode(birth), retain=True)

@@ -18,6 +18,46 @@ from tests.edge_server.harness import write_examples, write_plan
 
 NAMES = ("a", "b", "c")
 ROUNDS = 3
+SLOW = """
+[[device]]
+name = "a"
+compute_s = 2.0
+up_mbit_s = 0.01
+down_mbit_s = 0.02
+delay_s = 3.0
+[[device]]
+name = "b"
+compute_s = 7.0
+up_mbit_s = 0.004
+down_mbit_s = 0.05
+delay_s = 8.0
+[[device]]
+name = "c"
+compute_s = 0.5
+delay_s = 0.01
+"""
+"""Devices behind links so slow that offers are repeated."""
+LINKS = """
+[[device]]
+name = "a"
+compute_s = 2.0
+up_mbit_s = 1.0
+down_mbit_s = 4.0
+delay_s = 0.02
+[[device]]
+name = "b"
+compute_s = 3.0
+up_mbit_s = 2.0
+down_mbit_s = 5.0
+delay_s = 0.03
+[[device]]
+name = "c"
+compute_s = 0.5
+up_mbit_s = 3.0
+down_mbit_s = 1.0
+delay_s = 0.01
+"""
+"""Devices with links and delays, one of which the others wait for."""
 DEVICES = "\n".join(f'[[device]]\nname = "{name}"' for name in NAMES)
 
 

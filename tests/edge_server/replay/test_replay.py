@@ -19,26 +19,7 @@ from edge_server.trial.plan import devices
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import started, until
-from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
-
-SLOW = """
-[[device]]
-name = "a"
-compute_s = 2.0
-up_mbit_s = 0.01
-down_mbit_s = 0.02
-delay_s = 3.0
-[[device]]
-name = "b"
-compute_s = 7.0
-up_mbit_s = 0.004
-down_mbit_s = 0.05
-delay_s = 8.0
-[[device]]
-name = "c"
-compute_s = 0.5
-delay_s = 0.01
-"""
+from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal, textbook
 
 
 def test_two_replays_of_a_plan_write_the_same_bytes(tmp_path):

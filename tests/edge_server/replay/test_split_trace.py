@@ -21,29 +21,9 @@ from edge_server.trace.trace import Trace
 from edge_server.trial.plan import placed
 from edge_server.trial.runs import Run
 from shared.measures import Provenance
-from tests.edge_server.textbook import make_plan
+from tests.edge_server.textbook import LINKS, make_plan
 
 STEPS = 4
-LINKS = """
-[[device]]
-name = "a"
-compute_s = 2.0
-up_mbit_s = 1.0
-down_mbit_s = 4.0
-delay_s = 0.02
-[[device]]
-name = "b"
-compute_s = 6.0
-up_mbit_s = 2.0
-down_mbit_s = 5.0
-delay_s = 0.03
-[[device]]
-name = "c"
-compute_s = 0.5
-up_mbit_s = 3.0
-down_mbit_s = 1.0
-delay_s = 0.01
-"""
 SPLIT = {
     "model": 'name = "mlp"\noptions = { features = 8, hidden = 2048, classes = 3 }',
     "algorithm": f'name = "fedsl"\noptions = {{ period = {STEPS}, drop = 0.0, sparsity = 0.0, bits = 32 }}',
@@ -56,7 +36,7 @@ BELOW = 8 * 2048 + 2048
 def trial(tmp_path_factory):
     """A split run of three devices, two of which wait for the third at every step, and its trace."""
     folder = tmp_path_factory.mktemp("trial")
-    make_plan(folder, more=LINKS, **SPLIT)
+    make_plan(folder, more=LINKS.replace("compute_s = 3.0", "compute_s = 6.0"), **SPLIT)
     run, records = main(folder / "plan.toml", folder, folder / "runs", 0, 1)
     return folder, Run(run, records), trace_of(records)
 

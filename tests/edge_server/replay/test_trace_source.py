@@ -23,32 +23,12 @@ from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import export
 from edge_server.trial.plan import placed
 from shared.errors import ConfigError
-from tests.edge_server.textbook import make_plan
+from tests.edge_server.textbook import LINKS, make_plan
 from tests.edge_server.trace.field import field_run, trained_alone
 
 WEIGHTS = 4 * 64 + 4 + 4 * 10 + 10
 """Of the field run's network: 64 inputs, 4 hidden units, 10 classes."""
 
-LINKS = """
-[[device]]
-name = "a"
-compute_s = 2.0
-up_mbit_s = 1.0
-down_mbit_s = 4.0
-delay_s = 0.02
-[[device]]
-name = "b"
-compute_s = 3.0
-up_mbit_s = 2.0
-down_mbit_s = 5.0
-delay_s = 0.03
-[[device]]
-name = "c"
-compute_s = 0.5
-up_mbit_s = 3.0
-down_mbit_s = 1.0
-delay_s = 0.01
-"""
 LARGE = 'name = "mlp"\noptions = { features = 8, hidden = 5000, classes = 3 }'
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from edge_server import broker
 from edge_server.__main__ import main
@@ -23,18 +22,10 @@ from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_o
 from tests.edge_server.textbook import require_equal
 
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Sums are taken in one order, as in the agents' trainers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -36,12 +36,8 @@ class Own:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Let no test wait for a core that others use: these networks are too small for two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def one_thread(one_thread: None) -> None:
+    """Have every test here compute on one thread."""
 
 
 @pytest.fixture(scope="session")
