@@ -14,10 +14,10 @@ import training
 from torch import Tensor
 
 
-def work(pipe: Connection, name: str, inputs: Tensor, labels: Tensor) -> None:
+def work(pipe: Connection, name: str, inputs: Tensor, labels: Tensor, layout: torch.memory_format) -> None:
     """Train what comes, for ever: a device's number, a seed, and the parameters as bytes."""
     torch.set_num_threads(1)
-    model = training.network(name)
+    model = training.network(name).to(memory_format=layout)
     own = dict(model.named_parameters())
     while True:
         device, seed = json.loads(pipe.recv_bytes())
@@ -45,6 +45,7 @@ def flat(own: dict[str, Tensor]) -> memoryview:
 def main() -> None:
     """Print the seconds of every round as JSON."""
     name, devices, cohort, rounds, workers = sys.argv[1], *map(int, sys.argv[2:6])
+    layout = torch.channels_last if "channels-last" in sys.argv else torch.contiguous_format
     torch.set_num_threads(1)
     inputs, labels = training.examples(devices)
     model = training.network(name)
@@ -53,7 +54,7 @@ def main() -> None:
     pipes = []
     for _ in range(workers):
         ours, theirs = context.Pipe()
-        context.Process(target=work, args=(theirs, name, inputs, labels), daemon=True).start()
+        context.Process(target=work, args=(theirs, name, inputs, labels, layout), daemon=True).start()
         pipes.append(ours)
     taken = []
     for number in range(rounds):
