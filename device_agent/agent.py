@@ -76,6 +76,7 @@ class Agent:
                 log.warning("dropped: %s", error)
                 continue
             self._newest = task
+            self.delivery.allow(task.assignment)
             # Asked now: the settlement of its update may be right behind it.
             self._waits = self.outbox.has(task.run, task.round, task.params.digest)
             self._news.set()

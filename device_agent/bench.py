@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -19,6 +20,9 @@ from shared.models.base import Model
 from shared.models.init import blank, initial
 from shared.own import is_own
 
+Parts: TypeAlias = tuple[Examples, Examples, Examples]
+"""For training, for evaluation, for validation."""
+
 
 @dataclass
 class Bench:
@@ -29,17 +33,24 @@ class Bench:
     """
 
     read: Callable[[Data], Examples] = load
-    examples: dict[bytes, tuple[Examples, Examples]] = field(default_factory=dict)
+    examples: dict[bytes, Parts] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
 
-    def data(self, spec: Data) -> tuple[Examples, Examples]:
-        """Return the device's training and held-out examples, read once."""
+    def data(self, spec: Data) -> Parts:
+        """Return the device's examples for training, for evaluation and for validation, read once."""
         key = msgspec.msgpack.encode(spec)
         if key not in self.examples:
-            self.examples = {key: split_holdout(self.read(spec), spec.holdout, seed=0)}
+            rest, held = split_holdout(self.read(spec), spec.holdout, seed=0)
+            train, validation = split_holdout(rest, spec.validation, seed=1)
+            self.examples = {key: (train, held, validation)}
         return self.examples[key]
+
+    def batches(self, spec: Data, assignment: Assignment, superseded: Callable[[], bool]) -> TaskBatches:
+        """Return the device's mini-batches of a task."""
+        train, _, validation = self.data(spec)
+        return TaskBatches(train, assignment, superseded, (validation.inputs, validation.labels))
 
     def model(self, spec: Spec) -> Model:
         """Return the network, built once; its parameters are whatever the last task left.
@@ -77,6 +88,7 @@ class TaskBatches:
     examples: Examples
     assignment: Assignment
     superseded: Callable[[], bool]
+    validation: Batch = field(default_factory=lambda: (torch.empty(0), torch.empty(0, dtype=torch.int64)))
 
     @property
     def num_examples(self) -> int:

@@ -12,12 +12,13 @@ import msgspec
 
 from device_agent.link_meter import LinkMeter
 from device_agent.outbox import Entry, Outbox
+from device_agent.pacing import Bucket
 from shared import chunks, wire
 from shared.background import background
 from shared.clock import Clock, monotonic
 from shared.errors import Unreachable, WireError
 from shared.measures import Cost
-from shared.messages import BLOCK_BYTES, Ack, Status, Transfer, Update, Want
+from shared.messages import BLOCK_BYTES, Ack, Assignment, Status, Transfer, Update, Want
 from shared.topics import SERVER, topic
 from shared.transport.base import Delivery as Arrival
 from shared.transport.base import Inbox, Transport
@@ -61,6 +62,7 @@ class Delivery:
         sent: Called for every update that is settled.
         voided: Called for one whose task is to be done anew.
         bytes_sent: Bytes of frames.
+        bucket: Paces frames to the rate that the newest task allows; None where whoever carries them does.
     """
 
     transport: Transport
@@ -75,8 +77,15 @@ class Delivery:
     sent: Callable[[Sent], None] = lambda _: None
     voided: Callable[[Ack], None] = lambda _: None
     bytes_sent: int = 0
+    bucket: Bucket | None = field(default_factory=Bucket)
     _asked: dict[tuple[str, int, bytes], tuple[float, int]] = field(default_factory=dict)
     _patience_s: float = FIRST_PATIENCE_S
+
+    def allow(self, told: Assignment) -> None:
+        """Keep to the rate that a task's assignment allows from now on, if it names one."""
+        rate = told.values.get("up_bits_per_s")
+        if self.bucket:
+            self.bucket.tune(rate if isinstance(rate, float | int) else None)
 
     async def run(self) -> None:
         """Deliver for ever; `wake` says that the outbox has something new or that the server may be back."""
@@ -149,13 +158,22 @@ class Delivery:
         try:
             limit = chunks.largest_frame(want.frame_bytes, self.transport.max_payload_bytes)
             for frame in _frames(entry, transfer, chunks.pieces(want, transfer, limit)):
+                await self._pace(len(frame))
                 await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
+                if self.bucket:
+                    self.bucket.gone(self.clock())
                 self.bytes_sent += len(frame)
                 carried += len(frame)
         except (WireError, Unreachable, FileNotFoundError) as error:
             log.debug("frames not sent, the server will ask again: %s", error)
         finally:
             self._asked[name] = started, carried
+
+    async def _pace(self, size: int) -> None:
+        """Wait until a frame may go."""
+        if self.bucket and (wait_s := self.bucket.take(size, self.clock())) > 0:
+            await asyncio.sleep(wait_s)
+            self.link.paced()
 
     def _settle(self, entry: Entry, ack: Ack) -> None:
         if ack.verdict == "refused":

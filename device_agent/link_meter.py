@@ -48,6 +48,7 @@ class LinkMeter:
     _sent_bytes: int = 0
     _sending_s: float = 0.0
     _address: str = ""
+    _is_paced: bool = False
 
     def __post_init__(self) -> None:
         """Have arrivals timed from now on."""
@@ -64,9 +65,19 @@ class LinkMeter:
     def uploaded(self) -> None:
         """Note that the server has all it asked for."""
         if self._last:
+            is_told = not self._is_paced or self._last.busy_s is not None  # pauses of ours are no time of the link
             self.uploading()
-            self.up.add(Haul(self._sent_bytes, self._sending_s, self.clock()))
-        self._last, self._sent_bytes, self._sending_s = None, 0, 0.0
+            if is_told:
+                self.up.add(Haul(self._sent_bytes, self._sending_s, self.clock()))
+        self._last, self._sent_bytes, self._sending_s, self._is_paced = None, 0, 0.0, False
+
+    def paced(self) -> None:
+        """Note that what goes next was held back here: it begins on a link that may have become idle meanwhile.
+
+        Only a kernel that counts busy seconds tells the rate then.
+        """
+        self._is_paced = True
+        self.uploading()
 
     @contextmanager
     def downloading(self) -> Iterator[None]:

@@ -39,6 +39,11 @@ class Steps:
         """Examples of one epoch."""
         return self.batches.num_examples
 
+    @property
+    def validation(self) -> Batch:
+        """Of the whole training."""
+        return self.batches.validation
+
     def __iter__(self) -> Iterator[Batch]:
         endless = itertools.chain.from_iterable(itertools.repeat(self.batches))
         return itertools.islice(endless, self.count)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from device_agent import device_state, draft
-from device_agent.bench import Bench, TaskBatches
+from device_agent.bench import Bench
 from device_agent.job import Job
 from device_agent.metering import Spent
 from device_agent.session import Performing, Up, exchanged
@@ -29,7 +29,7 @@ from shared.models.base import Model
 from shared.models.init import seeded
 from shared.registry import build
 from shared.steps import Missed
-from shared.tree import Tree, check_like
+from shared.tree import State, Tree, check_like
 
 log = logging.getLogger("trainer")
 
@@ -73,14 +73,20 @@ def performing(
     """
     task, metrics, result, transfer, step = job.task, dict[str, float](), None, None, None
     with meter() as spent:
-        if build(ALGORITHMS, task.algorithm, "algorithm").serve:
+        algorithm = build(ALGORITHMS, task.algorithm, "algorithm")
+        if algorithm.serve:
             result, transfer = yield from _split(job, bench, superseded, spent)
         else:
             with seeded(task.assignment.seed):
-                start = start_of(job, bench)
-                metrics = _evaluate(job, bench, start)
+                start, state = start_of(job, bench), None
+                if not algorithm.serves:
+                    metrics = _evaluate(job, bench, start)
                 if task.train:
-                    result, transfer = _train(job, bench, start, superseded, trained)
+                    state, result, transfer = _train(job, bench, start, superseded, trained)
+                if algorithm.serves and task.evaluate:
+                    own = device_state.read(Path(job.state))[0] if state is None else state
+                    used = algorithm.serves(bench.model(task.model), own, start, task.assignment)
+                    metrics = _evaluate(job, bench, used)
     if task.measure_s:
         with seeded(task.assignment.seed):
             step, figures = _measure(job, bench, start, meter, superseded)
@@ -104,21 +110,22 @@ def start_of(job: Job, bench: Bench) -> Tree:
 def _received(job: Job, model: Model) -> Tree:
     received = payloads.unpack(spool.view(Path(job.params)))
     tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
-    check_like(tree, model.tree())
+    chooses = build(ALGORITHMS, job.task.algorithm, "algorithm").accepts is not None
+    check_like(tree, tree if chooses else model.tree())
     return tree
 
 
 def _train(
     job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool], result: Result | None
-) -> tuple[Result, Transfer]:
+) -> tuple[State, Result, Transfer]:
     """Run the algorithm's device half, if it was not run before, and encode what it gives."""
     task = job.task
     state, memory = device_state.read(Path(job.state))
     if result is None:
-        own = TaskBatches(bench.data(job.data)[0], task.assignment, superseded)
+        own = bench.batches(job.data, task.assignment, superseded)
         algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
         state, result = _require_whole(algorithm.local(model, state, start, own, task.assignment), task)
-    return result, draft.encode(job, state, memory, result)
+    return state, result, draft.encode(job, state, memory, result)
 
 
 def _split(
@@ -130,7 +137,7 @@ def _split(
         raise TaskFailed(f"algorithm {task.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
     model = bench.skeleton(task.model)
     state, memory = device_state.read(Path(job.state))
-    own = TaskBatches(bench.data(job.data)[0], task.assignment, superseded)
+    own = bench.batches(job.data, task.assignment, superseded)
     algorithm = build(ALGORITHMS, task.algorithm, "algorithm")
     session = algorithm.local(model, state, _received(job, model), own, task.assignment)
     if isinstance(session, tuple):
@@ -147,11 +154,12 @@ def _measure(
     task = job.task
     state, _ = device_state.read(Path(job.state))
     hyper = msgspec.structs.replace(task.assignment.hyper, local_epochs=1)  # begun anew as often as it takes
-    own = TaskBatches(bench.data(job.data)[0], msgspec.structs.replace(task.assignment, hyper=hyper), superseded)
+    own = bench.batches(job.data, msgspec.structs.replace(task.assignment, hyper=hyper), superseded)
     batch_size = min(hyper.batch_size, len(own.examples))
     algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
+    timed = algorithm.timed or algorithm.local
     cost = measure(
-        lambda some: _require_whole(algorithm.local(model, state, start, some, task.assignment), task),
+        lambda some: _require_whole(timed(model, state, start, some, task.assignment), task),
         own,
         meter,
         seconds=task.measure_s,
@@ -168,9 +176,9 @@ def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
     return outcome
 
 
-def _evaluate(job: Job, bench: Bench, start: Tree) -> dict[str, float]:
-    """Return how good the received parameters are on the examples this device holds back."""
+def _evaluate(job: Job, bench: Bench, tree: Tree) -> dict[str, float]:
+    """Return how good parameters are on the examples this device holds back: those received, or its personal ones."""
     if not job.task.evaluate or not len(held_out := bench.data(job.data)[1]):
         return {}
-    found = score(bench.model(job.task.model).layers.eval(), start, held_out)
+    found = score(bench.model(job.task.model).layers.eval(), tree, held_out)
     return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held_out))}

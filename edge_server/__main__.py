@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, Command] = {
     "run": commands.run,
     "runs": commands.runs,
     "show": commands.show,
+    "explain": commands.explain,
     "replay": commands.replay,
     "devices": commands.devices,
     "models": commands.models,
@@ -70,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     show = verbs.add_parser("show", help="show the rounds of a run")
     show.add_argument("run", metavar="RUN", help="name of a run, or path of its folder")
     _where(show)
+    explain = verbs.add_parser("explain", help="say why each device was given what it was given in a round")
+    explain.add_argument("run", metavar="RUN", help="name of a run, or path of its folder")
+    explain.add_argument("round", type=int, metavar="ROUND")
+    explain.add_argument("--device", default="", metavar="NAME", help="of this one alone")
+    _where(explain)
     _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
     _models(verbs.add_parser("models", help="list the networks, or show what each cut of one means"))
     _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))

@@ -115,6 +115,20 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
+def explain(options: argparse.Namespace) -> int:
+    """Explain what was decided for a round."""
+    from edge_server.explain import explain as explained  # noqa: PLC0415
+    from edge_server.explain_text import lines  # noqa: PLC0415
+    from edge_server.trial.runs import find  # noqa: PLC0415
+
+    found = explained(find(options.data_dir, options.run).records, options.round, options.device)
+    if options.format == "json":
+        _print_json(found)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in lines(found))
+    return 0
+
+
 def replay(options: argparse.Namespace) -> int:
     """Run a plan, or a recorded run again, in virtual time."""
     from edge_server.replay import command  # noqa: PLC0415

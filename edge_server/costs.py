@@ -20,20 +20,23 @@ class Costs:
     """Takes the settled costs of a run from the devices' reports into its journal, each once.
 
     A report is retained, so that it is heard again after every restart. What a device settles are later and later
-    rounds: one that is no later than what is recorded of that device is not taken. Nor is the cost of a round that was
-    made void, which is not that of its repetition.
+    rounds, and beside them later and later evaluations, which are numbered beyond the rounds: one that is no later than
+    what is recorded of that device is not taken. Nor is the cost of a round that was made void, which is not that of
+    its repetition.
 
     Attributes:
         run: The run.
-        rounds: The last round it can have.
+        rounds: The last round it can have; evaluations have numbers up to twice that, and one.
         append: Records durably.
         last: The last round that is recorded of each device.
+        evaluated: Likewise the last evaluation.
     """
 
     run: str
     rounds: int
     append: Callable[[CostSettled], Awaitable[None]]
     last: dict[str, int] = field(default_factory=dict)
+    evaluated: dict[str, int] = field(default_factory=dict)
     _recorded: dict[str, CostSettled] = field(default_factory=dict)
     _heard: asyncio.Queue[CostSettled] = field(default_factory=asyncio.Queue)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,7 +47,8 @@ class Costs:
         self._recorded = {record.device: record for record in every if isinstance(record, CostSettled)}
         for record in valid(every):
             if isinstance(record, CostSettled):
-                self.last[record.device] = max(record.round, self.last.get(record.device, record.round))
+                last = self._last(record.round)
+                last[record.device] = max(record.round, last.get(record.device, record.round))
 
     def hear(self, report: Report) -> None:
         """Take what a report says of tasks of this run."""
@@ -52,13 +56,17 @@ class Costs:
             if spent.run == self.run:
                 self._take(report.device, spent)
 
+    def _last(self, number: int) -> dict[str, int]:
+        return self.last if number <= self.rounds else self.evaluated
+
     def _take(self, device: str, spent: Spent) -> None:
-        if not self.last.get(device, -1) < spent.round <= self.rounds:
+        last = self._last(spent.round)
+        if not last.get(device, -1) < spent.round <= 2 * self.rounds + 1:
             return
         settled = CostSettled(round=spent.round, device=device, cost=plausible(spent.cost))
         if settled == self._recorded.get(device):
             return
-        self.last[device] = spent.round
+        last[device] = spent.round
         self._changed.set()
         self._heard.put_nowait(settled)
 

@@ -11,7 +11,9 @@ from shared.evaluate import Score
 from shared.messages import Update
 
 
-def closing(gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool) -> RoundClosed:
+def closing(
+    gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool, personal: bool = False
+) -> RoundClosed:
     """Return what is recorded of a round, but for its seconds.
 
     Args:
@@ -19,6 +21,7 @@ def closing(gather: Gather, dropped: Counter[str], scored: Score | None, *, enou
         dropped: What was refused before it reached the round, counted by reason.
         scored: The aggregated model on the server's test data, if it was tried.
         enough: Whether there is an aggregated model.
+        personal: Whether each device evaluates parameters of its own.
     """
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     losses = [(update.loss, update.num_examples) for update in updates.values() if update.loss is not None]
@@ -31,7 +34,7 @@ def closing(gather: Gather, dropped: Counter[str], scored: Score | None, *, enou
         loss=weighted(losses),
         accuracy=scored.accuracy if scored else None,
         test_loss=scored.loss if scored else None,
-        device_accuracy=weighted(accuracies(updates)),
+        device_accuracy=mean_accuracy(updates, personal=personal),
         seconds=0.0,
         bytes_up={device: record.bytes_up for device, record in sorted(gather.accepted.items())},
         bytes_down={d: update.cost.bytes_down for d, update in updates.items() if update.cost.bytes_down is not None},
@@ -42,6 +45,12 @@ def accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
     """Return what devices measured on their held-out examples, with the number of these."""
     found = (update.metrics for update in updates.values())
     return [(one["eval_accuracy"], one.get("eval_examples", 1.0)) for one in found if "eval_accuracy" in one]
+
+
+def mean_accuracy(updates: dict[str, Update], *, personal: bool) -> float | None:
+    """Return the mean of what devices measured: of one model weighted by examples, of personal ones each as much."""
+    found = accuracies(updates)
+    return weighted([(accuracy, 1.0) for accuracy, _ in found] if personal else found)
 
 
 def weighted(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -8,7 +8,7 @@ from edge_server.gather import Gather
 from edge_server.updates import read
 from shared.algorithms.base import Algorithm
 from shared.messages import Assignment
-from shared.tree import Mean, State, check_like
+from shared.tree import State, check_like
 
 
 def folded(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignment], gather: Gather) -> State:
@@ -17,7 +17,7 @@ def folded(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignm
     Raises:
         WireError: The sum is no model.
     """
-    mean = Mean()
+    mean = algorithm.empty(state)
     for device in sorted(gather.accepted):
         update = read(gather.path(device), gather.accepted[device].update, gather.codec)
         mean = algorithm.absorb(mean, assignments[device], update)

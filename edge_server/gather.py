@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_server.arrival import Arrival, begin
 from edge_server.config import LinkConfig
 from edge_server.store.base import Store, UpdateAccepted
-from edge_server.updates import ack, check, require_like
+from edge_server.updates import ack, check
 from shared import chunks, wire
 from shared.clock import Clock
 from shared.codecs.base import Codec
@@ -22,7 +22,6 @@ from shared.errors import Unreachable, Unwritable, WireError
 from shared.messages import Assignment, Message, Transfer, Update, Verdict
 from shared.topics import topic
 from shared.transport.base import Transport
-from shared.tree import Tree
 from shared.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ class Gather:
 
     Attributes:
         expected: Devices that were given a task, with what they were told.
-        like: What each device's update must look like.
+        require: Raises WireError where what a device sent is not what its update must look like.
         starts: Digest of the parameters that each device was given.
         accepted: Updates that are stored, by device.
         failed: Devices that could not, with the cause.
@@ -53,7 +52,7 @@ class Gather:
     run: str
     number: int
     expected: Mapping[str, Assignment]
-    like: Callable[[str], Tree]
+    require: Callable[[Path, Update], None]
     starts: Mapping[str, bytes]
     codec: Codec
     trains: bool
@@ -205,7 +204,7 @@ class Gather:
     def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
         with explained(arrival.spool.path):
             arrival.spool.finish()
-            require_like(self.path(record.device), record.update, self.codec, self.like(record.device))
+            self.require(self.path(record.device), record.update)
         self.store.append(record)
         log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
 

@@ -31,10 +31,14 @@ class Muster:
     Attributes:
         members: By name; None for whoever connects.
         unmetered: Those of them that a budget of joules leaves out: nobody knows what they draw.
+        left: Those that take no further part in training, by what the method's state says: they still evaluate.
+        seen: Everybody who was ever there and belongs to the run.
     """
 
     members: Members = None
     unmetered: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+    seen: set[str] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)
 
     def takes(self, device: str) -> bool:
@@ -48,6 +52,10 @@ class Muster:
     def ready(self, fleet: Fleet) -> tuple[str, ...]:
         """Return who of them may be given a task."""
         return tuple(device for device in self.here(fleet) if device not in self.unmetered)
+
+    def training(self, fleet: Fleet) -> tuple[str, ...]:
+        """Return who of those may be given one that trains."""
+        return tuple(device for device in self.ready(fleet) if device not in self.left)
 
     def left_out(self, plan: Plan, fleet: Fleet) -> list[str]:
         """Return what to record of devices that take no part, each once and not without bound."""
@@ -70,6 +78,8 @@ async def enough(
 ) -> bool:
     """Wait until as many devices are there as a cohort asks for; tell whether they came in `cohort.wait_s`.
 
+    Where some have left the training for good, one who has not must be among them.
+
     Args:
         server: The site.
         muster: Who counts.
@@ -82,7 +92,7 @@ async def enough(
                 here = muster.here(server.fleet)
                 if tell:
                     tell(here)
-                if len(here) >= cohort.min_devices:
+                if len(here) >= cohort.min_devices and (not muster.left or muster.training(server.fleet)):
                     return True
                 server.changed.clear()
                 await server.changed.wait()

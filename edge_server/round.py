@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
-from edge_server import cohort, muster
+from edge_server import cohort
+from edge_server.assigning import WHAT, Assigning, Purpose, everybody
 from edge_server.config import LinkConfig
 from edge_server.figures import closing
 from edge_server.folding import folded
@@ -21,18 +23,17 @@ from edge_server.server import Server
 from edge_server.split_round import account, begin
 from edge_server.splitting import Splitting
 from edge_server.store.base import RoundClosed, RoundOpened, Store, UpdateAccepted
-from edge_server.store.observed import Noted
 from edge_server.store.persist import P, R, persist
 from edge_server.trial.plan import Plan
-from edge_server.updates import keep_only
+from edge_server.updates import keep_only, require_like
 from shared import chunks
-from shared.algorithms.base import Algorithm, Cohort
+from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.errors import WireError
 from shared.evaluate import Score, score
-from shared.messages import LOSSLESS, Assignment, Task
+from shared.messages import LOSSLESS, Assignment, Task, Update
 from shared.models.base import Model
 from shared.registry import build
 from shared.tree import State, Tree
@@ -40,11 +41,6 @@ from shared.tree import State, Tree
 log = logging.getLogger(__name__)
 
 PAYLOAD_SLACK_BYTES = 1 << 20
-
-Purpose: TypeAlias = Literal["train", "evaluate", "measure"]
-
-WHAT: Mapping[str, str] = {"evaluate": "the devices' last evaluation", "measure": "the measurement before round 1"}
-"""What is done that is no round."""
 
 
 @dataclass
@@ -55,6 +51,7 @@ class Rounds:
         model: Without storage; its `example` is the shape of one input as the server's own have it, empty where it has
             none: devices may bring any.
         opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
+        assigning: Tells devices what to do.
     """
 
     run: str
@@ -67,6 +64,12 @@ class Rounds:
     test: Examples | None
     opening: Callable[[], Awaitable[None]] | None = None
     muster: Muster = field(default_factory=Muster)
+    assigning: Assigning = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Have somebody decide who does what."""
+        us = self.run, self.plan, self.server, self.store
+        self.assigning = Assigning(*us, self.algorithm, self.model, self.muster)
 
     async def next(
         self,
@@ -88,10 +91,10 @@ class Rounds:
         """
         started = self.server.clock() - already_s
         if opened is None:
-            assignments = await self.assignments(state, number)
+            assignments, decision = await self.assigning.next(state, number)
             log.debug("phase opening run=%s round=%d", self.run, number)
             at, online = self.server.clock(), len(self.muster.here(self.server.fleet))
-            opened = RoundOpened(round=number, assignments=assignments, at=at, online=online)
+            opened = RoundOpened(round=number, assignments=assignments, at=at, online=online, decision=decision)
             if self.opening:
                 await self.opening()
             await self.persist(self.store.append, opened)
@@ -105,7 +108,8 @@ class Rounds:
             _, scored = await asyncio.gather(
                 self.persist(self.store.save, number, state), self.server.worker(self._score, state, number)
             )
-        closed = closing(gather, self.server.take_refused(), scored, enough=after is not None)
+        personal = self.algorithm.serves is not None
+        closed = closing(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
         at = self.server.clock()
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **account(split))
         log.debug("phase closing run=%s round=%d", self.run, number)
@@ -139,9 +143,16 @@ class Rounds:
         split: Splitting | None = None,
     ) -> Gather:
         """Give every device its task and take what comes back, until quorum or deadline."""
-        trees = {device: self.algorithm.broadcast(state, told) for device, told in assignments.items()}
+        broadcast = (purpose == "evaluate" and self.algorithm.shows) or self.algorithm.broadcast
+        trees = {device: broadcast(state, told) for device, told in assignments.items()}
         outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
         payloads = [(device, one) for one in outgoing for device in one.devices]
+        codec, accepts = build(CODECS, self.plan.codec, "codec"), self.algorithm.accepts
+
+        def require(path: Path, update: Update) -> None:
+            rule = accepts and partial(accepts, assignments[update.device])
+            require_like(path, update, codec, trees[update.device], rule)
+
         gather = Gather(
             site=self.server.site,
             transport=self.server.transport,
@@ -151,9 +162,9 @@ class Rounds:
             run=self.run,
             number=number,
             expected=assignments,
-            like=trees.__getitem__,
+            require=require,
             starts={device: one.transfer.digest for device, one in payloads},
-            codec=build(CODECS, self.plan.codec, "codec"),
+            codec=codec,
             trains=purpose == "train",
             limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
             link=self.link,
@@ -163,13 +174,19 @@ class Rounds:
         log.debug("phase gathering run=%s round=%d", self.run, number)
         await self.server.worker(keep_only, self.store.updates, assignments)
         async with self.server.round(gather, tasks, outgoing, split):
-            await self._until_quorum(gather, WHAT.get(purpose, f"round {number}"))
+            await self._until_quorum(gather, WHAT.get(purpose, f"round {number}"), self._needed(gather, purpose))
         await gather.close()
         return gather
 
-    async def _until_quorum(self, gather: Gather, what: str) -> None:
+    def _needed(self, gather: Gather, purpose: Purpose) -> int:
+        """Return how many answers end a round at once."""
+        expected, plan = len(gather.expected), self.plan
+        if purpose == "evaluate" and everybody(plan, self.algorithm):
+            return expected
+        return cohort.needed(expected, size=plan.cohort.size, quorum=plan.round.quorum)
+
+    async def _until_quorum(self, gather: Gather, what: str, needed: int) -> None:
         expected = len(gather.expected)
-        needed = cohort.needed(expected, size=self.plan.cohort.size, quorum=self.plan.round.quorum)
         try:
             async with asyncio.timeout(self.plan.round.deadline_s):
                 while len(gather.accepted) < needed and len(gather.accepted) + len(gather.failed) < expected:
@@ -177,33 +194,10 @@ class Rounds:
                     await gather.changed.wait()
         except TimeoutError:
             if not await self.server.reachable():
-                await self._until_quorum(gather, what)
+                await self._until_quorum(gather, what, needed)
                 return
             late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
             log.warning("%s: deadline passed, without %s", what, ", ".join(late))
-
-    async def assignments(self, state: State, number: int, purpose: Purpose = "train") -> dict[str, Assignment]:
-        """Wait until enough devices are there, or for as long as the plan says; tell each what to do."""
-        plan, server = self.plan, self.server
-        log.debug("phase waiting run=%s round=%d", self.run, number)
-        await server.reachable()
-        enough = await muster.enough(server, self.muster, plan.cohort)
-        for left_out in self.muster.left_out(plan, server.fleet):
-            log.warning("%s", left_out)
-            await self.persist(self.store.append, Noted(what=left_out))
-        if not enough:
-            here, least = len(self.muster.here(server.fleet)), plan.cohort.min_devices
-            what = WHAT.get(purpose, f"round {number}")
-            log.warning("%s: %d of %d devices are here after %.0f s", what, here, least, plan.cohort.wait_s)
-            return {}
-        devices = cohort.select(
-            self.muster.ready(server.fleet),
-            size=plan.cohort.size,
-            seed=plan.seed,
-            number=number,
-            over_selection=plan.cohort.over_selection,
-        )
-        return self.algorithm.assign(state, Cohort(devices, plan.hyper, plan.seed, plan.rounds), {}, number)
 
     def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
         ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from edge_server import run_time
+from edge_server import evaluating, leaving, run_time
 from edge_server.config import LinkConfig
 from edge_server.costs import Costs
-from edge_server.figures import accuracies, weighted
 from edge_server.fleet import only
 from edge_server.muster import Members, Muster
 from edge_server.observing import Observing
@@ -20,7 +19,6 @@ from edge_server.server import Server
 from edge_server.spending import Ledger, reached
 from edge_server.store.base import (
     AnyRecord,
-    Evaluated,
     Measured,
     RoundClosed,
     RoundOpened,
@@ -101,24 +99,35 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
         return state
     async with _observing(rounds, records), _costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
-        cause = _missed(plan, closed_rounds(records)[-1:])
+        leaving.recall(rounds, records)
+        end = _missed(plan, closed_rounds(records)[-1:])
         for number in range(first, plan.rounds + 1):
-            if cause := cause or ("" if opened else await _spent(rounds, ledger)):
+            if end := end or (None if opened else await _between(rounds, state, ledger, number - 1)):
                 break
             already_s = await _already_s(rounds, opened) if opened else 0.0
             state, closed = await rounds.next(number, state, opened, accepted, already_s=already_s)
             opened, accepted = None, {}
             log.info("%s", _line(rounds.run, closed, plan.rounds))
-            cause = _missed(plan, [closed])
+            end = _missed(plan, [closed])
         for closed in closed_rounds(store.records())[-1:]:
             fleet = rounds.server.fleet
             await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
-        if plan.evaluation.on_device and not cause:
-            await rounds.persist(store.append, await _evaluate_on_devices(rounds, state))
-    if cause:
-        log.warning("run %s ends short: %s", rounds.run, cause)
-    await rounds.persist(store.append, RunClosed(outcome="stopped" if cause else "finished", cause=cause))
+        end = end or RunClosed(outcome="finished")
+        if end.outcome == "finished":
+            await evaluating.catch_up(rounds, state)
+    if end.cause:
+        log.warning("run %s %s: %s", rounds.run, "is over" if end.outcome == "finished" else "ends short", end.cause)
+    await rounds.persist(store.append, end)
     return state
+
+
+async def _between(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
+    """Do what is due after a round; return the run's end, None where it goes on."""
+    await evaluating.catch_up(rounds, state, after)
+    if over := await leaving.over(rounds, state):
+        return RunClosed(outcome="finished", cause=over)
+    cause = await _spent(rounds, ledger)
+    return RunClosed(outcome="stopped", cause=cause) if cause else None
 
 
 async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
@@ -130,11 +139,11 @@ async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
     return found.seconds
 
 
-def _missed(plan: Plan, last: list[RoundClosed]) -> str:
-    """Return why the last round, where there is one, ends the run; empty where it does not."""
+def _missed(plan: Plan, last: list[RoundClosed]) -> RunClosed | None:
+    """Return the run's end where the last round, if there is one, ends it."""
     if plan.round.on_missed == "stop" and last and last[0].outcome == "missed":
-        return f"round {last[0].round} had too few updates"
-    return ""
+        return RunClosed(outcome="stopped", cause=f"round {last[0].round} had too few updates")
+    return None
 
 
 async def _spent(rounds: Rounds, ledger: Ledger) -> str:
@@ -187,7 +196,7 @@ async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[
 async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
     """Record what the devices say that tasks cost them, while the block lasts."""
     store = rounds.store
-    costs = Costs(rounds.run, rounds.plan.rounds + 1, lambda record: rounds.persist(store.append, record))
+    costs = Costs(rounds.run, rounds.plan.rounds, lambda record: rounds.persist(store.append, record))
     costs.recall(records)
     for report in rounds.server.fleet.reports.values():
         costs.hear(report)
@@ -205,21 +214,11 @@ def _require_same_plan(records: list[AnyRecord], plan: Plan) -> None:
             raise ConfigError(f"run: {record.run!r} was begun with another plan; name another run, or restore its plan")
 
 
-async def _evaluate_on_devices(rounds: Rounds, state: State) -> Evaluated:
-    """Let every device that is there try the final model on the examples it held back."""
-    number = rounds.plan.rounds + 1
-    assignments = await rounds.assignments(state, number, "evaluate")
-    gather = await rounds.exchange(number, state, assignments, accepted={}, purpose="evaluate")
-    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
-    by_device = {device: update.metrics for device, update in updates.items()}
-    return Evaluated(accuracy=weighted(accuracies(updates)), by_device=by_device)
-
-
 async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRecord]) -> None:
     """Let every device that is there time training steps, before anything is decided for it; if the plan says so."""
     if not rounds.plan.measure.seconds or any(isinstance(record, Measured) for record in records):
         return
-    assignments = await rounds.assignments(state, 0, "measure")
+    assignments = (await rounds.assigning.next(state, 0, "measure")).assignments
     gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     for device, cause in gather.failed.items():

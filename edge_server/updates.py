@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shared import payload, spool
@@ -39,14 +39,27 @@ def read(path: Path, update: Update, codec: Codec) -> Result:
     return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
 
 
-def require_like(path: Path, update: Update, codec: Codec, like: Tree) -> None:
+def require_like(
+    path: Path, update: Update, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None
+) -> None:
     """Refuse a stored update that is not made of leaves of `like`, before it is decoded where its outline tells.
+
+    Where a method has a rule of its own, `accepts`, that is asked in place of this one: of the outline, then of what
+    came.
 
     Raises:
         WireError: It is not, or not of the codec that was asked for, or holds a number that is none.
     """
-    check_like(codec.outline(payload.unpack(spool.view(path))), like)
-    check_like(read(path, update, codec).tree, like)
+    outline = codec.outline(payload.unpack(spool.view(path)))
+    started = like
+    if accepts:
+        accepts(started, outline)
+        like = outline
+    check_like(outline, like)
+    tree = read(path, update, codec).tree
+    check_like(tree, like)
+    if accepts:
+        accepts(started, tree)
 
 
 def keep_only(folder: Path, devices: Collection[str]) -> None:

@@ -40,6 +40,27 @@ class Flow(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Part:
+    """A share of a flow."""
+
+    whole: Flow
+    share: float
+
+    @property
+    def most(self) -> float:
+        return self.share * self.whole.most
+
+    def at(self, t: float) -> float:
+        return self.share * self.whole.at(t)
+
+    def integral(self, t0: float, t1: float) -> float:
+        return self.share * self.whole.integral(t0, t1)
+
+    def when(self, t0: float, amount: float) -> float:
+        return self.whole.when(t0, amount / self.share)
+
+
 LinkOfRound: TypeAlias = Callable[[int], tuple[Flow | None, Flow | None]]
 """Round -> the rates up and down, from the moment its task is there."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from device_agent.bench import Bench, TaskBatches
+from device_agent.bench import Bench
 from device_agent.job import Job
 from device_agent.metering import GivenMeter
 from device_agent.training import perform, start_of
@@ -70,7 +70,7 @@ class Desk:
         task = jobs[0].task
         try:
             is_sgd, correct = correction_of(build(ALGORITHMS, task.algorithm, "algorithm"))
-            own = [TaskBatches(self._bench.data(job.data)[0], job.task.assignment, lambda: False) for job in jobs]
+            own = [self._bench.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
             network = stacked(self._bench.model(task.model).layers, own[0].examples.inputs.shape[1:])
             if not is_sgd or network is None:
                 return []

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from edge_server.report.amounts import Amount, quantile
-from edge_server.report.digest import Digest, RoundDigest, TaskDigest
+from edge_server.report.digest import FLEET, Digest, RoundDigest, TaskDigest, fleet_figures
 from edge_server.report.summarise import digest
 from edge_server.store.base import AnyRecord, UpdateAccepted, valid
 
@@ -21,6 +21,8 @@ ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
     "test_loss": lambda one: one.test_loss,
     "accuracy": lambda one: one.accuracy,
     "device_accuracy": lambda one: one.device_accuracy,
+    "global_accuracy": lambda one: one.global_accuracy,
+    "fleet_accuracy": lambda one: one.fleet_accuracy,
 }
 TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
     "download_s": lambda one: _whole(one.seconds.download),
@@ -186,14 +188,16 @@ def spread(figure: str, pairs: Sequence[Pair]) -> Spread:
 
 def _rounds(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) -> Iterable[Pair]:
     mine, other = ({one.round: one for one in run.rounds} for run in (before, after))
+    figures = [name for name in ROUND if name not in FLEET or name in fleet_figures([before, after])]
     for number in sorted(mine.keys() | other.keys()):
         if number not in mine or number not in other:
             skipped["round", f"only {'recorded' if number in mine else 'replayed'}"] += 1
         elif mine[number].outcome != other[number].outcome:
             skipped["round", f"recorded as {mine[number].outcome}, replayed as {other[number].outcome}"] += 1
         else:
-            for figure, of in ROUND.items():
-                yield from _paired(figure, (number, ""), (of(mine[number]), of(other[number])), skipped)
+            for figure in figures:
+                values = ROUND[figure](mine[number]), ROUND[figure](other[number])
+                yield from _paired(figure, (number, ""), values, skipped)
 
 
 def _tasks(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) -> Iterable[Pair]:

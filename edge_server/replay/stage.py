@@ -18,7 +18,7 @@ from device_agent.agent import Agent
 from device_agent.bench import Bench
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
-from edge_server.replay.behaviour import Behaviour
+from edge_server.replay.behaviour import Behaviour, Part
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale
 from edge_server.trial.devices_plan import DevicePlan
@@ -146,12 +146,12 @@ class Stage:
     def _wake(self, name: str, task: Task) -> None:
         if actor := self._actors.get(name):
             actor.task = (task.run, task.round)
-            actor.link.tune(_rate(self.behaviours[self._numbers[name]], task.round))
+            actor.link.tune(_rate(self.behaviours[self._numbers[name]], task))
             return
         self._entries += 1
         number, folder = self._numbers[name], self.folder / name
         behaviour, entry = self.behaviours[number], number + len(self.fleet) * self._entries
-        link = Link(self.broker, _rate(behaviour, task.round), self.clock, seed=entry)
+        link = Link(self.broker, _rate(behaviour, task), self.clock, seed=entry)
         if name not in self._here:
             link.connected.clear()
         if self._spare and not folder.exists():
@@ -167,6 +167,7 @@ class Stage:
             charge=trainer.charge,
             seed=entry,
         )
+        agent.delivery.bucket = None  # its link has its share of the bandwidth already
         self.broker.keep(topic(SITE, name, "task"))
         living = self._group.create_task(agent.run(), name=name)
         self._actors[name] = Actor(agent, link, living, folder, (task.run, task.round))
@@ -182,7 +183,11 @@ class Stage:
         (folder / "params").unlink(missing_ok=True)
 
 
-def _rate(behaviour: Behaviour, number: int) -> Rate:
-    """Return a device's link in a round."""
-    up, down = behaviour.of_round(number) if behaviour.of_round else (behaviour.up, behaviour.down)
+def _rate(behaviour: Behaviour, task: Task) -> Rate:
+    """Return a device's link in a round: what it gives in all, and up the share that the coordinator gave."""
+    up, down = behaviour.of_round(task.round) if behaviour.of_round else (behaviour.up, behaviour.down)
+    values = task.assignment.values
+    share = values.get("share") if "up_bits_per_s" in values else None  # as live, where that is what paces
+    if up and isinstance(share, float) and 0 < share < 1:
+        return Rate(Part(up, share), down, behaviour.delay_s, behaviour.loss)
     return Rate(up, down, behaviour.delay_s, behaviour.loss)

@@ -18,8 +18,9 @@ from edge_server.replay.jobs import Jobs
 from edge_server.replay.pool import Order
 from edge_server.replay.session import Pass, play
 from shared import payload, spool
+from shared.algorithms.base import steps_of
 from shared.clock import Clock
-from shared.data.examples import held_out
+from shared.data.examples import held_out, trained_on
 from shared.data.shelf import Shelf
 from shared.data.spec import Data
 from shared.errors import TaskFailed
@@ -50,15 +51,15 @@ class Scale:
             return self.session(job)[0]
         task, total = job.task, self.shelf.count(job.data)
         held = held_out(total, job.data.holdout)
-        own, hyper = total - held, task.assignment.hyper
+        own = trained_on(total, job.data)
         flops = held * self.flops(task.model, job.data, 1, trains=False) if task.evaluate else 0
         if not task.train:
             return self._work(job, steps=0, examples=held if task.evaluate else 0, flops=flops)
-        whole, rest = divmod(own, hyper.batch_size)
-        epoch = whole * self.flops(task.model, job.data, hyper.batch_size)
-        epoch += self.flops(task.model, job.data, rest) if rest else 0
-        epochs = hyper.local_epochs
-        return self._work(job, steps=epochs * (whole + (rest > 0)), examples=epochs * own, flops=flops + epochs * epoch)
+        steps = steps_of(task.assignment, own)
+        sizes = batches(own, task.assignment.hyper.batch_size, steps)
+        flops += sum(count * self.flops(task.model, job.data, one) for one, count in sizes.items() if count)
+        examples = sum(one * count for one, count in sizes.items())
+        return self._work(job, steps=steps, examples=examples, flops=flops)
 
     def session(self, job: Job) -> tuple[Work, float]:
         """Return the work of a whole split session below the cut, and the share of it that is forward passes.
@@ -72,7 +73,7 @@ class Scale:
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
         steps = task.assignment.steps
-        sizes = batches(total - held_out(total, job.data.holdout), task.assignment.hyper.batch_size, steps)
+        sizes = batches(trained_on(total, job.data), task.assignment.hyper.batch_size, steps)
         forward, both = (
             sum(
                 count * self.flops(task.model, job.data, one, trains=trains, below=below)
@@ -92,7 +93,7 @@ class Scale:
             ConfigError: As `of`.
         """
         total = self.shelf.count(job.data)
-        size = min(job.task.assignment.hyper.batch_size, total - held_out(total, job.data.holdout))
+        size = min(job.task.assignment.hyper.batch_size, trained_on(total, job.data))
         return self._work(job, steps=1, examples=size, flops=self.flops(job.task.model, job.data, size))
 
     def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True, below: int | None = None) -> int:

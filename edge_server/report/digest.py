@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -101,6 +102,12 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
     Attributes:
         online: Devices that were connected when it began; None where that was not recorded.
         selected: Devices that were told to take part; each of them is counted in one of the next three.
+        accuracy: Of the aggregated model on the server's test data; where devices use models of their own, or the
+            server tests nothing, `fleet_accuracy`.
+        global_accuracy: In that case, of the aggregated model on the server's test data.
+        device_accuracy: As the round's own devices measured it.
+        fleet_accuracy: As all devices that were there measured it after the round on what they hold back: of one model
+            weighted by examples, of their own models the mean over devices.
         seconds: It took.
         joules: All its devices spent.
         until: What the run had taken by its end.
@@ -117,6 +124,8 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
     test_loss: float | None
     loss: float | None
     device_accuracy: float | None
+    global_accuracy: float | None = None
+    fleet_accuracy: float | None = None
     seconds: float
     joules: Amount
     until: Spending
@@ -130,7 +139,7 @@ class DeviceDigest(Moved, frozen=True, kw_only=True):
         version: Of its agent, likewise.
         went_away: How often it was lost to the server while the run lasted.
         rounds_s: Seconds of the rounds that it was selected in.
-        accuracy: Of the final model on its held-out examples.
+        accuracy: Of the final model, or its own, on its held-out examples.
     """
 
     device: str
@@ -159,7 +168,8 @@ class Digest(Part, frozen=True, kw_only=True):
         went_back: How often a lost checkpoint sent it back to an earlier round.
         notes: What whoever reads its figures must know.
         refused: What the server did not take, counted by reason.
-        device_accuracy: Of the final model on the devices' held-out examples.
+        device_accuracy: Of the final model, or the devices' own, on their held-out examples.
+        personal: Whether devices use models of their own: then those are what `accuracy` is of.
         measuring: Joules spent before the first round, on timing training steps.
     """
 
@@ -174,6 +184,7 @@ class Digest(Part, frozen=True, kw_only=True):
     notes: list[str] = []
     refused: dict[str, int] = {}
     device_accuracy: float | None = None
+    personal: bool = False
     measuring: Amount
     plan: Plan
     rounds: list[RoundDigest]
@@ -184,3 +195,12 @@ class Digest(Part, frozen=True, kw_only=True):
     def split(self) -> bool:
         """Whether its devices exchanged features and gradients with the server."""
         return any(one.features_bytes != NONE for one in self.rounds)
+
+
+FLEET = ("global_accuracy", "fleet_accuracy")
+
+
+def fleet_figures(runs: Iterable[Digest]) -> list[str]:
+    """Return which figures that few runs know are known to any of these."""
+    rounds = [one for run in runs for one in run.rounds]
+    return [name for name in FLEET if any(getattr(one, name) is not None for one in rounds)]

@@ -10,7 +10,16 @@ from typing import NamedTuple
 
 from edge_server.report.amounts import Amount
 from edge_server.report.compare import comparison
-from edge_server.report.digest import DeviceDigest, Digest, Joules, Moved, RoundDigest, Seconds, TaskDigest
+from edge_server.report.digest import (
+    DeviceDigest,
+    Digest,
+    Joules,
+    Moved,
+    RoundDigest,
+    Seconds,
+    TaskDigest,
+    fleet_figures,
+)
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
 DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
@@ -79,7 +88,7 @@ def _round(run: Digest, one: RoundDigest) -> Iterator[Line]:
     yield Line(run.run, one.round, "", "outcome", one.outcome)
     for name in ("online", "selected", "arrived", "late", "failed"):
         yield _figure(run, one.round, "", name, getattr(one, name))
-    for name in ("accuracy", "test_loss", "loss", "device_accuracy"):
+    for name in ("accuracy", "test_loss", "loss", "device_accuracy", *fleet_figures([run])):
         yield _figure(run, one.round, "", name, getattr(one, name))
     yield _amount(run, one.round, "", "seconds", Amount(value=one.seconds))
     for name in ("joules", "bytes_up", "bytes_down"):

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from edge_server.report import words
 from edge_server.report.amounts import MOST, Amount
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.curves import Curve, Point, chart, nothing
-from edge_server.report.digest import Digest, RoundDigest
+from edge_server.report.digest import Digest, RoundDigest, fleet_figures
 from edge_server.report.markup import Markup, element
 from edge_server.report.tables import names, seconds_of
 
 AXES = ("rounds", "seconds", "joules", "bytes")
-HEIGHTS: Sequence[tuple[str, Callable[[RoundDigest], float | None]]] = (
-    ("accuracy on test data, %", lambda one: None if one.accuracy is None else 100 * one.accuracy),
+Height: TypeAlias = Callable[[RoundDigest], float | None]
+
+
+def _percent(name: str) -> Height:
+    def height(one: RoundDigest) -> float | None:
+        share = getattr(one, name)
+        return None if share is None else 100 * share
+
+    return height
+
+
+OWN = "accuracy on the devices' own data, %, each with its own model"
+HEIGHTS: Sequence[tuple[str, Height]] = (
+    ("accuracy on test data, %", _percent("accuracy")),
     ("loss on test data", lambda one: one.test_loss),
     ("training loss", lambda one: one.loss),
 )
+FLEETS: Mapping[str, tuple[str, Height]] = {
+    "global_accuracy": ("accuracy of the aggregated model on test data, %", _percent("global_accuracy")),
+    "fleet_accuracy": ("accuracy on the data of all devices, %", _percent("fleet_accuracy")),
+}
 
 
 def progress(runs: Sequence[Digest]) -> Markup:
-    """Return one row of charts a figure, one chart an axis."""
-    return element("div", *(_chart(runs, title, of, kind) for title, of in HEIGHTS for kind in AXES), class_="charts")
+    """Return one row of charts a figure, one chart an axis; of some figures only where a run knows them."""
+    (title, accuracy), *others = HEIGHTS
+    if any(run.personal for run in runs):
+        title = OWN if all(run.personal for run in runs) else "accuracy, %, of each run as its summary says"
+    curves = [FLEETS[name] for name in fleet_figures(runs) if any(_points(run, name) > 1 for run in runs)]
+    heights = [(title, accuracy), *curves, *others]
+    return element("div", *(_chart(runs, title, of, kind) for title, of in heights for kind in AXES), class_="charts")
+
+
+def _points(run: Digest, name: str) -> int:
+    return sum(getattr(one, name) is not None for one in run.rounds)
 
 
 def across(one: RoundDigest, kind: str) -> Amount:

@@ -11,6 +11,7 @@ from typing import TypedDict
 import msgspec
 
 from edge_server.costs import by_round
+from edge_server.report import accuracies
 from edge_server.report.amounts import NONE, Amount, figure, known, rest, total, worst
 from edge_server.report.digest import (
     DeviceDigest,
@@ -25,7 +26,6 @@ from edge_server.report.digest import (
 )
 from edge_server.store.base import (
     AnyRecord,
-    Evaluated,
     Rewound,
     RoundClosed,
     RoundOpened,
@@ -65,7 +65,6 @@ def digest(records: Sequence[AnyRecord]) -> Digest:
     if opened is None:
         raise ConfigError("the run's journal holds no beginning: nothing was recorded, or its first record is lost")
     ended = [one for one in records if isinstance(one, RunClosed)]
-    evaluated = [one for one in records if isinstance(one, Evaluated)]
     closed = [one for one in valid(records) if isinstance(one, RoundClosed)]
     tasks = _tasks(records, closed)
     servers = [one for one in records if isinstance(one, ServerBegan)]
@@ -80,7 +79,8 @@ def digest(records: Sequence[AnyRecord]) -> Digest:
         notes=[one.what for one in records if isinstance(one, Noted)],
         went_back=sum(isinstance(one, Rewound) for one in records),
         refused=dict(sorted(sum((Counter(one.refused) for one in closed), Counter[str]()).items())),
-        device_accuracy=evaluated[-1].accuracy if evaluated else None,
+        device_accuracy=accuracies.last(records).accuracy,
+        personal=accuracies.is_personal(records),
         measuring=total(total(_parts(cost, "joules")) for cost in by_round(records).get(MEASURING, {}).values()),
         plan=opened.plan,
         rounds=_rounds(records, closed, tasks),
@@ -166,6 +166,7 @@ def _rounds(
     records: Sequence[AnyRecord], closed: Sequence[RoundClosed], tasks: Iterable[TaskDigest]
 ) -> list[RoundDigest]:
     online = {one.round: one.online for one in valid(records) if isinstance(one, RoundOpened)}
+    accuracies_of = accuracies.of_rounds(records)
     by_number: dict[int, list[TaskDigest]] = {}
     for task in tasks:
         by_number.setdefault(task.round, []).append(task)
@@ -187,7 +188,7 @@ def _rounds(
                 online=online.get(end.round),
                 selected=len(own),
                 **_arrivals(own),
-                accuracy=end.accuracy,
+                **accuracies_of(end),
                 test_loss=end.test_loss,
                 loss=end.loss,
                 device_accuracy=end.device_accuracy,
@@ -217,8 +218,7 @@ def _devices(
     boards = {one.device: one.board for one in records if isinstance(one, Sensed) and one.board}
     versions = {one.device: one.version for one in records if isinstance(one, Joined) and one.version}
     left = Counter(one.device for one in records if isinstance(one, Left))
-    evaluated = [one.by_device for one in records if isinstance(one, Evaluated)]
-    accuracies = {device: one.get("eval_accuracy") for device, one in evaluated[-1].items()} if evaluated else {}
+    shares = {device: one.get("eval_accuracy") for device, one in accuracies.last(records).by_device.items()}
     by_device: dict[str, list[TaskDigest]] = {}
     for task in tasks:
         by_device.setdefault(task.device, []).append(task)
@@ -234,7 +234,7 @@ def _devices(
             seconds=Seconds(**_sums(one.seconds for one in own)),
             joules=Joules(**_sums(one.joules for one in own)),
             **_moved(own),
-            accuracy=accuracies.get(device),
+            accuracy=shares.get(device),
         )
         for device, own in sorted(by_device.items(), key=lambda pair: natural(pair[0]))
     ]

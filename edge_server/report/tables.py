@@ -48,7 +48,15 @@ def summary(runs: Sequence[Digest]) -> Markup:
         ["rounds", *(f"{len(run.rounds)} of {run.plan.rounds}" for run in runs)],
         ["accuracy at the end", *_shares([one.accuracy if one else None for one in lasts])],
         ["best accuracy", *_shares([compare.best(run) for run in runs])],
+        *(
+            [row, *_shares([one.global_accuracy if one else None for one in lasts])]
+            for row in ["accuracy of the aggregated model"] * any(run.personal for run in runs)
+        ),
         ["loss at the end", *_losses([one.test_loss if one else None for one in lasts])],
+        *(
+            ["accuracy is of", *("the devices' own models" if run.personal else "the aggregated model" for run in runs)]
+            for _ in range(any(run.personal for run in runs))
+        ),
         ["accuracy on devices", *_shares([run.device_accuracy for run in runs])],
     ]
     for name, kind, heading in _spent(runs):

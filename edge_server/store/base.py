@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+from edge_server.decision import Decision
 from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.trial.plan import Plan
 from shared.measures import Cost, StepCost
@@ -57,12 +58,14 @@ class RoundOpened(Record, frozen=True, kw_only=True):
         assignments: By device.
         at: When the cohort was drawn and the first task could go out; the wait for devices was over.
         online: How many devices were there.
+        decision: What the plan's optimizer decided for it, and from what; None where there is none.
     """
 
     round: int
     assignments: dict[str, Assignment]
     at: float | None = None
     online: int | None = None
+    decision: Decision | None = None
 
 
 class UpdateAccepted(Record, frozen=True, kw_only=True):
@@ -94,7 +97,8 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         loss: Mean training loss, weighted by examples.
         accuracy: Of the aggregated model on the server's test data.
         test_loss: Likewise.
-        device_accuracy: Of the model the round began with, on the devices' held-out examples, weighted by examples.
+        device_accuracy: Of the model the round began with, on the devices' held-out examples, weighted by examples; of
+            personal models, after training, each weighted alike.
         seconds: From the wait for devices to the model aggregated and stored; `RoundOpened.at` is when that wait ended.
         bytes_up: Bytes of frames that came from each device.
         bytes_down: Bytes of frames that each device says it received.
@@ -121,10 +125,19 @@ class RoundClosed(Record, frozen=True, kw_only=True):
 
 
 class Evaluated(Record, frozen=True, kw_only=True):
-    """The finished model on the devices' held-out examples."""
+    """The model, or every device's own, on the devices' held-out examples.
+
+    Attributes:
+        accuracy: Mean: of one model weighted by examples, of personal ones each weighted alike.
+        by_device: What each of them measured.
+        round: The last round before it; None in old journals, where it is of the finished model.
+        personal: Whether each device tried parameters of its own.
+    """
 
     accuracy: float | None
     by_device: dict[str, dict[str, float]]
+    round: int | None = None
+    personal: bool = False
 
 
 class Rewound(Record, frozen=True, kw_only=True):
@@ -144,7 +157,7 @@ class Rewound(Record, frozen=True, kw_only=True):
 
 
 class RunClosed(Record, frozen=True, kw_only=True):
-    """A run ended by its plan."""
+    """A run ended by its plan; `cause` says why before its last round, if so."""
 
     outcome: Literal["finished", "stopped"]
     cause: str = ""
@@ -205,18 +218,26 @@ class Store(Protocol):
 def valid(records: Iterable[AnyRecord]) -> list[AnyRecord]:
     """Return the records without those that a later `Rewound` made void."""
     kept: list[AnyRecord] = []
+    last = None
     for record in records:
+        if isinstance(record, RunOpened):
+            last = record.plan.rounds
         if isinstance(record, Rewound):
-            kept = [one for one in kept if not _is_void(one, record)]
+            kept = [one for one in kept if not _is_void(one, record, last)]
         kept.append(record)
     return kept
 
 
-def _is_void(record: AnyRecord, rewound: Rewound) -> bool:
+def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
+    if isinstance(record, Evaluated):
+        return record.round is not None and record.round >= rewound.round
     if not isinstance(record, RoundOpened | UpdateAccepted | CostSettled | RoundClosed):
         return False
     is_kept = rewound.reopened and isinstance(record, RoundOpened) and record.round == rewound.round
-    return record.round >= rewound.round and not is_kept
+    number = record.round
+    if last is not None and number > last + 1:  # of the evaluation after an earlier round; see EvaluationPlan.number
+        number -= last + 1
+    return number >= rewound.round and not is_kept
 
 
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:

@@ -11,6 +11,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", type=Path, metavar="STUDY")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at a time; default: one a processor")
     parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="run the cells of such names alone, as 'fedspu_*'; may be given again",
+    )
+    parser.add_argument(
         "--ray", default="", metavar="ADDRESS", help="on this Ray cluster; auto: the one of this machine"
     )
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from edge_server.study.conduct import Runner, conduct, results_in
-from edge_server.study.grid import cells
+from edge_server.study.grid import Cell, cells
 from edge_server.study.pool import Tell, run_here
 from edge_server.study.progress import Display
 from edge_server.study.result import Order
@@ -38,20 +39,31 @@ def run_study(options: argparse.Namespace) -> int:
     grid = cells(study, plan, options.study, options.study.read_text(), options.data_root)
     if options.jobs < 0:
         raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one a processor")
+    chosen = [cell for cell in grid if not options.only or any(fnmatchcase(cell.name, one) for one in options.only)]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(cell.variant or cell.name for cell in grid))
+        raise ConfigError(f"--only {' '.join(options.only)}: no cell has such a name; they begin with {known}")
     folder = made(options.data_dir) / study.name
     console = Console(stderr=True)
-    done = len(results_in(folder, grid))
-    display = Display(console, len(grid), done)
-    console.print(f"{study.name}: {len(grid)} cells, {done} of them done before", highlight=False)
+    done = len(results_in(folder, chosen))
+    display = Display(console, len(chosen), done)
+    console.print(f"{study.name}: {len(chosen)} cells, {done} of them done before", highlight=False)
     with display.bar:
         try:
-            summary = conduct(study, plan, grid, folder, _runner(options), display.tell)
+            summary = conduct(study, plan, grid, folder, _only(chosen, _runner(options)), display.tell)
         except (KeyboardInterrupt, asyncio.CancelledError):
             again = "the same command goes on, and keeps what is done"
             console.print(f"{study.name}: {display.status()}; {again}", highlight=False, soft_wrap=True)
             raise
     _show(summary, folder, options.format)
-    return 0 if summary.whole else EXIT_SHORT
+    names = {cell.name for cell in chosen}
+    return 0 if all(row.ended for row in summary.rows if row.cell in names) else EXIT_SHORT
+
+
+def _only(chosen: Sequence[Cell], run: Runner) -> Runner:
+    """Return a runner that leaves the other cells for another time."""
+    names = {cell.name for cell in chosen}
+    return lambda orders, place, tell: run([order for order in orders if order.cell in names], place, tell)
 
 
 def _runner(options: argparse.Namespace) -> Runner:

@@ -12,6 +12,7 @@ from edge_server.trace.rows import Decision, Row, Step, Task
 from edge_server.trace.trace import Trace
 from edge_server.trial.devices_plan import expanded
 from shared.algorithms.base import mix
+from shared.algorithms.early_stopping import DEVICE
 from shared.errors import ConfigError
 
 SORTED = ("tasks", "steps", "decisions")
@@ -47,6 +48,8 @@ def _renamed(row: Any, names: Mapping[str, str], seed: int) -> Row:
         changes["cause"] = "failed"
     if isinstance(row, Decision):  # a seed is a function of the name: whoever guesses that would see it there
         changes["seed"] = mix(seed, row.round, names[row.device])
+        if row.values.get(DEVICE) == row.device:
+            changes["values"] = row.values | {DEVICE: names[row.device]}
     renamed: Row = msgspec.structs.replace(row, **changes)
     return renamed
 

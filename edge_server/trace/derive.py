@@ -12,15 +12,15 @@ from edge_server.plausible import plausible
 from edge_server.store.base import AnyRecord, UpdateAccepted
 from edge_server.store.observed import Joined
 from edge_server.trace.files import described
-from edge_server.trace.header import Known, Trial
+from edge_server.trace.header import Evaluation, Known, Trial
 from edge_server.trace.journal import DIGITS, Journal, sorted_journal
 from edge_server.trace.observations import facts, presences, samples
 from edge_server.trace.rows import Decision, Purpose, Round, Row, Step, Task
 from edge_server.trace.trace import Trace
 from edge_server.trial.devices_plan import expanded
 from edge_server.trial.plan import Plan
+from shared.algorithms.base import steps_of
 from shared.measures import Cost, Provenance
-from shared.messages import Assignment
 
 
 def trace_of(records: Sequence[AnyRecord]) -> Trace:
@@ -46,7 +46,7 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
 
 
 def _header(journal: Journal, tables: dict[str, tuple[Row, ...]]) -> Trial:
-    opened, evaluated = journal.opened, journal.evaluated
+    opened, evaluated = journal.opened, journal.evaluated[-1:]
     return Trial(
         run=opened.run,
         started=opened.started,
@@ -55,8 +55,13 @@ def _header(journal: Journal, tables: dict[str, tuple[Row, ...]]) -> Trial:
         processes=journal.processes,
         tables=described(tables),
         measured=journal.measured is not None,
-        evaluated=evaluated is not None,
-        device_accuracy=evaluated.accuracy if evaluated else None,
+        evaluated=bool(evaluated),
+        device_accuracy=evaluated[0].accuracy if evaluated else None,
+        evaluations=[
+            Evaluation(round=one.round, accuracy=one.accuracy, personal=one.personal)
+            for one in journal.evaluated
+            if one.round is not None
+        ],
         rewound=journal.rewound,
         notes=journal.notes,
         ended=journal.ended,
@@ -187,8 +192,3 @@ def _began_s(cost: Cost, opened_s: float | None, arrived_s: float | None) -> flo
         return None
     began_s = arrived_s - sum(part or 0.0 for part in (*parts, cost.exchange_s))
     return round(min(arrived_s, max(began_s, opened_s or 0.0)), DIGITS)
-
-
-def steps_of(told: Assignment, examples: int) -> int:
-    """Return the training steps of a task: those of its session, or one a batch, an epoch's last one smaller."""
-    return told.steps or told.hyper.local_epochs * -(-examples // told.hyper.batch_size)

@@ -57,6 +57,20 @@ class End(Header, frozen=True, kw_only=True):
     cause: str = ""
 
 
+class Evaluation(Header, frozen=True, kw_only=True):
+    """What all devices that were there measured after a round.
+
+    Attributes:
+        round: The last one before it.
+        accuracy: Their mean.
+        personal: Whether each device tried a model of its own.
+    """
+
+    round: int
+    accuracy: float | None = None
+    personal: bool = False
+
+
 class Trial(Header, frozen=True, kw_only=True):
     """The whole header.
 
@@ -74,6 +88,7 @@ class Trial(Header, frozen=True, kw_only=True):
         measured: Whether training steps were timed before the first round.
         evaluated: Whether the devices tried the finished model.
         device_accuracy: What came of it.
+        evaluations: Every time that all devices evaluated, be it that model or each its own.
         rewound: When the run lost a checkpoint.
         notes: What a reader of the figures must know.
         ended: None where the run did not end.
@@ -92,6 +107,7 @@ class Trial(Header, frozen=True, kw_only=True):
     measured: bool = False
     evaluated: bool = False
     device_accuracy: float | None = None
+    evaluations: list[Evaluation] = []
     rewound: list[Back] = []
     notes: list[str] = []
     ended: End | None = None

@@ -38,7 +38,7 @@ class Journal:
     accepted: dict[tuple[int, str], tuple[UpdateAccepted, float | None]] = field(default_factory=dict)
     settled: dict[tuple[int, str], Cost] = field(default_factory=dict)
     measured: Measured | None = None
-    evaluated: Evaluated | None = None
+    evaluated: list[Evaluated] = field(default_factory=list)
     sensed: list[tuple[Sensed, float]] = field(default_factory=list)
     presence: list[tuple[Joined | Left, float]] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Journal:
             case Measured():
                 self.measured = record
             case Evaluated():
-                self.evaluated = record
+                self.evaluated.append(record)
             case _:
                 self._take_word(record)
 

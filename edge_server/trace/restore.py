@@ -6,7 +6,7 @@ All seconds are of the run; every server process begins where its clock would sh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -110,17 +110,33 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
     yield from _updates(run, tasks[0])
     if trace.header.measured:
         yield _measured(trace.steps, tasks[0])
+    yield from _evaluated(trace, 0, tasks)
     for row in trace.rounds:
         if row.asked or row.outcome == "open" or row.opened_s is not None:
             yield _opened(row, decisions[row.round])
         yield from _updates(run, tasks[row.round])
         if row.outcome != "open":
             yield _closed(row, tasks[row.round])
+        yield from _evaluated(trace, row.round, tasks)
     after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
-    yield from _updates(run, after)
-    if trace.header.evaluated:
-        by_device = {task.device: task.metrics for task in after if task.outcome == "arrived"}
-        yield Evaluated(accuracy=trace.header.device_accuracy, by_device=by_device)
+    if trace.header.evaluated and not trace.header.evaluations:  # an old trace, which knows of one at the end
+        yield from _updates(run, after)
+        yield Evaluated(accuracy=trace.header.device_accuracy, by_device=_measurements(after))
+
+
+def _evaluated(trace: Trace, after: int, tasks: Mapping[int, list[Task]]) -> Iterator[AnyRecord]:
+    """Yield what all devices measured after a round."""
+    header = trace.header
+    for one in header.evaluations:
+        if one.round == after:
+            own = tasks.get(header.plan.evaluation.number(header.plan.rounds, after), [])
+            yield from _updates(header.run, own)
+            measured = _measurements(own)
+            yield Evaluated(accuracy=one.accuracy, by_device=measured, round=after, personal=one.personal)
+
+
+def _measurements(tasks: Iterable[Task]) -> dict[str, dict[str, float]]:
+    return {task.device: task.metrics for task in tasks if task.outcome == "arrived"}
 
 
 def _measured(steps: Iterable[Step], tasks: list[Task]) -> Measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edge_server.trial.optimizer_plan import OptimizerPlan
 from edge_server.trial.section import Chosen, HyperPlan, Section
 from shared.data.spec import Data
 
@@ -11,10 +12,11 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
 
     Attributes:
         data: Other data, which need no download.
-        model, algorithm, hyper: Such as fit them; the plan's own where left out.
+        model, algorithm, hyper, optimizer: Such as fit them; the plan's own where left out.
     """
 
     data: Data
     model: Chosen | None = None
     algorithm: Chosen | None = None
     hyper: HyperPlan | None = None
+    optimizer: OptimizerPlan | None = None

@@ -15,6 +15,7 @@ from edge_server.trial.devices_plan import DevicePlan, expanded, rooted
 from edge_server.trial.devices_plan import check as check_devices
 from edge_server.trial.evaluation_plan import EvaluationPlan, MeasurePlan
 from edge_server.trial.fallback_plan import FallbackPlan
+from edge_server.trial.optimizer_plan import OptimizerPlan
 from edge_server.trial.replay_plan import ReplayPlan
 from edge_server.trial.section import Chosen, HyperPlan, Section
 from shared.algorithms import ALGORITHMS
@@ -108,6 +109,7 @@ class Plan(Section, frozen=True, kw_only=True):
         cut_codec: Of the features and gradients of a split session, which are lossless unless it says otherwise.
         hyper: Local training.
         data: Where examples come from, for local agents, replay and the server's test set.
+        optimizer: Who decides what each device is given in a round; absent: nobody.
         fallback: What it trains with where its data is not there.
         device: Devices of local trials and of replay; a live run takes these alone, where there are any.
         local: Agents that `trial run` starts on this machine unless it is told otherwise; 0 for the connected fleet.
@@ -130,6 +132,7 @@ class Plan(Section, frozen=True, kw_only=True):
     partition: PartitionPlan = PartitionPlan()
     budget: BudgetPlan = BudgetPlan()
     replay: ReplayPlan = ReplayPlan()
+    optimizer: OptimizerPlan | None = None
     fallback: FallbackPlan | None = None
     device: list[DevicePlan] = msgspec.field(default_factory=list)
 
@@ -183,13 +186,20 @@ def _check_choices(plan: Plan, path: Path) -> None:
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")
         build(CODECS, plan.cut_codec, "cut_codec")
-        algorithm.init(blank(plan.model), plan.seed)  # it refuses a cut that the model does not have
+        model = blank(plan.model)
+        state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    if algorithm.serve and (plan.evaluation.on_device or plan.measure.seconds):
+    evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
+    if algorithm.serve and (evaluates or plan.measure.seconds):
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
-            "measure; take out evaluation.on_device and measure.seconds"
+            "measure; take out evaluation.on_device, evaluation.devices_every and measure.seconds"
+        )
+    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= state.tree.keys():
+        raise ConfigError(
+            f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
+            "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
         )
 
 
@@ -231,4 +241,4 @@ def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
 
 def test_data(plan: Plan) -> Data:
     """Return the server's test set: the whole test split."""
-    return msgspec.structs.replace(plan.data, split="test", partition=None, holdout=0.0)
+    return msgspec.structs.replace(plan.data, split="test", partition=None, holdout=0.0, validation=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edge_server.store.base import AnyRecord, RoundClosed, RoundOpened, RunClosed, UpdateAccepted
+from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, RoundOpened, RunClosed, UpdateAccepted
 from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.tables import figure
 
@@ -58,13 +58,20 @@ class Display:
                 self._waiting, self._came = len(record.assignments), 0
             case UpdateAccepted():
                 self._came += 1
-                self._here = f"round {record.round}, updates {self._came}/{self._waiting}"
+                what = f"round {record.round}, updates {self._came}/{self._waiting}"
+                self._here = what if record.round <= self._rounds else f"evaluating, {self._came} devices"
             case RoundClosed():
+                self._came = 0
                 news = f"accuracy {figure(record.accuracy)}  loss {figure(record.loss)}"
                 self.bar.update(self._task, completed=record.round, news=news)
                 if not self._console.is_terminal:
                     line = f"round {record.round}/{self._rounds}  {news}  {record.seconds:.2f} s"
                     self._console.print(line, highlight=False)
+            case Evaluated(round=int(number)):
+                mean, kind = figure(record.accuracy), "own models" if record.personal else "the model"
+                line = f"round {number}/{self._rounds}  {kind} on {len(record.by_device)} devices' own data: {mean}"
+                self._console.print(line, highlight=False)
+                return
             case _:
                 return
         self.bar.update(self._task, description=self._here)

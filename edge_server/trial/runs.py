@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.store.base import AnyRecord, RunClosed, RunOpened, closed_rounds
+from edge_server.store.base import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
 from edge_server.store.salvage import salvageable
 from edge_server.store.sqlite import JOURNAL, read
 from edge_server.trial.plan import Plan
@@ -123,7 +123,8 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
 def summary(run: Run) -> Summary:
     """Return a run in a line."""
     closed = closed_rounds(run.records)
-    accuracies = [record.accuracy for record in closed if record.accuracy is not None]
+    tried = [record for record in valid(run.records) if isinstance(record, Evaluated) and record.personal]
+    accuracies = [record.accuracy for record in tried or closed if record.accuracy is not None]
     opened = run.opened
     return Summary(
         run=opened.run if opened else run.folder.name,

@@ -10,11 +10,12 @@ from rich.table import Table
 
 from edge_server.costs import by_round
 from edge_server.devices.tables import MARKS
-from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, closed_rounds
+from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
 from edge_server.trial.runs import Summary
 from shared.measures import Cost
 
 MAX_DEVICE_COLUMNS = 6
+MOST_NAMED = 20
 PARTS = ("compute", "exchange", "upload")
 JOULES = ("download_joules", "compute_joules", "exchange_joules", "upload_joules")
 CAPTION = (
@@ -44,7 +45,9 @@ def rounds_table(records: Sequence[AnyRecord]) -> Table:
     )
     table = Table(title="Rounds", caption=caption, caption_justify="left", box=None)
     table.padding = (0, 1, 0, 0)
-    for heading in ("round", "updates", "accuracy", "loss", "seconds", "slowest", "joules"):
+    tried = {one.round: one.accuracy for one in valid(records) if isinstance(one, Evaluated) and one.personal}
+    extra = ("personal",) * bool(tried)
+    for heading in ("round", "updates", *extra, "accuracy", "loss", "seconds", "slowest", "joules"):
         table.add_column(heading, justify="right")
     for heading in traffic:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -54,7 +57,8 @@ def rounds_table(records: Sequence[AnyRecord]) -> Table:
         ]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         table.add_row(
-            *(str(record.round), updates, figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}"),
+            *(str(record.round), updates, *(figure(tried.get(record.round)) for _ in extra)),
+            *(figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}"),
             *(slowest(costs.get(record.round, {}), split=split), total_joules(costs.get(record.round, {}))),
             *moved,
         )
@@ -125,16 +129,22 @@ def total_joules(costs: Mapping[str, Cost]) -> str:
 
 
 def device_lines(records: Sequence[AnyRecord]) -> list[str]:
-    """Return what the devices measured of the final model, if they did."""
-    found = [record for record in records if isinstance(record, Evaluated)]
+    """Return what the devices measured of the final model, or each of its own, if they did."""
+    found = [record for record in valid(records) if isinstance(record, Evaluated)]
     if not found:
         return []
     if not found[-1].by_device:
         return ["on the devices' held-out examples: unknown, no device answered in time; look at their links and logs"]
-    by_device = ", ".join(
-        f"{device} {figure(metrics.get('eval_accuracy'))}" for device, metrics in found[-1].by_device.items()
+    shares = [(device, metrics.get("eval_accuracy")) for device, metrics in found[-1].by_device.items()]
+    shown = shares
+    if len(shares) > MOST_NAMED:
+        ranked = sorted((share, device) for device, share in shares if share is not None)
+        shown = [(device, share) for share, device in (*ranked[:1], *ranked[-1:])]
+    by_device = (f"{len(shares)} devices, from " if shown is not shares else "") + ", ".join(
+        f"{device} {figure(share)}" for device, share in shown
     )
-    return [f"on the devices' held-out examples: {figure(found[-1].accuracy)} ({by_device})"]
+    whose = "each with its own model, " if found[-1].personal else ""
+    return [f"{whose}on the devices' held-out examples: {figure(found[-1].accuracy)} ({by_device})"]
 
 
 def runs_table(summaries: Sequence[Summary]) -> Table:

@@ -30,6 +30,11 @@ class Batches(Protocol):
         """Examples of one epoch."""
         ...
 
+    @property
+    def validation(self) -> Batch:
+        """Examples that are neither trained on nor held out for evaluation; perhaps none."""
+        ...
+
     def __iter__(self) -> Iterator[Batch]: ...
 
 
@@ -100,6 +105,18 @@ class Algorithm:
             are at least those of the devices that sent; keys are in order; torch's global generator was seeded.
         admit: Split methods only: (model, state, assignment, up) raises WireError where `serve` could not take it.
         measure: Optional: (model, tree, batches) -> figures that a resource optimizer asks for.
+        timed: Optional: as `local`, a plain step on every batch: what `[measure]` times where `local` takes a number of
+            steps of its own.
+        serves: Optional: (model, device state, what came, assignment) -> the parameters that the device itself uses,
+            where these are not those that came: its personal model. Evaluated on the device after training.
+        shows: Optional: (state, assignment) -> what goes down in place of `broadcast` where a device only evaluates.
+        accepts: Optional: (assignment, what went down, what came up) raises WireError where `absorb` could not take it;
+            leaves may have no storage. In place of the rule that goes without it: leaves that went down, of the same
+            shape. Where it is given, the device half checks what came down itself: any leaves may.
+        empty: state -> the mean that `absorb` adds a round's first update to; what absorbing must know of the state can
+            lie in its facts.
+        left: state -> devices that take no further part.
+        min_alive: The run ends when fewer devices than that have not left.
     """
 
     init: Callable[[Model, int], State]
@@ -114,11 +131,26 @@ class Algorithm:
     ) = None
     admit: Callable[[Model, State, Assignment, Tree], None] | None = None
     measure: Callable[[Model, Tree, Batches], dict[str, float]] | None = None
+    timed: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
+    serves: Callable[[Model, State, Tree, Assignment], Tree] | None = None
+    shows: Callable[[State, Assignment], Tree] | None = None
+    accepts: Callable[[Assignment, Tree, Tree], None] | None = None
+    empty: Callable[[State], Mean] = lambda _state: Mean()
+    left: Callable[[State], frozenset[str]] = lambda _state: frozenset()
+    min_alive: int = 1
 
 
 def mix(seed: int, number: int, device: str) -> int:
     """Return the seed of one device in one round; the same everywhere and for ever."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
+
+
+def steps_of(told: Assignment, examples: int) -> int:
+    """Return the training steps of a task: as many as it says, or one a batch, an epoch's last one smaller."""
+    if told.steps:
+        return told.steps
+    said = told.values.get("local_steps")
+    return said if isinstance(said, int) else told.hyper.local_epochs * -(-examples // told.hyper.batch_size)
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:

@@ -8,15 +8,16 @@ Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from shared import tree
-from shared.algorithms.base import Algorithm, Batches, Outcome, Result, assign_alike
-from shared.messages import Assignment
+from shared.algorithms.base import Algorithm, Batch, Batches, Outcome, Result, assign_alike
+from shared.messages import Assignment, Hyper
 from shared.models.base import Model
 from shared.sgd import descend
 from shared.tree import Mean, State, Tree
@@ -41,19 +42,47 @@ def local_sgd(
     layers.load_state_dict(start)
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
-    weights, momenta = list(layers.named_parameters()), Tree()
-    seen, loss_sum = 0, 0.0
+    change = partial(correct, layers, start) if correct else None
+    loss = descent(layers, list(layers.named_parameters()), batches, hyper, change)
+    moved = tree.sub(model.tree(), start)
+    return state, Result(moved, float(batches.num_examples), batches.num_examples, loss)
+
+
+def trained(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
+    """Do SGD from `start`; return copies of all parameters and buffers after it, and the mean loss as in `descent`."""
+    layers.load_state_dict(start)
+    layers.train()
+    layers.zero_grad()  # of a task that was cut short in the middle of a step
+    loss = descent(layers, list(layers.named_parameters()), batches, hyper)
+    return {key: leaf.clone() for key, leaf in layers.state_dict().items()}, loss
+
+
+def descent(
+    network: Callable[[Tensor], Tensor],
+    weights: Sequence[tuple[str, Tensor]],
+    batches: Iterable[Batch],
+    hyper: Hyper,
+    correct: Callable[[], None] | None = None,
+) -> float | None:
+    """Do SGD on the weights of a network in training mode; return its mean loss while it learned, None without a step.
+
+    Args:
+        network: From inputs of shape (B, ...) to outputs of shape (B, classes).
+        weights: By name, changed in place.
+        batches: In order.
+        hyper: Learning rate, momentum, weight decay.
+        correct: Changes the gradients in place, after each backward.
+    """
+    momenta, seen, loss_sum = Tree(), 0, 0.0
     for inputs, labels in batches:
-        loss = functional.cross_entropy(layers(inputs), labels)
+        loss = functional.cross_entropy(network(inputs), labels)
         loss.backward()
         if correct:
-            correct(layers, start)
+            correct()
         descend(weights, momenta, hyper)
         seen += len(labels)
         loss_sum += loss.item() * len(labels)
-    weight = float(batches.num_examples)
-    moved = tree.sub(model.tree(), start)
-    return state, Result(moved, weight, batches.num_examples, loss_sum / seen if seen else None)
+    return loss_sum / seen if seen else None
 
 
 def absorb(mean: Mean, _assignment: Assignment, result: Result) -> Mean:

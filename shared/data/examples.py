@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.data.augment import Augment
+from shared.data.spec import Data
 
 BRIGHTEST = 255
 """The largest value of a byte, scaled to 1."""
@@ -92,6 +93,12 @@ def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples
 def held_out(count: int, share: float) -> int:
     """Return how many of `count` examples `split_holdout` holds out."""
     return min(max(1, round(count * share)), max(0, count - 1)) if share else 0
+
+
+def trained_on(count: int, data: Data) -> int:
+    """Return how many of a device's `count` examples are neither held out nor kept for validation."""
+    rest = count - held_out(count, data.holdout)
+    return rest - held_out(rest, data.validation)
 
 
 def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -44,7 +44,7 @@ class Shelf:
         return self._whole(spec).inputs[0]
 
     def _whole(self, spec: Data) -> Examples:
-        key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=None, holdout=0.0))
+        key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0))
         if key not in self._sets:
             self._sets[key] = whole(spec)
         return self._sets[key]
@@ -55,7 +55,7 @@ class Shelf:
             return None
         everybodys = {"client": ""} if hasattr(spec.partition, "client") else {"index": 0}
         partition = msgspec.structs.replace(spec.partition, **everybodys)
-        key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=partition, holdout=0.0))
+        key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=partition, holdout=0.0, validation=0.0))
         if key not in self._shares:
             self._shares[key] = split(self._whole(spec), spec.partition)
         return pick(self._shares[key], spec.partition)

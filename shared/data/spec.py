@@ -91,6 +91,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         split: The half of the data set that its authors set aside for training or for testing.
         partition: This device's share; None for all.
         holdout: Share of this device's own examples kept for evaluation on the device, in [0, 1).
+        validation: Share of what is left after that, kept for validation during training, in [0, 1).
         mean, std: What is taken from each channel, and by what the rest is divided; one number for all of them or one a
             channel. The same for all devices, hence no device's own; empty for inputs as they are.
         augment: What is done to pictures that are trained on: `crop-flip` moves and mirrors them.
@@ -105,6 +106,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     split: Literal["train", "test"] = "train"
     partition: Partition | None = None
     holdout: float = 0.0
+    validation: float = 0.0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     augment: Literal["none", "crop-flip"] = "none"
@@ -116,6 +118,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Refuse values out of range, and those that the source would ignore."""
         if not 0 <= self.holdout < 1:
             raise ValueError(f"holdout must be in [0, 1), not {self.holdout}")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be in [0, 1), not {self.validation}")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be >= 1, not {self.limit}; leave it out for all examples")
         if not all(map(math.isfinite, self.mean)) or not all(0 < one < math.inf for one in self.std):

@@ -10,6 +10,7 @@ from shared.models.cnn1d import cnn1d
 from shared.models.lenet import lenet
 from shared.models.mlp import mlp
 from shared.models.resnet import resnet20
+from shared.models.spu import spu_cifar, spu_emnist, spu_speech
 from shared.models.vgg import vgg
 
 MODELS: Mapping[str, Callable[..., Model]] = {
@@ -19,6 +20,9 @@ MODELS: Mapping[str, Callable[..., Model]] = {
     "lenet": lenet,
     "mlp": mlp,
     "resnet20": resnet20,
+    "spu_cifar": spu_cifar,
+    "spu_emnist": spu_emnist,
+    "spu_speech": spu_speech,
     "vgg13": partial(vgg, 13),
     "vgg16": partial(vgg, 16),
     "vgg19": partial(vgg, 19),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from shared.errors import ConfigError
+from shared.messages import Spec
 from shared.tree import Tree
 
 
@@ -22,11 +23,13 @@ class Model:
         cuts: Legal cuts in ascending order, each with its place in the chain: `layers[: cuts[cut]]` stays on the
             device, the rest on the server. Slices keep the names that parameters have in the whole.
         example: Shape of one input that it is made for; empty where its builder does not say.
+        spec: What it was built from, so that it can be built anew; None where it was made by hand.
     """
 
     layers: nn.Sequential
     cuts: Mapping[int, int] = field(default_factory=dict)
     example: tuple[int, ...] = ()
+    spec: Spec | None = None
 
     def __post_init__(self) -> None:
         """Refuse cuts that leave nothing on a side, or are out of order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -53,11 +54,11 @@ def blank(spec: Spec) -> Model:
 
 def _built(spec: Spec) -> Model:
     if not own.is_own(spec.name):
-        return build(MODELS, spec, "model")
+        return replace(build(MODELS, spec, "model"), spec=spec)
     try:
         model = build({spec.name: own.builder(spec.name)}, spec, "model")
     except own.FAULTS as error:
         raise ConfigError(f"model {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Sequential):
         raise ConfigError(f"model {spec.name!r} returned a {type(model).__name__}, not a shared.models.base.Model")
-    return model
+    return replace(model, spec=spec)

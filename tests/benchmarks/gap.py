@@ -116,14 +116,14 @@ def limited(number: int, share_of_core: float) -> Iterator[list[str]]:
         yield ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(group.folder / "cgroup.procs")]
 
 
-def live(folder: Path) -> Path:
-    """Run the plan with all boards; return the run's folder."""
-    (folder / "plan.toml").write_text(PLAN)
+def live(folder: Path, boards: Sequence[Board] = BOARDS, text: str = PLAN) -> Path:
+    """Run a plan with all boards; return the run's folder."""
+    (folder / "plan.toml").write_text(text)
     plan, port = load(folder / "plan.toml", folder), _free_port()
     fleet = devices(plan)
     with ExitStack() as stack:
-        links = [stack.enter_context(netns.slow_link(f"{one.mbit}mbit", at)) for at, one in enumerate(BOARDS)]
-        before = [stack.enter_context(limited(at, one.share)) for at, one in enumerate(BOARDS)]
+        links = [stack.enter_context(netns.slow_link(f"{one.mbit}mbit", at)) for at, one in enumerate(boards)]
+        before = [stack.enter_context(limited(at, one.share)) for at, one in enumerate(boards)]
         site = Site(folder, stack)
         listeners = "".join(f"listener {port} {address}\n" for address in ("127.0.0.1", *(x.address for x in links)))
         conf = folder / "mosquitto.conf"
@@ -135,7 +135,7 @@ def live(folder: Path) -> Path:
         broker = {"broker": {"host": "127.0.0.1", "port": port}}
         server = site.start("server", site.ours("edge_server", "server", {**keys, "threads": 1, **broker}))
         agents = []
-        for at, (board, link) in enumerate(zip(BOARDS, links, strict=True)):
+        for at, (board, link) in enumerate(zip(boards, links, strict=True)):
             agent = {
                 "device": board.name,
                 "state_dir": str(folder / board.name),

@@ -11,16 +11,19 @@ import cpu
 import cuts
 import energy
 import exact
+import frozen
 import gap
 import idle
 import link
 import memory
+import optimizers
 import packing
 import power_reads
 import probing
 import replay
 import rounds
 import savings
+import shares
 import split
 import starts
 import together
@@ -50,6 +53,9 @@ BENCHES: Mapping[str, Callable[[], list[Figure]]] = {
     "savings": savings.run,
     "split": split.run,
     "u-shape": u_shape.run,
+    "frozen": frozen.run,
+    "optimizers": optimizers.run,
+    "shares": shares.run,
 }
 
 

@@ -22,7 +22,7 @@ from measure import Figure
 from torch import Tensor
 from torch.nn import functional
 
-from device_agent.training import TaskBatches
+from device_agent.bench import TaskBatches
 from shared.algorithms.base import Cohort
 from shared.algorithms.bottom import Bottom
 from shared.algorithms.fedsl import splitfed

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from device_agent.training import TaskBatches
+from device_agent.bench import TaskBatches
 from edge_server.trial.plan import Plan, devices, load, share
 from shared import heap
 from shared.algorithms import ALGORITHMS

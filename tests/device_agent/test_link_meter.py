@@ -90,6 +90,29 @@ def test_what_passes_between_transfers_does_not_count(traffic, meter) -> None:
     assert [haul.bytes for haul in meter.up.hauls] == [MB, MB]
 
 
+def test_pauses_that_we_make_are_no_time_of_the_link(traffic, meter) -> None:
+    """Two frames, each from idle: 0.5 s and a round trip for either, whatever lies between."""
+    meter.uploading()
+    for _ in range(2):
+        meter.paced()
+        traffic.pass_up(MB, 0.55)
+        traffic.told = replace(traffic.told, at=traffic.told.at + 60)
+    meter.uploaded()
+    [haul] = meter.up.hauls
+    assert haul.bytes == 2 * MB
+    assert haul.seconds == pytest.approx(1.0)
+
+
+def test_an_old_kernel_tells_nothing_of_what_we_held_back(traffic, meter) -> None:
+    """It would take our pauses for the link's slowness, and the next share would be smaller still."""
+    traffic.told = replace(START, busy_s=None)
+    meter.uploading()
+    meter.paced()
+    traffic.told = replace(traffic.told, acked_bytes=MB, at=200.0, quiet_s=0.0)
+    meter.uploaded()
+    assert not meter.up.hauls
+
+
 def test_a_settlement_without_frames_measures_nothing(traffic, meter) -> None:
     traffic.pass_up(MB, 1.0)
     meter.uploaded()

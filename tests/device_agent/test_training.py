@@ -101,6 +101,23 @@ def test_a_device_that_holds_nothing_back_evaluates_nothing(device, make_task, e
     assert update.num_examples == 40
 
 
+def test_validation_is_apart_from_training_and_from_evaluation(device, examples) -> None:
+    """Of 40: 10 held out, of the 30 left 6 to validate with; every example is in one part, and what is held out stays
+    what it is without."""
+    parts = device.bench.data(msgspec.structs.replace(examples, validation=0.2))
+    assert [len(part) for part in parts] == [24, 10, 6]
+    before = device.bench.data(examples)
+    assert [len(part) for part in before] == [30, 10, 0]
+    assert torch.equal(before[1].inputs, parts[1].inputs)
+    rows = [tuple(row.tolist()) for part in parts for row in part.inputs.flatten(1)]
+    assert sorted(rows) == sorted(tuple(row.tolist()) for part in before for row in part.inputs.flatten(1))
+    told = Assignment(seed=1, hyper=Hyper())
+    batches = device.bench.batches(msgspec.structs.replace(examples, validation=0.2), told, lambda: False)
+    assert batches.num_examples == 24
+    assert torch.equal(batches.validation[0], parts[2].inputs)
+    assert torch.equal(batches.validation[1], parts[2].labels)
+
+
 def test_a_task_of_no_epochs_moves_nothing_and_has_no_loss(device, make_task) -> None:
     draft = device.perform(make_task(assignment=Assignment(seed=1, hyper=Hyper(local_epochs=0))))
     assert not any(leaf.any() for leaf in moved(draft).values())

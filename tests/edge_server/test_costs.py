@@ -115,7 +115,10 @@ def test_what_was_heard_before_the_run_went_on_counts(tmp_path):
 
 
 def test_what_is_not_of_this_run_is_not_taken():
-    """Another run's, a round that it has not, one earlier than what is recorded, a second word on one."""
+    """Another run's, what is neither round nor evaluation, one earlier than what is recorded, a second word on one.
+
+    Of three rounds: evaluations have numbers from 4 to 7, and their order says nothing of the rounds'.
+    """
 
     async def play() -> list[tuple[str, int]]:
         kept: list[CostSettled] = []
@@ -126,8 +129,8 @@ def test_what_is_not_of_this_run_is_not_taken():
         costs = Costs("run", 3, append)
         costs.recall([CostSettled(round=2, device="a", cost=COST)])
         for device, number, run in (
-            *(("a", 1, "run"), ("a", 2, "run"), ("a", 3, "other"), ("a", 4, "run"), ("a", -5, "run")),
-            *(("b", 1, "run"), ("b", 1, "run"), ("a", 3, "run")),
+            *(("a", 1, "run"), ("a", 2, "run"), ("a", 3, "other"), ("a", 8, "run"), ("a", -5, "run")),
+            *(("b", 1, "run"), ("b", 1, "run"), ("a", 6, "run"), ("a", 5, "run"), ("a", 3, "run")),
         ):
             costs.hear(report(device, number, run=run))
         task = asyncio.create_task(costs.keep())
@@ -135,7 +138,7 @@ def test_what_is_not_of_this_run_is_not_taken():
         task.cancel()
         return [(one.device, one.round) for one in kept]
 
-    assert virtual(play()) == [("b", 1), ("a", 3)]
+    assert virtual(play()) == [("b", 1), ("a", 6), ("a", 3)]
 
 
 def test_a_repeated_round_costs_anew():

@@ -55,6 +55,25 @@ def test_an_honest_update_is_taken_and_a_number_that_is_none_is_not(tmp_path, na
     assert caught.value.reason == "not-finite"
 
 
+@pytest.mark.parametrize("name", CODED)
+def test_a_method_says_itself_what_its_updates_look_like(tmp_path, name):
+    """It is asked before anything is decoded, of leaves without storage; numbers must be numbers still."""
+    codec, asked = CODECS[name](), []
+
+    def accepts(down: Tree, up: Tree) -> None:
+        asked.append((down, all(leaf.is_meta for leaf in up.values())))
+        if up["w"].shape != (4, 8):
+            raise WireError("not half of it", reason="shape")
+
+    half = {"w": TREE["w"][:4]}
+    require_like(stored(tmp_path, codec.encode(half, None)[0]), UPDATE, codec, TREE, accepts)
+    assert asked[0] == (TREE, True)
+    for bad, reason in (({"w": TREE["w"]}, "shape"), ({"w": torch.full((4, 8), torch.inf)}, "not-finite")):
+        with pytest.raises(WireError) as caught:
+            require_like(stored(tmp_path, codec.encode(bad, None)[0]), UPDATE, codec, TREE, accepts)
+        assert caught.value.reason == reason
+
+
 @pytest.mark.parametrize("name", ["masked", "chain"])
 def test_a_bitmap_of_zeros_does_not_become_the_tensors_it_stands_for(tmp_path, name):
     """64 KiB that stand for half a million float64: decoding them takes 4 MiB, refusing them less than a tenth."""

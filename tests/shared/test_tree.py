@@ -33,6 +33,12 @@ def test_weighted_mean_by_hand():
     assert got["only"].tolist() == [7.0]
 
 
+def test_a_mean_keeps_what_single_updates_say():
+    mean = tree.accumulate(Mean(facts={"left/a": True}), {"w": torch.ones(1)}, 1.0)
+    assert mean.facts == {"left/a": True}
+    assert tree.accumulate(mean, {}, 1.0).facts == {"left/a": True}
+
+
 def test_mean_over_those_who_hold_a_coordinate_by_hand():
     """Weights 1 and 3, masks 110 and 011: first 1*2/1, second (1*4 + 3*8)/4, third 3*6/3; the fourth nobody holds."""
     a = {"w": torch.tensor([2.0, 4.0, 99.0, 99.0])}

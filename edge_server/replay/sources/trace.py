@@ -161,7 +161,8 @@ class Source:
             size = self.one.batch_size[task.round]
             whole = sum(one * count for one, count in batches(task.examples, size, steps).items())
             return whole * self.one.done(task) / steps
-        return float(task.examples * self.one.epochs.get(task.round, 1))
+        sizes = batches(task.examples, self.one.batch_size.get(task.round, 1), task.steps or 0)
+        return float(sum(a * b for a, b in sizes.items()) or task.examples * self.one.epochs.get(task.round, 1))
 
     def _again(self, task: Task) -> Effort:
         figures = {name: getattr(task, column) for name, column in FIGURES.items()}

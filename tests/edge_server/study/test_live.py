@@ -155,10 +155,10 @@ def study_with_faults(folder: Path) -> tuple[Summary, dict[str, str]]:
     return study_of(folder, LONG, run, kill_first), causes
 
 
-def options(folder: Path, jobs: int = 1, form: str = "table") -> argparse.Namespace:
+def options(folder: Path, jobs: int = 1, form: str = "table", only: Sequence[str] = ()) -> argparse.Namespace:
     """Return the command's options."""
     where = {"study": folder / "study.toml", "data_root": folder, "data_dir": folder / "runs"}
-    return argparse.Namespace(**where, ray="", format=form, jobs=jobs)
+    return argparse.Namespace(**where, ray="", format=form, jobs=jobs, only=list(only))
 
 
 def test_only_a_whole_run_of_the_very_plan_counts(tmp_path):
@@ -211,6 +211,18 @@ def test_a_study_is_run_once_at_a_time(tmp_path):
     folder.mkdir(parents=True)
     with held(folder), pytest.raises(ConfigError, match="in use by another process"):
         study_of(tmp_path, GRID, in_this_process)
+
+
+def test_some_cells_alone_are_run(tmp_path):
+    """The others wait, and the exit code is of those that were asked for; the next command goes on from there."""
+    _, cells = grid_of(tmp_path, GRID)
+    assert run_study(options(tmp_path, only=["*seed-2*", "*seed-3*"])) == 0
+    chosen = {cell.name for cell in cells if cell.seeds["seed"] in (2, 3)}
+    assert done(tmp_path).keys() == chosen
+    summary = msgspec.json.decode((tmp_path / "runs" / NAME / "summary.json").read_bytes(), type=Summary)
+    assert [row.state for row in summary.rows] == ["waiting", "finished", "finished", "waiting"]
+    with pytest.raises(ConfigError, match="--only other: no cell has such a name; they begin with "):
+        run_study(options(tmp_path, only=["other"]))
 
 
 def test_jobs_are_counted_from_one(tmp_path):

@@ -44,7 +44,7 @@ def test_the_demo_plan_can_be_used():
         ({"evaluation": "every = -1"}, "evaluation", "every must be >= 0"),
         ({"hyper": "batch_size = 0"}, "hyper", "batch_size >= 1"),
         ({"hyper": 'learning_rate = "fast"'}, "hyper.learning_rate", "correct the value"),
-        ({"algorithm": 'name = "magic"'}, "algorithm", "known: fedavg"),
+        ({"algorithm": 'name = "magic"'}, "algorithm", "known: fed"),
         ({"algorithm": 'name = "fedprox"\noptions = { nu = 1 }'}, "algorithm", "no option 'nu'; known: mu"),
         ({"algorithm": 'name = "fedprox"\noptions = { mu = -1 }'}, "algorithm", "correct its options"),
         ({"model": 'name = "brain"'}, "model", "known: "),

@@ -12,7 +12,7 @@ from shared.algorithms.base import Algorithm, Cohort
 from shared.data.examples import Examples, batches
 from shared.messages import Hyper, Spec
 from shared.models.init import blank, initial
-from shared.tree import Mean, State
+from shared.tree import State
 from tests.shared.algorithms.sessions import drive
 
 MODEL = Spec(name="mlp", options={"features": 6, "hidden": 5, "classes": 3})
@@ -30,6 +30,10 @@ class Own:
     @property
     def num_examples(self) -> int:
         return len(self.data)
+
+    @property
+    def validation(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.data.inputs[:0], self.data.labels[:0]
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return batches(self.data, batch_size=self.hyper.batch_size, epochs=self.hyper.local_epochs, seed=self.seed)
@@ -73,12 +77,17 @@ def play() -> Callable[..., State]:
     """Return a function that plays rounds: assign, broadcast, local, absorb in device order, aggregate."""
 
     def rounds(
-        algorithm: Algorithm, fleet: Mapping[str, Examples], number: int = 1, hyper: Hyper = HYPER, order: str = ""
+        algorithm: Algorithm,
+        fleet: Mapping[str, Examples],
+        number: int = 1,
+        hyper: Hyper = HYPER,
+        order: str = "",
+        kept: dict[str, State] | None = None,
     ) -> State:
         state, devices = algorithm.init(initial(MODEL, 5), 5), {device: State() for device in fleet}
         cohort = Cohort(tuple(fleet), hyper, seed=11, rounds=number)
         for round_number in range(1, number + 1):
-            mean = Mean()
+            mean = algorithm.empty(state)
             told = algorithm.assign(state, cohort, {}, round_number)
             batches_of = {device: Own(fleet[device], one.hyper, one.seed) for device, one in told.items()}
             if algorithm.serve:
@@ -88,12 +97,14 @@ def play() -> Callable[..., State]:
                 results = {}
                 for device, one in told.items():
                     start = algorithm.broadcast(state, one)
-                    outcome = algorithm.local(initial(MODEL, 6), State(), start, batches_of[device], one)
+                    outcome = algorithm.local(initial(MODEL, 6), devices[device], start, batches_of[device], one)
                     assert isinstance(outcome, tuple)
-                    results[device] = outcome[1]
+                    devices[device], results[device] = outcome
             for device in order or sorted(fleet):
                 mean = algorithm.absorb(mean, told[device], results[device])
             state = algorithm.between(algorithm.aggregate(state, mean))
+        if kept is not None:
+            kept |= devices
         return state
 
     return rounds

@@ -70,6 +70,10 @@ class Own:
     def num_examples(self) -> int:
         return len(self.data)
 
+    @property
+    def validation(self) -> tuple[Tensor, Tensor]:
+        return self.data.inputs[:0], self.data.labels[:0]
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         hyper = self.told.hyper
         return batches(self.data, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.told.seed)

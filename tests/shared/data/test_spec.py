@@ -35,6 +35,8 @@ def test_partitions_are_told_apart_by_kind(text, partition):
         ("source = 'digits'\nhots = 1", "hots"),
         ("source = 'digits'\nholdout = 1.0", "holdout"),
         ("source = 'digits'\nholdout = nan", "holdout"),
+        ("source = 'digits'\nvalidation = 1.0", "validation"),
+        ("source = 'digits'\nvalidation = -0.1", "validation"),
         ("source = 'digits'\nlimit = 0", "limit"),
         ("source = 'digits'\nclient_column = 'who'", "client_column"),
         ("source = 'digits'\npartition = {kind = 'even', parts = 0, index = 0}", "parts"),

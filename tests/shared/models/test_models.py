@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from shared import active
 from shared.errors import ConfigError
 from shared.messages import Spec
 from shared.models import MODELS
@@ -19,11 +20,17 @@ SMALL = {
     "lenet": ({"channels": 2, "side": 14, "width": 3, "classes": 4}, (3, 2, 14, 14)),
     "mlp": ({"features": 12, "hidden": 5, "classes": 4}, (3, 3, 2, 2)),
     "resnet20": ({"channels": 1, "width": 2, "classes": 4}, (3, 1, 9, 9)),
+    "spu_cifar": ({"channels": 2, "side": 9, "width": 3, "classes": 4}, (3, 2, 9, 9)),
+    "spu_emnist": ({"channels": 2, "side": 9, "width": 3, "classes": 4}, (3, 2, 9, 9)),
+    "spu_speech": ({"channels": 2, "side": 9, "width": 3, "classes": 4}, (3, 2, 9, 9)),
     "vgg13": ({"channels": 1, "width": 0.05, "classes": 4}, (3, 1, 28, 28)),
     "vgg16": ({"width": 0.05, "norm": "none", "classes": 4}, (3, 3, 33, 20)),
     "vgg19": ({"width": 0.05, "classes": 4}, (3, 3, 32, 32)),
 }
 """Options and inputs; of other shapes than the defaults where a network takes them."""
+
+CLASSES = {"cnn1d": 6, "spu_emnist": 62, "spu_speech": 35}
+"""Of the defaults, where they are not 10."""
 
 
 @pytest.fixture(params=sorted(MODELS))
@@ -46,7 +53,7 @@ def test_outputs_have_one_column_a_class(spec, inputs):
     """With small options, of which each has an effect, and with the defaults on what the model is made for."""
     assert initial(spec, 1).layers(inputs).shape == (3, 4)
     usual = blank(Spec(name=spec.name))
-    assert usual.layers(torch.empty((3, *usual.example), device="meta")).shape == (3, 6 if "1d" in spec.name else 10)
+    assert usual.layers(torch.empty((3, *usual.example), device="meta")).shape == (3, CLASSES.get(spec.name, 10))
     for key in spec.options:
         rest = {other: value for other, value in spec.options.items() if other != key}
         shapes = [leaf.shape for leaf in blank(Spec(name=spec.name, options=rest)).layers.parameters()]
@@ -120,6 +127,9 @@ def test_a_chain_refuses_cuts_that_are_none(cuts):
         ("lenet", {"side": 11}),
         ("lenet", {"width": 0}),
         ("resnet20", {"depth": 8}),
+        ("spu_cifar", {"side": 3}),
+        ("spu_emnist", {"width": 0}),
+        ("spu_speech", {"side": 0}),
     ],
 )
 def test_options_that_make_no_network_are_refused(name, options):
@@ -134,6 +144,9 @@ def test_options_that_make_no_network_are_refused(name, options):
         (Spec(name="resnet20"), 269_722),
         (Spec(name="alexnet"), 35_855_178),
         (Spec(name="lenet"), 61_706),
+        (Spec(name="spu_emnist"), 64_722),
+        (Spec(name="spu_cifar"), 134_902),
+        (Spec(name="spu_speech"), 26_285),
         (Spec(name="cnn", options={"kernel": 5, "width": 32, "hidden": 2048, "classes": 62}), 6_603_710),
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -141,6 +154,24 @@ def test_options_that_make_no_network_are_refused(name, options):
 def test_parameters_are_as_many_as_papers_say(spec, count):
     """Papers of the field print these; LEAF's FEMNIST network is `cnn` with larger options."""
     assert sum(leaf.numel() for leaf in blank(spec).layers.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "bitmaps"),
+    [
+        ("spu_emnist", [12_434, 25_094, 38_042, 51_278, 64_802], 6),
+        ("spu_cifar", [5_236, 20_558, 45_966, 81_460, 134_946], 29),
+        ("spu_speech", [3_725, 8_215, 13_505, 19_595, 26_485], 14),
+    ],
+)
+def test_fedspus_networks_send_what_its_paper_counts(name, sizes, bitmaps):
+    """Active parameters, running statistics included, of a fifth to all of the neurons, and bytes of bitmaps."""
+    layers = blank(Spec(name=name)).layers
+    found = active.chain(layers)
+    tree = dict(layers.state_dict())
+    drawn = [active.draw(found.hidden, keep, 3) for keep in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert [active.numel(found.index(one), tree) for one in drawn] == sizes
+    assert sum(leaf.nbytes for leaf in active.pack(drawn[0], found.hidden).values()) == bitmaps
 
 
 def test_a_blank_network_takes_no_memory():

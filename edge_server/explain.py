@@ -1,0 +1,181 @@
+"""Why each device got what it got in a round: its figures, what binds, what more would buy, predicted and measured.
+
+What one more second, joule, megahertz or Mbit/s would buy is found by deciding the recorded case once more with a
+little more of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import msgspec
+
+from edge_server.coordinator import decide
+from edge_server.costs import by_round
+from edge_server.deciding.case import Case, of
+from edge_server.decision import Decision, Figure
+from edge_server.store.base import AnyRecord, RoundClosed, RoundOpened, RunOpened, valid
+from edge_server.trial.optimizer_plan import OptimizerPlan
+from shared.errors import ConfigError
+from shared.measures import Cost
+from shared.messages import Value
+
+MEGA, LITTLE = 1e6, 0.01
+SECONDS = {"bandwidth": "step_s", "keep_ratio": "task_s"}
+"""The figure that a faster clock makes smaller."""
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """One device in one round.
+
+    Attributes:
+        device: Its name.
+        values: What it was given.
+        figures: What that was decided from.
+        binding: Which limit kept it from more.
+        multiplier: Of that limit.
+        buys: How much more of the model it would keep, for one more of: `second` of the deadline, `joule` of its task,
+            `megahertz` of its clock, `megabit_per_s` of its link; what does not apply is left out.
+        predicted: What the task should cost.
+        measured: What it cost; None while nobody knows.
+    """
+
+    device: str
+    values: dict[str, Value]
+    figures: dict[str, Figure]
+    binding: str
+    multiplier: float | None
+    buys: dict[str, float]
+    predicted: Cost
+    measured: Cost | None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One round.
+
+    Attributes:
+        round: Which.
+        optimizer: Who decided.
+        limits: What held for all.
+        feasible: Whether all could be met.
+        enough: If not, the smallest that would do.
+        objective: What was minimised.
+        multiplier: Of what all share.
+        seconds: What the round took; None while it lasts.
+        devices: In order of name.
+    """
+
+    round: int
+    optimizer: str
+    limits: dict[str, float]
+    feasible: bool
+    enough: dict[str, float]
+    objective: float | None
+    multiplier: float | None
+    seconds: float | None
+    devices: list[Explained]
+
+
+def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explanation:
+    """Explain a round.
+
+    Args:
+        records: The run's journal.
+        number: The round.
+        only: The device to explain; empty for all.
+
+    Raises:
+        ConfigError: There is no such round or device, or nothing was decided in it.
+    """
+    kept = valid(records)
+    table = next((one.plan.optimizer for one in kept if isinstance(one, RunOpened)), None)
+    opened = [one for one in kept if isinstance(one, RoundOpened) and one.round == number]
+    if not opened:
+        raise ConfigError(f"round {number}: the run has not begun it; `edge-server show` lists its rounds")
+    decision = opened[-1].decision
+    if table is None or decision is None:
+        why = "its record, that of a trace, keeps no decisions" if table else "the plan has no table [optimizer]"
+        raise ConfigError(f"round {number}: there is nothing to explain, {why}")
+    if only and only not in decision.devices:
+        raise ConfigError(f"device {only!r}: not in round {number}, whose devices are {', '.join(decision.devices)}")
+    closed = [one for one in kept if isinstance(one, RoundClosed) and one.round == number]
+    costs = by_round(kept).get(number, {})
+    names = [only] if only else sorted(decision.devices)
+    bought = _margins(table, decision, names)
+    return Explanation(
+        round=number,
+        optimizer=decision.optimizer,
+        limits=decision.limits,
+        feasible=decision.feasible,
+        enough=decision.enough,
+        objective=decision.objective,
+        multiplier=decision.multiplier,
+        seconds=closed[-1].seconds if closed else None,
+        devices=[_explained(name, decision, bought.get(name, {}), costs.get(name)) for name in names],
+    )
+
+
+def _explained(name: str, decision: Decision, buys: dict[str, float], measured: Cost | None) -> Explained:
+    given = decision.devices[name]
+    return Explained(
+        device=name,
+        values=given.values,
+        figures=given.figures,
+        binding=given.binding,
+        multiplier=given.multiplier,
+        buys=buys,
+        predicted=given.predicted,
+        measured=measured,
+    )
+
+
+def _margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict[str, dict[str, float]]:
+    """Return what more would buy each device. Where there is a ladder to climb, one unit of it; else a little."""
+    if decision.optimizer not in SECONDS:
+        return {}
+    table, case = msgspec.structs.replace(table, solver="numpy"), of(decision)
+    bought: dict[str, dict[str, float]] = {name: {} for name in names}
+
+    def buys(what: str, who: list[str], amount: float, changed: Case) -> None:
+        again = decide(table, changed)
+        for name in who:
+            more = kept(again.devices[name].values) - kept(decision.devices[name].values)
+            bought[name][what] = more / amount
+
+    for limit, what in (("deadline_s", "second"), ("joules", "joule")):
+        if limit in case.limits:
+            amount = 1.0 if case.ladder else LITTLE * (case.limits[limit] or 1.0)
+            more = {**case.limits, limit: case.limits[limit] + amount}
+            buys(what, names, amount, dataclasses.replace(case, limits=more))
+    for name in names:
+        for what, amount, changed in _own(case, name, SECONDS[decision.optimizer]):
+            buys(what, [name], amount, changed)
+    return bought
+
+
+def _own(case: Case, name: str, seconds: str) -> list[tuple[str, float, Case]]:
+    """Return the case with a little more of each thing of one device's own: what, how much in millions, the case."""
+    figures, found = case.figures.get(name, {}), list[tuple[str, float, Case]]()
+    clock, took, rate = figures.get("f_hertz"), figures.get(seconds), figures.get("up_bits_per_s")
+    if clock and took:
+        more = 1.0 if case.ladder else LITTLE * clock.value / MEGA
+        faster = took.value * clock.value / (clock.value + more * MEGA)
+        found.append(("megahertz", more, _with(case, name, seconds, faster)))
+    if rate:
+        more = 1.0 if case.ladder else LITTLE * rate.value / MEGA
+        found.append(("megabit_per_s", more, _with(case, name, "up_bits_per_s", rate.value + more * MEGA)))
+    return found
+
+
+def _with(case: Case, name: str, figure: str, value: float) -> Case:
+    own = {**case.figures[name], figure: Figure(value, "measured")}
+    return dataclasses.replace(case, figures={**case.figures, name: own})
+
+
+def kept(values: dict[str, Value]) -> float:
+    """Return the share of the model that a device keeps."""
+    pruned, share = values.get("prune", 0.0), values.get("keep", 1.0)
+    assert isinstance(pruned, float | int)
+    assert isinstance(share, float | int)
+    return share - pruned

@@ -1,0 +1,53 @@
+"""What every optimizer here speaks: columns of doubles with one entry a device, and why a device got what it got."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+Codes: TypeAlias = NDArray[np.int8]
+Mask: TypeAlias = NDArray[np.bool_]
+
+Solver: TypeAlias = Literal["numpy", "cvxpy"]
+"""`numpy` is our own, exact; `cvxpy` states the same problem to a conic solver, hundreds of times slower."""
+
+
+class Bound(IntEnum):
+    """What keeps a device from getting more; `Bound(code).name.lower()` says it."""
+
+    INTERIOR = 0
+    """The budget that all share: its multiplier equals what a little more would buy here."""
+    FLOOR = 1
+    """Nothing beyond its floor: the others use more of the shared budget better."""
+    TIME = 2
+    """Its own deadline."""
+    FULL = 3
+    """It has all that it can use."""
+    NOTHING = 4
+    """Nothing at all: the others use the shared budget better, and it has no floor."""
+    OUT = 5
+    """It cannot take part: no time is left to it, or it has no rate or no clock."""
+    UNKNOWN = 6
+    """A figure of it is no number, or negative."""
+    ENERGY = 7
+    """Its own joules."""
+    MEMORY = 8
+    """Its memory."""
+
+
+def column(values: ArrayLike, count: int) -> Array:
+    """Return a column of doubles; one value stands for all devices."""
+    given = np.asarray(values, np.float64)
+    return given if given.shape == (count,) else np.ascontiguousarray(np.broadcast_to(given, (count,)))
+
+
+def known(*columns: Array) -> Mask:
+    """Return which devices have figures that can be true: infinity is one (no clock), NaN and below zero are none."""
+    told = columns[0] >= 0
+    for one in columns[1:]:
+        told &= one >= 0
+    return told

@@ -1,0 +1,119 @@
+"""Early stopping by a device's own loss: one that gets worse from one participation to the next leaves for good.
+
+Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
+Update. AAAI 2025. https://arxiv.org/abs/2403.11464 (equation 5)
+
+    L_t = lambda * L_train + (1 - lambda) * L_validation        stop if L_t > L_t-1
+
+L_train is the mean loss while learning, L_validation that of the trained network in evaluation mode on examples that
+are neither trained on nor tested with; t - 1 is the device's participation before this one, so that the first never
+stops. A device without such examples goes by L_train alone. Whoever stops is still aggregated in this round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from shared.algorithms.base import Algorithm, Batch, Result
+from shared.messages import Assignment, Scalar
+from shared.tree import Mean, State, Tree
+
+STOPPED, LOSS = "stopped", "stopping_loss"
+"""What a device says it did, and what it remembers: the loss L of its last participation."""
+
+DEVICE, LEFT = "device", "left/"
+AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a device stops.
+
+    Attributes:
+        is_on: Whether any ever does.
+        share: Of the training loss in L; lambda.
+    """
+
+    is_on: bool = False
+    share: float = 0.7
+
+    def __post_init__(self) -> None:
+        """Refuse a share that is none.
+
+        Raises:
+            ValueError: It is not in [0, 1].
+        """
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be in [0, 1], not {self.share}")
+
+    def judge(
+        self, facts: dict[str, Scalar], train_loss: float | None, layers: nn.Module, tree: Tree, validation: Batch
+    ) -> tuple[dict[str, Scalar], dict[str, float]]:
+        """Return what a device remembers from now on, and what it tells: whether it stops, and by which losses.
+
+        Args:
+            facts: What it remembers of its participation before.
+            train_loss: Mean over this one's mini-batches; None where there were none, which says nothing.
+            layers: The network, for `tree`; it is left in evaluation mode.
+            tree: What was trained.
+            validation: Inputs and labels.
+        """
+        if not self.is_on or train_loss is None:
+            return facts, {}
+        loss, metrics = train_loss, {}
+        if len(validation[1]):
+            metrics["validation_loss"] = mean_loss(layers, tree, validation)
+            loss = self.share * train_loss + (1 - self.share) * metrics["validation_loss"]
+        before = facts.get(LOSS)
+        stops = isinstance(before, float) and loss > before
+        return facts | {LOSS: loss}, metrics | {LOSS: loss, STOPPED: float(stops)}
+
+
+@torch.no_grad()
+def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
+    """Return the mean cross-entropy in evaluation mode; running statistics stay as they are."""
+    layers.eval()
+    parts = zip(batch[0].split(AT_ONCE), batch[1].split(AT_ONCE), strict=True)
+    losses = [
+        functional.cross_entropy(functional_call(layers, tree, (inputs,)), labels, reduction="sum").item()
+        for inputs, labels in parts
+    ]
+    return sum(losses) / len(batch[1])
+
+
+def leaving(algorithm: Algorithm, stopping: Stopping, min_alive: int = 1) -> Algorithm:
+    """Return the algorithm with a server that remembers who has stopped; its assignments name their devices.
+
+    Args:
+        algorithm: Its device half says in its metrics whether it stops.
+        stopping: When devices do.
+        min_alive: The run ends when fewer have not stopped; FedSPU's authors take 10.
+
+    Raises:
+        ValueError: `min_alive` is below 1.
+    """
+    if min_alive < 1:
+        raise ValueError(f"min_alive must be >= 1, not {min_alive}")
+    if not stopping.is_on:
+        return algorithm
+
+    def absorb(mean: Mean, assignment: Assignment, result: Result) -> Mean:
+        mean = algorithm.absorb(mean, assignment, result)
+        gone = {f"{LEFT}{assignment.values[DEVICE]}": True} if result.metrics.get(STOPPED) else {}
+        return replace(mean, facts=mean.facts | gone)
+
+    def aggregate(state: State, mean: Mean) -> State:
+        after = algorithm.aggregate(state, mean)
+        return State(after.tree, after.facts | {key: True for key in mean.facts if key.startswith(LEFT)})
+
+    return replace(algorithm, absorb=absorb, aggregate=aggregate, left=left, min_alive=min_alive)
+
+
+def left(state: State) -> frozenset[str]:
+    """Return who has stopped."""
+    return frozenset(key.removeprefix(LEFT) for key in state.facts if key.startswith(LEFT))

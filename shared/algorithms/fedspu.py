@@ -1,0 +1,60 @@
+"""FedSPU: every device has a full model of its own; a random part of it is trained and exchanged, the rest is frozen.
+
+Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
+Update. AAAI 2025. https://arxiv.org/abs/2403.11464
+
+    S_l   of each hidden layer's n_l neurons floor(p_k n_l), at least one, uniformly by the server, anew each round
+    A_k   weights with both ends in S, biases and BatchNorm's numbers of neurons in S, the output's bias
+    w_k[j] <- w[j]                                  merge, j in A_k; w_k[j] stays elsewhere
+    w_k[j] <- w_k[j] - eta * dF_k(w_k) / dw_k[j]    train, j in A_k; forward and error signal through the whole network
+    w[j]   <- sum_k n_k w_k[j] / sum_k n_k          over the devices with j in A_k; w[j] stays where there is none
+
+With p_k = 1 on all devices this is FedAvg. Here p_k is `keep`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shared.active import extract, merge
+from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.early_stopping import Stopping, leaving
+from shared.algorithms.fedavg import descent, trained
+from shared.algorithms.neurons import came, is_whole, neurons
+from shared.algorithms.personal_model import personal
+from shared.frozen import frozen
+from shared.messages import Assignment
+from shared.models.base import Model
+from shared.tree import State, Tree
+
+
+def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
+    """Build the algorithm.
+
+    Args:
+        keep: Share p_k of the neurons for devices of which the resource optimizer says nothing, in (0, 1].
+        early_stopping: Whether devices leave for good when their loss gets worse.
+        share: Of the training loss in that loss; lambda.
+        min_alive: The run ends when fewer devices have not left; the authors' code takes 10.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+    stopping = Stopping(early_stopping, share)
+
+    def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
+        """Device half: merge, train what is active, keep all, send what is active."""
+        active, index, values = came(model, down)
+        merged = merge(personal(model, state, down, assignment), values, index)
+        if is_whole(active, model):
+            own, loss = trained(model.layers, merged, batches, assignment.hyper)
+        else:
+            network = frozen(model.layers, merged, active)
+            loss = descent(network, list(network.weights.items()), batches, assignment.hyper)
+            own = network.tree()
+        facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
+        count = batches.num_examples
+        return State(own, facts), Result(extract(own, index), float(count), count, loss, metrics=metrics)
+
+    whole = replace(neurons(local, keep=keep), serves=personal, shows=lambda _state, _assignment: {})
+    return leaving(whole, stopping, min_alive)

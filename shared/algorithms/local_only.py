@@ -1,0 +1,55 @@
+"""Local training alone: every device trains a model of its own and nothing is exchanged; what others are measured by.
+
+The reference of personalised methods, as in Niu, Dong, Qin, AAAI 2025, https://arxiv.org/abs/2403.11464
+
+    w_k <- w_k - eta * dF_k(w_k) / dw_k         from w^0, which all begin with
+
+No tensor travels in either direction; the server's model stays as it began.
+"""
+
+from __future__ import annotations
+
+from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.early_stopping import Stopping, leaving
+from shared.algorithms.fedavg import trained
+from shared.algorithms.neurons import MODEL_SEED, assign
+from shared.algorithms.personal_model import personal
+from shared.messages import Assignment
+from shared.models.base import Model
+from shared.tree import Mean, State, Tree, accumulate, check_like
+
+
+def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
+    """Build the algorithm; for its options see `fedspu`."""
+    stopping = Stopping(early_stopping, share)
+
+    def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
+        """Device half: SGD on the whole model, which stays here."""
+        own, loss = trained(model.layers, personal(model, state, down, assignment), batches, assignment.hyper)
+        facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
+        count = batches.num_examples
+        return State(own, facts), Result({}, float(count), count, loss, metrics=metrics)
+
+    alone = Algorithm(
+        init=_begin,
+        assign=assign,
+        broadcast=lambda _state, _assignment: {},
+        local=local,
+        absorb=_absorb,
+        aggregate=lambda state, _mean: state,
+        serves=personal,
+        accepts=_accepts,
+    )
+    return leaving(alone, stopping, min_alive)
+
+
+def _begin(model: Model, seed: int) -> State:
+    return State({key: leaf.clone() for key, leaf in model.tree().items()}, {MODEL_SEED: seed})
+
+
+def _absorb(mean: Mean, _assignment: Assignment, result: Result) -> Mean:
+    return accumulate(mean, {}, result.weight)
+
+
+def _accepts(_assignment: Assignment, _down: Tree, up: Tree) -> None:
+    check_like(up, {})

@@ -1,0 +1,229 @@
+"""The coordinator's optimizers: gaps to a conic solver and to a grid, certified gaps, and seconds of a solve.
+
+`make bench NAME=optimizers`, some minutes; INSTANCES=... of every kind, 1000 unless told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from measure import Figure
+
+from edge_server.optimizers import bandwidth, hcef, hcef_cvxpy, hcef_joint
+from edge_server.optimizers.bandwidth import Bandwidth, Shares
+from edge_server.optimizers.base import Array
+from edge_server.optimizers.hcef_problem import Terms, joules, steps_cap, terms, value
+from tests.edge_server.optimizers import instances
+
+INSTANCES = int(os.environ.get("INSTANCES", "1000"))
+COUNTS = (1, 3, 10, 32, 64)
+FEW, MANY, MOST = 64, 10_000, 1_000_000
+LEVELS, GRID = 2001, 300
+
+
+@dataclass
+class Worst:
+    """The largest of each figure so far."""
+
+    gap: float = 0.0
+    lost: float = 0.0
+    residual: float = 0.0
+
+    def take(self, ours: float, conic: float, scale: float) -> None:
+        """Take a minimum that we found, and the one that the conic solver found."""
+        self.gap = max(self.gap, abs(ours - conic) / max(scale, 1e-9))
+        self.lost = max(self.lost, (ours - conic) / max(scale, 1e-9))
+
+    def told(self, name: str) -> Iterator[Figure]:
+        """Yield its figures."""
+        yield Figure(f"{name}: largest gap to the conic solver", self.gap, "", "<= 1e-6")
+        yield Figure(f"{name}: most that the conic solver is better", self.lost, "", "<= 1e-12")
+        yield Figure(f"{name}: largest KKT residual", self.residual, "", "<= 1e-6")
+
+
+def run() -> list[Figure]:
+    """Study gaps, then seconds."""
+    figures = [*gaps_of_bandwidth(), *gaps_of_blocks(), *joint(), *by_grid()]
+    return [*figures, *seconds()]
+
+
+def gaps_of_bandwidth() -> Iterator[Figure]:
+    """Compare paper 004's shares; the gap is relative to what is kept of all models."""
+    for kind in instances.BANDWIDTHS:
+        worst = Worst()
+        for seed in range(INSTANCES):
+            count = COUNTS[seed % len(COUNTS)]
+            problem = instances.bandwidth(kind, count, seed)
+            ours, conic = bandwidth.solve(problem), bandwidth.solve(problem, "cvxpy")
+            worst.take(ours.objective, conic.objective, count - conic.objective)
+            worst.residual = max(worst.residual, residual(problem, ours))
+        yield from worst.told(f"bandwidth, {kind}")
+
+
+def residual(problem: Bandwidth, found: Shares) -> float:
+    """Return by how much a served device's marginal misses the multiplier, as a share of the larger of both."""
+    given = bandwidth.terms(problem)
+    needs = given.cap > 0
+    worth = given.slack * given.full / (found.share * given.compute + np.where(needs, given.full, 1.0)) ** 2
+    off = (worth - found.multiplier) / np.maximum(np.maximum(worth, found.multiplier), 1e-300)
+    at_floor, at_cap = found.share <= given.floor, found.share >= given.cap
+    off = np.where(at_floor & at_cap, 0.0, np.where(at_floor, off, np.where(at_cap, -off, np.abs(off))))
+    return max(0.0, float(np.max(off[needs], initial=0.0)), float(found.share.sum()) - 1)
+
+
+def gaps_of_blocks() -> Iterator[Figure]:
+    """Compare HCEF's P2.1 and P2.2."""
+    for kind in instances.CONTROLS:
+        sent_worst, steps_worst = Worst(), Worst()
+        for seed in range(INSTANCES):
+            given = terms(instances.control(kind, COUNTS[seed % len(COUNTS)], seed))
+            steps = hcef.halfway(given, np.random.default_rng(seed).random())
+            sent, price = hcef.sent_for(given, steps)
+            conic = hcef_cvxpy.sent_for(given, steps)[0]
+            ours, theirs = (float(value(given, (steps, one)).sum()) for one in (sent, conic))
+            sent_worst.take(ours, theirs, theirs)
+            slope = price * given.send_joules - given.noise * steps
+            box = given.least[1], hcef.sent_cap(given, steps)
+            sent_worst.residual = max(sent_worst.residual, stationary(slope, sent, box, given.noise))
+            steps, price = hcef.steps_for(given, sent)
+            conic = hcef_cvxpy.steps_for(given, sent)[0]
+            ours, theirs = (float(value(given, (one, sent)).sum()) for one in (steps, conic))
+            steps_worst.take(ours, theirs, theirs)
+            slope = 2 * given.bend * (steps - 1) + (2 - sent) * given.noise + price * given.step_joules
+            box = given.least[0], hcef.steps_cap(given, sent)
+            steps_worst.residual = max(steps_worst.residual, stationary(slope, steps, box, given.noise + given.bend))
+        yield from sent_worst.told(f"P2.1, {kind}")
+        yield from steps_worst.told(f"P2.2, {kind}")
+
+
+def stationary(slope: Array, x: Array, box: tuple[float, Array], scale: float) -> float:
+    """Return the largest slope that a bound does not explain."""
+    at_floor, at_cap = x <= box[0] * (1 + 1e-9), x >= box[1] * (1 - 1e-9)
+    off = np.where(at_floor & at_cap, 0.0, np.where(at_floor, -slope, np.where(at_cap, slope, np.abs(slope))))
+    return max(0.0, float(np.max(off / np.maximum(scale, np.abs(slope)), initial=0.0)))
+
+
+def joint() -> Iterator[Figure]:
+    """Certify the joint solver's gaps, and compare it with alternation from ten starts."""
+    for kind in instances.CONTROLS:
+        gaps, won, lost, times = [], [], {3: -np.inf, 8: -np.inf, FEW: -np.inf}, 0
+        for seed in range(max(1, INSTANCES // 5)):
+            for count in (3, 8, FEW):
+                problem = instances.control(kind, count, seed)
+                found, ends = hcef_joint.solve(problem), alternations(terms(problem), seed)
+                worse = found.objective / min(ends) - 1
+                lost[count], times = max(lost[count], worse), times + (worse > 1e-9)
+                won.append(median(ends) / found.objective - 1)
+                if count == FEW:
+                    gaps.append(found.gap or 0.0)
+        yield Figure(f"joint, {kind}, N = 64: certified gap, median", 100 * median(gaps), "%", "<= 0.1")
+        yield Figure(f"joint, {kind}, N = 64: certified gap, largest", 100 * max(gaps), "%")
+        for count, worse in lost.items():
+            name = f"joint, {kind}, N = {count}: most that the best of ten alternations is better"
+            yield Figure(name, 100 * worse, "%", "<= 1e-7")
+        yield Figure(f"joint, {kind}: how often it is", times, f"of {len(won)}")
+        yield Figure(f"joint, {kind}: alternation is above it, median", 100 * median(won), "%")
+
+
+def alternations(given: Terms, seed: int) -> list[float]:
+    """Return where alternation from ten starts ends: five shares of the room, five random ones."""
+    rng, count = np.random.default_rng(seed), len(given.step_s)
+    cap = steps_cap(given, np.full(count, given.least[1]))
+    starts = [hcef.halfway(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
+    ends = [hcef.alternate(given, start) for start in starts]
+    most = given.energy_joules * (1 + 1e-12)
+    return [end.objective for end in ends if joules(given, (end.steps, end.sent)) <= most]
+
+
+def by_grid() -> Iterator[Figure]:
+    """Compare the joint solver with brute force: every device's rho and theta on a grid, joules in 2000 steps."""
+    worst = -np.inf
+    for kind in ("balanced", "energy", "link"):
+        for count in (2, 5, 9):
+            for seed in range(max(1, INSTANCES // 200)):
+                problem = instances.control(kind, count, seed)
+                worst = max(worst, hcef_joint.solve(problem).objective / brute(terms(problem)) - 1)
+    yield Figure("joint, fewer than ten devices: above a fine grid by at most", 100 * worst, "%", "<= 0.5")
+
+
+def brute(given: Terms) -> float:
+    """Return the best of the grid; a device's joules are rounded up, so that every sum is allowed."""
+    floors = given.least[0] * given.step_joules + given.least[1] * given.send_joules
+    unit = (given.energy_joules - float(floors.sum())) / (LEVELS - 1)
+    rho, theta = (np.linspace(least, 1, GRID) for least in given.least)
+    steps, sent = (one.ravel() for one in np.meshgrid(rho, theta))
+    worth = (2 - sent) * steps * given.noise + given.bend * (1 - steps) ** 2
+    total, apart = np.zeros(LEVELS), np.arange(LEVELS)[:, None] - np.arange(LEVELS)
+    for n, floor in enumerate(floors):
+        spent = np.ceil((steps * given.step_joules[n] + sent * given.send_joules[n] - floor) / unit - 1e-9)
+        fits = (steps * given.step_s[n] + sent * given.send_s[n] <= given.deadline_s[n]) & (spent < LEVELS)
+        best = np.full(LEVELS, np.inf)
+        np.minimum.at(best, np.maximum(spent[fits], 0).astype(int), worth[fits])
+        best = np.minimum.accumulate(best)
+        total = np.where(apart >= 0, total[np.maximum(apart, 0)] + best, np.inf).min(axis=1)
+    return float(total[-1])
+
+
+def seconds() -> Iterator[Figure]:
+    """Time solves: of every kind the median, of those the slowest."""
+    limits = {FEW: 0.5, MANY: 5.0, MOST: 1000.0}
+    slowest: dict[tuple[str, int], float] = {}
+    for count, limit in limits.items():
+        for name, one_kind in (("bandwidth", _share), ("one alternation", _turn)):
+            kinds = instances.BANDWIDTHS if name == "bandwidth" else instances.CONTROLS
+            slowest[name, count] = took = max(timed(one_kind(kind, count), count) for kind in kinds)
+            yield Figure(f"{name}, N = {count}", 1e3 * took, "ms", f"<= {limit:g}")
+        if count < MOST:
+            took = max(timed(_joint(kind, count), count) for kind in instances.CONTROLS)
+            yield Figure(f"joint, N = {count}", 1e3 * took, "ms", f"<= {10 if count == FEW else 100}")
+    took = conic_s(instances.bandwidth("mixed", FEW, 1))
+    yield Figure(f"bandwidth, N = {FEW}, conic solver", 1e3 * took, "ms")
+    growth = MOST * np.log(MOST) / (MANY * np.log(MANY))
+    for name in ("bandwidth", "one alternation"):
+        times = slowest[name, MOST] / slowest[name, MANY] / growth
+        yield Figure(f"{name}, N = {MANY} to {MOST}: growth beside N log N", float(times), "", "<= 1.5")
+
+
+def _share(kind: str, count: int) -> Callable[[], object]:
+    problem = instances.bandwidth(kind, count, 1)
+    return lambda: bandwidth.solve(problem)
+
+
+def _turn(kind: str, count: int) -> Callable[[], object]:
+    given = terms(instances.control(kind, count, 1))
+    steps = hcef.halfway(given, 0.5)
+    return lambda: hcef.steps_for(given, hcef.sent_for(given, steps)[0])
+
+
+def _joint(kind: str, count: int) -> Callable[[], object]:
+    problem = instances.control(kind, count, 1)
+    return lambda: hcef_joint.solve(problem)
+
+
+def conic_s(problem: Bandwidth) -> float:
+    """Return what the conic solver takes, compiled already."""
+    bandwidth.solve(problem, "cvxpy")
+    return timed(lambda: bandwidth.solve(problem, "cvxpy"), MANY)
+
+
+def timed(call: Callable[[], object], count: int) -> float:
+    """Return the median seconds of a call, the first left out."""
+    call()
+    found = []
+    for _ in range(max(3, min(41, 4 * MANY // count))):
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return median(found)
+
+
+if __name__ == "__main__":
+    for one in run():
+        sys.stdout.write(f"{one.name}: {one.value:.3g} {one.unit} {one.target} {'' if one.ok else 'MISSED'}\n")

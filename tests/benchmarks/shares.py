@@ -1,0 +1,144 @@
+"""Tasks of pruned personalization behind slow links against their T_th: `make bench NAME=shares`, as root, two minutes.
+
+Four agents with real trainers, each in a network namespace whose link passes 1 to 6 Mbit/s, what it would pass with the
+whole uplink, and in a control group that gets 25 to 50 % of a core; the coordinator shares the uplink out. Without
+pruning T_th would be missed by far. A task's seconds are those of (24) of the paper, computing and the upload, as the
+device says that it took; of the first rounds, before which nothing was measured, only how they went is told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from gap import Board, live
+from measure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from edge_server.costs import by_round
+from edge_server.explain import explain
+from edge_server.explain_text import lines
+from edge_server.replay.__main__ import replay
+from edge_server.store.base import RoundOpened, valid
+from edge_server.store.sqlite import read
+from edge_server.trial.plan import load
+from shared.measures import Cost
+
+ROUNDS, FIRST, DEADLINE_S = int(os.environ.get("ROUNDS", "10")), 2, float(os.environ.get("DEADLINE_S", "1.5"))
+MOST_LIVE, MOST_REPLAYED = 1.1, 1.0
+KEEP = os.environ.get("KEEP", "")
+BOARDS = (Board("near", 6, 0.25), Board("porch", 4, 0.5), Board("roof", 2, 0.5), Board("field", 1, 0.5))
+PLAN = """
+name = "shares"
+rounds = {rounds}
+seed = 1
+[algorithm]
+name = "pruned_personalization"
+[model]
+name = "cnn"
+options = {{ side = 8, width = 32, hidden = 128 }}
+[hyper]
+learning_rate = 0.02
+[optimizer]
+name = "bandwidth"
+options = {{ deadline_s = {deadline_s}, compute = "dense"{options} }}
+[measure]
+seconds = 1.0
+[cohort]
+min_devices = {count}
+[round]
+deadline_s = 60
+[evaluation]
+every = 0
+[data]
+source = "digits"
+[partition]
+kind = "shards"
+{devices}
+"""
+DEVICE = """[[device]]
+name = "{name}"
+compute_s = 0.3
+link = {{ kind = "given", up_mbit_s = {mbit}, down_mbit_s = {mbit}, delay_s = 0.002 }}
+"""
+BARE = '[[device]]\nname = "{name}"\n'
+
+
+def text(*, told: bool, options: str = "") -> str:
+    """Return the plan; without what it tells of links, agents have to find that out."""
+    devices = "".join((DEVICE if told else BARE).format(name=board.name, mbit=board.mbit) for board in BOARDS)
+    return PLAN.format(rounds=ROUNDS, deadline_s=DEADLINE_S, count=len(BOARDS), options=options, devices=devices)
+
+
+def seconds(cost: Cost) -> float | None:
+    """Return the seconds of a task by (24) of the paper; None where its device did not tell them."""
+    known = cost.compute_s is not None and cost.upload_s is not None
+    return (cost.compute_s or 0.0) + (cost.upload_s or 0.0) if known else None
+
+
+def worst(folder: Path, title: str) -> list[float]:
+    """Return of each round the longest task over T_th, and print what each device was given and took."""
+    records = read(folder)
+    opened = {one.round: one.decision for one in valid(records) if isinstance(one, RoundOpened)}
+    table = Table("round", *(board.name for board in BOARDS), "longest / T_th", box=None, title=title)
+    found = []
+    for number, costs in sorted(by_round(records).items()):
+        if not (decision := opened.get(number)):
+            continue  # before round 1, or an evaluation
+        taken = {name: spent / DEADLINE_S for name, cost in costs.items() if (spent := seconds(cost)) is not None}
+        found.append(max(taken.values()))
+        cells = []
+        for board in BOARDS:
+            given = decision.devices[board.name]
+            rate = given.figures["up_bits_per_s"]
+            share, pruned = (float(str(given.values[name])) for name in ("share", "prune"))
+            cells.append(
+                f"{taken.get(board.name, float('nan')):.3f} share {share:.2f} pruned {pruned:.2f}"
+                f" {rate.value / 1e6:.2f} Mbit/s {rate.source}"
+            )
+        table.add_row(str(number), *cells, f"{found[-1]:.3f}")
+    Console(width=200).print(table)
+    return found
+
+
+def run() -> list[Figure]:
+    """Run the plan live with and without the links' rates told, and replay it; none where we are not root."""
+    if os.geteuid():
+        sys.stderr.write("shares: network namespaces need root\n")
+        return []
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="shares-") as name:
+        root = Path(KEEP or name)
+        for case, told in (("rates told", True), ("rates found out", False)):
+            folder = root / case.replace(" ", "-")
+            folder.mkdir(parents=True, exist_ok=True)
+            found = worst(live(folder, BOARDS, text(told=told)), f"live, {case}")[FIRST:]
+            figures.append(Figure(f"shares, live, {case}: longest task / T_th", max(found), "", f"<= {MOST_LIVE}"))
+        found = worst(_replayed(root), "replayed")[FIRST:]
+        figures.append(Figure("shares, replayed: longest task / T_th", max(found), "", f"<= {MOST_REPLAYED}"))
+        console = Console(width=120)
+        for line in lines(explain(read(root / "rates-told" / "runs" / "live"), ROUNDS)):
+            console.print(line, highlight=False)
+    return figures
+
+
+def _replayed(root: Path) -> Path:
+    path = root / "plan.toml"
+    path.write_text(text(told=True))
+    replay(load(path, root), root / "replayed")
+    return root / "replayed"
+
+
+def main() -> int:
+    """Run it; exit code 1 if a target is missed."""
+    figures = run()
+    for one in figures:
+        sys.stdout.write(f"{one.name} {one.value:.3g} {one.unit} {one.target} {'ok' if one.ok else 'MISSED'}\n")
+    return 0 if figures and all(one.ok for one in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

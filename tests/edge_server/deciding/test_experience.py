@@ -1,0 +1,101 @@
+"""What a journal teaches: order, last good figures, rates, errors; the same however often it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.deciding.experience import Experience
+from edge_server.decision import Decision, Figure, Given
+from edge_server.store.base import AnyRecord, CostSettled, Measured, Rewound, RoundOpened, UpdateAccepted
+from shared.measures import Cost, StepCost
+from shared.messages import Assignment, Hyper, Update
+
+TOLD = Assignment(seed=0, hyper=Hyper())
+STEP = StepCost(steps=3, seconds=0.5, weights=10, flops=7)
+
+
+def opened(number: int, *devices: str, decision: Decision | None = None) -> RoundOpened:
+    return RoundOpened(round=number, assignments=dict.fromkeys(devices, TOLD), decision=decision)
+
+
+def decided(share: float = 0.5, **figures: float) -> Decision:
+    given = Given(
+        values={"share": share, "up_bits_per_s": 5000.0},
+        figures={name: Figure(value, "measured") for name, value in figures.items()},
+        predicted=Cost(compute_s=2.0, upload_s=4.0),
+    )
+    return Decision(optimizer="bandwidth", devices={"a": given})
+
+
+def came(number: int, device: str = "a", **cost: float) -> UpdateAccepted:
+    update = Update(run="r", round=number, device=device, params=None, cost=Cost(**cost))
+    return UpdateAccepted(round=number, device=device, update=update, bytes_up=1)
+
+
+def settled(number: int, device: str = "a", **cost: float) -> CostSettled:
+    return CostSettled(round=number, device=device, cost=Cost(**cost))
+
+
+def learnt(*records: AnyRecord) -> Experience:
+    experience = Experience()
+    experience.take(records)
+    return experience
+
+
+def test_the_order_is_that_of_first_appearance_and_survives_rounds_that_are_done_again():
+    found = learnt(opened(1, "b", "d"), Rewound(round=1, cause="lost"), opened(1, "a", "b"), opened(2, "c", "d"))
+    assert found.order == ["b", "d", "a", "c"]
+
+
+def test_a_rate_is_that_of_the_whole_link():
+    """8 * 10 000 bytes in 4 s are 20 kbit/s, of half a link; of an upload too small to tell, nothing."""
+    found = learnt(opened(1, "a", decision=decided()), settled(1, upload_s=4.0, bytes_up=10_000))
+    assert found.carried["a"].up_bits_per_s == pytest.approx(40_000.0)
+    assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=10_000)).carried["a"].up_bits_per_s == 20_000.0
+    assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=100)).carried["a"].up_bits_per_s is None
+    assert learnt(opened(1, "a"), settled(1, upload_s=float("nan"), bytes_up=10**6)).carried == {}
+
+
+def test_a_rate_stays_known_while_the_next_upload_is_not_settled():
+    """The cost of an upload comes with a later report, often after the next round has begun."""
+    settles = settled(1, upload_s=4.0, bytes_up=10_000, compute_s=1.0)
+    found = learnt(opened(1, "a"), opened(2, "a"), settles, came(2, compute_s=3.0))
+    assert found.carried["a"].up_bits_per_s == 20_000.0
+    assert found.tasks["a"].cost.compute_s == 3.0
+
+
+def test_errors_are_measured_over_predicted_smoothed_and_clipped():
+    """Computed in 3 s, not 2; sent in 40 s, not 4, of which a factor 4 is believed."""
+    first = [opened(1, "a", decision=decided()), came(1, compute_s=3.0, download_s=1.0)]
+    assert learnt(*first).errors["a"] == {"compute_error": 1.5}
+    both = [*first, settled(1, compute_s=3.0, upload_s=40.0)]
+    assert learnt(*both).errors["a"] == {"compute_error": 1.5, "upload_error": 4.0}
+    corrected = decided(compute_error=1.5)
+    again = [*both, opened(2, "a", decision=corrected), came(2, compute_s=2.0)]
+    assert learnt(*again).errors["a"]["compute_error"] == pytest.approx(1.5)
+    low = [*both, opened(2, "a", decision=corrected), came(2, compute_s=1.0)]
+    assert learnt(*low).errors["a"]["compute_error"] == pytest.approx(0.5 * 1.5 + 0.5 * 0.75)
+
+
+def test_what_a_measurement_and_an_evaluation_cost_tells_of_no_training():
+    """They are no rounds that were opened."""
+    found = learnt(settled(0, compute_s=9.0, upload_s=1.0), opened(1, "a"), settled(2, compute_s=9.0, upload_s=1.0))
+    assert (found.tasks, found.carried) == ({}, {})
+
+
+def test_what_is_learnt_does_not_depend_on_how_the_journal_is_read():
+    records = [
+        Measured(by_device={"a": STEP}),
+        opened(1, "a", "b", decision=decided(step_s=0.5)),
+        came(1, compute_s=3.0),
+        came(1, "b", compute_s=7.0),
+        settled(1, compute_s=3.0, upload_s=2.0, bytes_up=9000),
+        opened(2, "a"),
+    ]
+    whole, parts = learnt(*records), Experience()
+    for record in records:
+        parts.take([record])
+    assert whole == parts
+    assert whole.steps == {"a": STEP}
+    assert whole.last == {"a": {"step_s": Figure(0.5, "measured")}}
+    assert whole.tasks["b"].cost.compute_s == 7.0

@@ -1,0 +1,88 @@
+"""Why a device got what it got: derivatives against differences, and what people and programs are shown."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from edge_server.coordinator import decide
+from edge_server.explain import Explanation, explain
+from edge_server.explain_text import lines
+from edge_server.store.base import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
+from edge_server.trial import plan as plans
+from edge_server.trial.optimizer_plan import OptimizerPlan
+from shared.errors import ConfigError
+from shared.measures import Cost
+from shared.messages import Assignment, Hyper
+from tests.edge_server.deciding.test_decisions import BANDWIDTH, band
+from tests.edge_server.harness import write_plan
+
+CASE = band({"a": (4000.0, 0.3), "b": (9000.0, 0.9), "c": (50_000.0, 0.2)})
+
+
+def journal(folder, table: OptimizerPlan = BANDWIDTH) -> list[AnyRecord]:
+    plan = msgspec.structs.replace(plans.load(write_plan(folder), folder), optimizer=table)
+    told = {device: Assignment(seed=0, hyper=Hyper()) for device in CASE.names}
+    return [
+        RunOpened(run="r", plan=plan),
+        RoundOpened(round=1, assignments=told, decision=decide(table, CASE)),
+        CostSettled(round=1, device="a", cost=Cost(compute_s=2.0, upload_s=9.0, bytes_up=1234)),
+        RoundClosed(round=1, outcome="aggregated", arrived=("a",), seconds=11.5),
+    ]
+
+
+def test_what_more_would_buy_is_the_multiplier(tmp_path):
+    """One more second, by deciding once more with a hundredth more of it, and by the optimizer's own derivative."""
+    found = explain(journal(tmp_path), 1)
+    total = sum(one.buys["second"] for one in found.devices)
+    told = sum(one.multiplier or 0.0 for one in found.devices)
+    assert total > 0
+    assert total == pytest.approx(told, rel=0.1)
+    assert all(one.buys["megabit_per_s"] >= -1e-9 for one in found.devices)
+    assert found.seconds == 11.5
+    assert [one.device for one in found.devices] == ["a", "b", "c"]
+
+
+def test_lines_tell_the_sources_the_binding_limit_and_predicted_against_measured(tmp_path):
+    text = "\n".join(lines(explain(journal(tmp_path), 1)))
+    assert "took 11.5 s, 1.15 of the deadline" in text
+    assert "step_s 0.3 (measured)" in text
+    assert "held back by" in text
+    assert "for one more s of deadline" in text
+    assert "upload_s" in text
+    assert "9 measured" in text
+    assert "predicted, not measured" in text
+
+
+def test_it_is_json_and_may_be_of_one_device(tmp_path):
+    found = explain(journal(tmp_path), 1, "b")
+    assert [one.device for one in found.devices] == ["b"]
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Explanation) == found
+
+
+def test_clusters_measure_nothing(tmp_path):
+    table = OptimizerPlan(name="clusters")
+    records = journal(tmp_path, BANDWIDTH)
+    plan = msgspec.structs.replace(records[0].plan, optimizer=table)
+    decision = decide(table, dataclasses.replace(CASE, places={"a": 0, "b": 1, "c": 2}))
+    records[:2] = [RunOpened(run="r", plan=plan), msgspec.structs.replace(records[1], decision=decision)]
+    text = "\n".join(lines(explain(records, 1)))
+    assert "its cluster's ratio" in text
+
+
+@pytest.mark.parametrize(("number", "device", "says"), [(7, "", "round 7"), (1, "x", "device 'x'")])
+def test_what_is_not_there_is_said(tmp_path, number, device, says):
+    with pytest.raises(ConfigError, match=says):
+        explain(journal(tmp_path), number, device)
+
+
+def test_a_round_without_a_decision_is_said(tmp_path):
+    records = journal(tmp_path)
+    records[1] = msgspec.structs.replace(records[1], decision=None)
+    with pytest.raises(ConfigError, match="keeps no decisions"):
+        explain(records, 1)
+    records[0] = msgspec.structs.replace(records[0], plan=msgspec.structs.replace(records[0].plan, optimizer=None))
+    with pytest.raises(ConfigError, match="no table"):
+        explain(records, 1)

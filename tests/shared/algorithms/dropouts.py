@@ -1,0 +1,150 @@
+"""Rounds of methods that give devices parts of a network, by hand; servers and devices keep what they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor
+
+from shared.active import PREFIX, chain, coverage, unpack
+from shared.algorithms.base import Algorithm, Cohort, Result
+from shared.algorithms.fedavg import local_sgd
+from shared.messages import Assignment, Hyper
+from shared.models.base import Model
+from shared.models.init import seeded
+from shared.tree import Mean, State, Tree
+from tests.shared.algorithms.small import Own, examples, normed
+
+HYPER = Hyper(local_epochs=3, batch_size=4, learning_rate=0.1)
+
+
+def network(seed: int = 5) -> Model:
+    """Return convolutions and a linear layer with BatchNorm; what comes replaces its parameters."""
+    with seeded(seed):
+        return normed()
+
+
+def same(one: Tree, two: Tree) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(leaf, two[key]) for key, leaf in one.items())
+
+
+def bare(tree: Tree) -> Tree:
+    """Return a payload without its bitmaps."""
+    return {key: leaf for key, leaf in tree.items() if not key.startswith(PREFIX)}
+
+
+@dataclass
+class Site:
+    """A server and its devices, each with a share of the neurons."""
+
+    algorithm: Algorithm
+    shares: dict[str, float]
+    hyper: Hyper = HYPER
+    number: int = 0
+    devices: dict[str, State] = field(default_factory=dict)
+    told: dict[str, Assignment] = field(default_factory=dict)
+    down: dict[str, Tree] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = self.algorithm.init(network(), 5)
+        self.layout = chain(network().layers)
+
+    def data(self, device: str):
+        return examples((1, 6, 6), 10 + 4 * (ord(device) - ord("a")), seed=ord(device))  # BatchNorm takes no single one
+
+    def tell(self, devices: Iterable[str]) -> None:
+        """Begin a round."""
+        self.number += 1
+        allocation = {device: {"keep": self.shares[device]} for device in devices}
+        cohort = Cohort(tuple(devices), self.hyper, seed=11)
+        self.told = self.algorithm.assign(self.state, cohort, allocation, self.number)
+        self.down = {device: self.algorithm.broadcast(self.state, told) for device, told in self.told.items()}
+
+    def train(self, device: str, data=None) -> Result:
+        """Have a device do its task; a payload is checked as the server does, outline first."""
+        told, before = self.told[device], self.devices.get(device, State())
+        model = network(6)
+        with seeded(told.seed):
+            own = Own(data or self.data(device), told)
+            self.devices[device], result = self.algorithm.local(model, before, self.down[device], own, told)
+        up = {key: leaf.clone() for key, leaf in result.tree.items()}
+        if self.algorithm.accepts:
+            self.algorithm.accepts(told, self.down[device], {key: leaf.to("meta") for key, leaf in up.items()})
+            self.algorithm.accepts(told, self.down[device], up)
+        return result
+
+    def fold(self, results: dict[str, Result]) -> None:
+        """End a round with the updates that came."""
+        mean: Mean = self.algorithm.empty(self.state)
+        for device, result in sorted(results.items()):
+            mean = self.algorithm.absorb(mean, self.told[device], result)
+        self.state = self.algorithm.aggregate(self.state, mean)
+
+    def round(self, devices: str) -> dict[str, Result]:
+        self.tell(devices)
+        self.results = {device: self.train(device) for device in devices}
+        self.fold(self.results)
+        return self.results
+
+
+def after_an_epoch(site: Site, device: str) -> tuple[Tree, Tree]:
+    """Return the whole network and the sum of its gradients after one plain epoch on what the device was given."""
+    told, model, sums = site.told[device], network(6), Tree()
+
+    def gather(layers: torch.nn.Module, _start: Tree) -> None:
+        for name, weight in layers.named_parameters():
+            sums[name] = sums.get(name, torch.zeros_like(weight)) + weight.grad
+
+    one = msgspec.structs.replace(told, hyper=msgspec.structs.replace(told.hyper, local_epochs=1))
+    start = model.tree() | bare(site.down[device])
+    start = {key: leaf.clone() for key, leaf in start.items()}
+    with seeded(told.seed):
+        moved = local_sgd(model, State(), start, Own(site.data(device), one), one, gather)[1].tree
+    return {key: start[key] + leaf for key, leaf in moved.items()}, sums
+
+
+def by_hand(of: Callable[[Tensor], float], tree: Tree, hidden: dict[str, int], keep: float) -> dict[str, list[int]]:
+    """Return the neurons whose incoming numbers give the most, sorted out one by one."""
+    found = {}
+    for name, count in hidden.items():
+        merits = [(-of(tree[f"{name}.weight"][neuron]), neuron) for neuron in range(count)]
+        found[name] = sorted(neuron for _, neuron in sorted(merits)[: max(1, int(keep * count + 1e-9))])
+    return found
+
+
+def require_choice(algorithm: Algorithm, of: Callable[[Tensor], float], *, gradients: bool = False) -> None:
+    """Require that a device's first update names the neurons that matter most after an epoch on what it received."""
+    site = Site(algorithm, {"a": 0.5})
+    site.tell("a")
+    result = site.train("a")
+    weights, sums = after_an_epoch(site, "a")
+    chosen = unpack(result.tree, site.layout.hidden)
+    expected = by_hand(of, sums if gradients else weights, site.layout.hidden, 0.5)
+    assert {name: neurons.tolist() for name, neurons in chosen.items()} == expected
+
+
+def require_mean(site: Site, before: Tree, results: dict[str, Result], chosen: dict[str, dict[str, Tensor]]) -> None:
+    """Require each coordinate of the server's model to be the mean over its holders, or what it was without any."""
+    full, masks = {}, {}
+    for device, result in results.items():
+        index = site.layout.index(chosen[device])
+        masks[device] = coverage(index, before)
+        full[device] = {}
+        for key, leaf in bare(result.tree).items():
+            whole = torch.zeros_like(before[key])
+            whole[masks[device].get(key, torch.ones_like(whole, dtype=torch.bool))] = leaf.flatten()
+            full[device][key] = whole
+    for key in site.layout.leaves:
+        for place in range(before[key].numel()):
+            holders = [d for d in results if key not in masks[d] or bool(masks[d][key].flatten()[place])]
+            got = site.state.tree[key].flatten()[place].item()
+            if not holders:
+                assert got == before[key].flatten()[place].item()
+                continue
+            total = sum(results[d].weight for d in holders)
+            mean = sum(results[d].weight * full[d][key].flatten()[place].item() for d in holders) / total
+            assert abs(got - mean) <= 1e-5 * (1 + abs(mean)), (key, place)

@@ -1,0 +1,148 @@
+"""FedSPU over the wire: the same suite over memory, mosquitto and the embedded broker; personal models outlive their
+agents."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from device_agent import device_state
+from edge_server.replay.__main__ import replay
+from edge_server.store.base import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.trial.plan import Plan
+from shared.active import chain, draw, numel
+from shared.models.init import blank
+from shared.tree import Tree
+from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.harness import write_examples
+from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
+from tests.fedspu_textbook import textbook
+from tests.test_round import until
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+numbers = itertools.count()
+HEADER_BYTES = 600
+"""Of a payload of four leaves and a bitmap: at most so many are header and gaps."""
+
+
+def make(folder: Path, method: str = "fedspu", options: str = "", **sections: str) -> Plan:
+    """Return a plan whose devices have shares 0.25, 0.5 and 1 of the neurons."""
+    data = f"{write_examples(folder, 120)}\nholdout = 0.2\nvalidation = 0.2"
+    chosen = f'name = "{method}"\noptions = {{ {options} }}'
+    optimizer = 'name = "clusters"\noptions = { keep = "0.25,0.5,1" }'
+    return make_plan(folder, **({"algorithm": chosen, "data": data, "optimizer": optimizer} | sections))
+
+
+def own_model(folder: Path, device: str) -> Tree:
+    """Return what lies on a device's disk."""
+    return device_state.read(folder / device / "state" / RUN)[0].tree
+
+
+def require_close(here: Site, tree: Tree, records) -> None:
+    """Compare the server's model and every device's own one with the textbook's."""
+    server, own = textbook(here.plan, records)
+    torch.testing.assert_close(tree, server, rtol=1e-4, atol=1e-5)
+    for device in NAMES:
+        torch.testing.assert_close(own_model(here.folder, device), own[device], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def here(network, tmp_path) -> Site:
+    """Return a site of its own on the network, so that tests do not hear one another."""
+    return Site(network, make(tmp_path), tmp_path, name=f"spu{next(numbers)}")
+
+
+def test_devices_of_three_shares_do_what_the_paper_says(here):
+    """The server's model and three personal ones; no payload has a byte beyond the formula's but its header."""
+
+    async def play():
+        async with here.devices(*NAMES):
+            return await here.serve()
+
+    state, records = here.network.run(play())
+    assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
+    assert not any(closed.refused for closed in closed_rounds(records))
+    require_close(here, state.tree, records)
+    layout = chain(blank(here.plan.model).layers)
+    opened = {one.round: one.assignments for one in records if isinstance(one, RoundOpened)}
+    assert {told.values["keep"] for told in opened[1].values()} == {0.25, 0.5, 1.0}
+    for one in (one for one in records if isinstance(one, UpdateAccepted)):
+        told = opened[one.round][one.device]
+        active = numel(layout.index(draw(layout.hidden, told.values["keep"], told.seed)), state.tree)
+        assert 0 < one.update.params.size - 4 * active <= HEADER_BYTES
+
+
+def test_a_device_that_dies_while_it_trains_goes_on_with_its_own_model(here):
+    """It is started anew, begins the round again with what it had before, and ends where it would have without."""
+
+    async def play():
+        async with here.devices(*NAMES, compute_s=0.3):
+            serving = asyncio.create_task(here.serve())
+            await until(lambda: ("b", 2) in here.trained)
+            await here.stop("b")
+            await here.start("b", compute_s=0.1)
+            return await serving
+
+    state, records = here.network.run(play())
+    assert here.trained.count(("b", 2)) == 2
+    assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
+    require_close(here, state.tree, records)
+
+
+@pytest.mark.parametrize("kind", ["update", "checkpoint"])
+def test_a_server_that_restarts_leaves_no_trace_in_any_model(tmp_path, kind):
+    """Nor in who has left: that is part of its state."""
+    here = Site(Network(), make(tmp_path), tmp_path)
+
+    def cut(written: object) -> bool:
+        return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
+
+    async def play():
+        async with here.devices(*NAMES):
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(here.serve(Stopping(here.folder / RUN, cut)))
+            return await here.serve()
+
+    state, records = here.network.run(play())
+    require_close(here, state.tree, records)
+
+
+@pytest.mark.parametrize("method", ["fedspu", "random_dropout", "local_only"])
+def test_a_replay_is_the_live_run_and_its_record_the_same_for_any_number_of_processes(tmp_path, method):
+    """Over slow links, with early stopping and evaluation of personal models on the devices, byte for byte."""
+    sections = {"round": "deadline_s = 900.0", "evaluation": "on_device = true", "more": SLOW, "rounds": 4}
+    plan = make(tmp_path, method, "early_stopping = true", **sections)
+    ends = [replay(plan, tmp_path / place / "run", workers=workers) for place, workers in (("one", 1), ("more", 3))]
+    require_equal(ends[0][0].tree, ends[1][0].tree)
+    assert ends[0][0].facts == ends[1][0].facts
+    one, more = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "more"))
+    assert one == more
+    accepted = [record for record in ends[0][1] if isinstance(record, UpdateAccepted)]
+    trained = [record.update for record in accepted if record.round <= plan.rounds]
+    assert all({"validation_loss", "stopped"} <= update.metrics.keys() for update in trained)
+    tried = [record.by_device for record in ends[0][1] if isinstance(record, Evaluated)]
+    assert [[*one] for one in tried] == [[*NAMES]], "at the end, each its own model"
+    asked = [record.update for record in accepted if record.round > plan.rounds]
+    assert {one.cost.bytes_down < HEADER_BYTES for one in asked} == {method != "random_dropout"}, "which has none"
+    here = Site(Network(), plan, tmp_path / "live")
+
+    async def play():
+        async with here.devices(*NAMES):
+            return await here.serve()
+
+    require_equal(here.network.run(play())[0].tree, ends[0][0].tree)
+
+
+def test_the_bytes_of_dropout_are_those_of_fedspu_at_the_same_neurons(tmp_path):
+    sizes = []
+    for method in ("fedspu", "random_dropout"):
+        folder = tmp_path / method
+        folder.mkdir()
+        _, records = replay(make(folder, method), folder / "run")
+        sizes.append([(one.bytes_up, one.bytes_down) for one in closed_rounds(records)])
+    assert sizes[0] == sizes[1]

@@ -1,0 +1,71 @@
+"""FedSPU as processes over mosquitto: what kill -9 of an agent leaves of its personal model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from device_agent import device_state
+from edge_server import broker
+from edge_server.replay.__main__ import replay
+from edge_server.store.base import RunOpened, UpdateAccepted
+from edge_server.trial.plan import Plan, load
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import PATIENCE_S, ROUNDS, TINY, Field, until, waiting
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+
+class Personal(Field):
+    """A broker and two agents, one of which trains half of the neurons."""
+
+    def plan(self, name: str) -> Plan:
+        """Write a plan whose rounds take long enough to be cut; return it as the server reads it."""
+        sections = TINY | {
+            "algorithm": 'name = "fedspu"\noptions = { early_stopping = true }',
+            "hyper": "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.01",
+            "evaluation": "every = 1",
+            "optimizer": 'name = "clusters"\noptions = { keep = "0.5,1" }',
+            "data": 'source = "digits"\nlimit = 120\nholdout = 0.2\nvalidation = 0.1',
+            "more": f'{TINY["more"]}\n[[device]]\nname = "a"\n[[device]]\nname = "b"',
+        }
+        path = write_plan(self.folder, rounds=ROUNDS, **sections)
+        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Iterator[Personal]:
+    """Return a broker with two agents that wait for a server."""
+    with waiting(Personal, tmp_path_factory.mktemp("personal")) as here:
+        yield here
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_a_killed_agent_keeps_its_personal_model(site, victim):
+    """kill -9 while it trains: the run and every loss of every device's own model are those of the replay, in which
+    nobody dies."""
+    with site.server(victim) as process:
+        until(lambda: site.reached(victim, 3), "the middle of the run")
+        site.kill_agent(victim)
+        site.agent(victim)
+        assert process.wait(PATIENCE_S) == 0
+    site.require_whole(victim)
+    records = site.records(victim)
+    _, replayed = replay(site.plan(victim), site.folder / f"again-{victim}", 2)
+    assert _told(records) == _told(replayed)
+    run = next(one.run for one in records if isinstance(one, RunOpened))
+    state, _ = device_state.read(site.folder / victim / "state" / run)
+    assert len(state.tree) == 4
+    assert "stopping_loss" in state.facts
+
+
+def _told(records):
+    """Return what devices said of their training, and of their own models on what they validate with."""
+    updates = [one for one in records if isinstance(one, UpdateAccepted)]
+    assert all("validation_loss" in one.update.metrics for one in updates)
+    return {(one.round, one.device): (one.update.loss, one.update.metrics) for one in updates}
