@@ -9,7 +9,7 @@ import pytest
 from edge_server.replay.__main__ import replay
 from edge_server.store.base import RoundOpened, UpdateAccepted, closed_rounds
 from shared.algorithms.ranked import CHAIN, MASK
-from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, SLOW, require_equal
 from tests.test_fedspu import make
 from tests.test_round import until
@@ -69,9 +69,7 @@ def test_a_server_that_restarts_knows_what_devices_have_chosen(tmp_path, kind):
 
     async def play():
         async with here.devices(*NAMES):
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(here.serve(Stopping(here.folder / RUN, cut)))
-            return await here.serve()
+            return await here.serve_twice(cut)
 
     state, records = here.network.run(play())
     assert state.facts == expected.facts

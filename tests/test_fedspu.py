@@ -17,7 +17,7 @@ from edge_server.trial.plan import Plan
 from shared.active import chain, draw, numel
 from shared.models.init import blank
 from shared.tree import Tree
-from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
 from tests.fedspu_textbook import textbook
@@ -104,9 +104,7 @@ def test_a_server_that_restarts_leaves_no_trace_in_any_model(tmp_path, kind):
 
     async def play():
         async with here.devices(*NAMES):
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(here.serve(Stopping(here.folder / RUN, cut)))
-            return await here.serve()
+            return await here.serve_twice(cut)
 
     state, records = here.network.run(play())
     require_close(here, state.tree, records)

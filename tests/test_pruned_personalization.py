@@ -24,7 +24,7 @@ from shared.presence import Session
 from shared.registry import build
 from shared.topics import ALL_BELOW, ROOT
 from shared.tree import Mean, State, Tree
-from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
 from tests.test_round import until
 
@@ -151,9 +151,7 @@ def test_a_server_that_restarts_leaves_no_trace(tmp_path, kind):
 
     async def play():
         async with here.devices(*NAMES):
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(here.serve(Stopping(here.folder / RUN, cut)))
-            return await here.serve()
+            return await here.serve_twice(cut)
 
     state, _ = here.network.run(play())
     require_same(here, state.tree)

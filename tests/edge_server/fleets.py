@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from device_agent.bench import Bench
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
@@ -179,6 +181,12 @@ class Site:
             return state, store.records()
         finally:
             store.close()
+
+    async def serve_twice(self, cut: Callable[[object], bool]) -> tuple[State, list[AnyRecord]]:
+        """Run the plan with a server that ends when `cut` says so of what it wrote, and another that goes on."""
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(self.serve(Stopping(self.folder / RUN, cut)))
+        return await self.serve()
 
 
 class Stopping(SqliteStore):

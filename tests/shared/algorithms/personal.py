@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Batch, Cohort, Result
-from shared.data.examples import Examples, batches
+from shared.algorithms.base import Algorithm, Cohort, Result
+from shared.data.examples import Examples
 from shared.messages import Assignment, Hyper, Spec, Value
 from shared.models.base import Model
 from shared.models.init import initial
 from shared.tree import Mean, State, Tree
+from tests.shared.algorithms.small import Own
 
 CNN = Spec(name="cnn", options={"side": 8, "width": 4, "hidden": 9, "classes": 3})
 NORMED = Spec(name="vgg13", options={"width": 0.04, "classes": 3})
@@ -34,26 +35,6 @@ def pictures(count: int, seed: int, shape: tuple[int, ...] = (1, 8, 8)) -> Examp
 
 
 FLEET = {"a": pictures(5, 0), "b": pictures(9, 1), "c": pictures(16, 2)}
-
-
-@dataclass(frozen=True)
-class Own:
-    """A device's batches of a task."""
-
-    data: Examples
-    told: Assignment
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.data)
-
-    @property
-    def validation(self) -> Batch:
-        return self.data.inputs[:0], self.data.labels[:0]
-
-    def __iter__(self) -> Iterator[Batch]:
-        hyper = self.told.hyper
-        yield from batches(self.data, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.told.seed)
 
 
 @dataclass
