@@ -83,9 +83,10 @@ class Delivery:
 
     def allow(self, told: Assignment) -> None:
         """Keep to the rate that a task's assignment allows from now on, if it names one."""
-        rate = told.values.get("up_bits_per_s")
+        rate, share = (told.values.get(name) for name in ("up_bits_per_s", "share"))
         if self.bucket:
-            self.bucket.tune(rate if isinstance(rate, float | int) else None)
+            of_link = float(share) if isinstance(share, float | int) else 0.0
+            self.bucket.tune(float(rate) if isinstance(rate, float | int) else None, of_link)
 
     async def run(self) -> None:
         """Deliver for ever; `wake` says that the outbox has something new or that the server may be back."""

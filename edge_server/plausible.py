@@ -7,11 +7,14 @@ import math
 from shared.measures import Cost, Provenance
 
 MAX_SOURCE = 64
+MOST = 1e18
+"""No task takes so many seconds, joules, cycles or bytes; and sums of them are numbers."""
+
 _FIGURES = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
 
 
 def plausible(cost: Cost) -> Cost:
-    """Return a cost without what cannot be true: figures below zero or not finite, sources of figures it has not."""
+    """Return a cost without what cannot be true: figures below zero or beyond `MOST`, sources of figures it has not."""
     figures = {name: value for name in _FIGURES if _is_figure(value := getattr(cost, name))}
     provenance = {
         name: Provenance(source=one.source[:MAX_SOURCE], quality=one.quality, uncertainty=_share(one.uncertainty))
@@ -22,7 +25,7 @@ def plausible(cost: Cost) -> Cost:
 
 
 def _is_figure(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and value >= 0
+    return value is not None and math.isfinite(value) and 0 <= value <= MOST
 
 
 def _share(value: float | None) -> float | None:

@@ -65,7 +65,7 @@ class Ledger:
                 case UpdateAccepted():
                     self._tasks[record.device][self._lives, record.round] = plausible(record.update.cost)
                 case CostSettled():
-                    self._tasks[record.device][self._lives, record.round] = record.cost
+                    self._tasks[record.device][self._lives, record.round] = plausible(record.cost)
                 case RoundClosed():
                     self._seconds.append(record.seconds)
                 case _:

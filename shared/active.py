@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ConfigError, WireError
+from shared.straight import every, require_straight
 from shared.tree import Tree
 
 Active: TypeAlias = Mapping[str, Tensor]
@@ -88,9 +89,10 @@ def chain(layers: nn.Sequential) -> Chain:
     """Read a network; no parameter needs storage.
 
     Raises:
-        ConfigError: A layer is of a kind whose neurons cannot be told apart.
+        ConfigError: It is no plain chain, or a layer is of a kind whose neurons cannot be told apart.
     """
-    named = list(layers.named_children())
+    require_straight(layers)
+    named = every(layers)
     weighty = [name for name, layer in named if type(layer) in _WEIGHTY]
     if not weighty:
         raise ConfigError("model: no layer has weights; choose one with convolutions or linear layers")

@@ -11,8 +11,10 @@ rest. Masks and gradient hooks would do the same at more than the price of train
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +22,10 @@ from torch import Tensor, nn
 
 from shared.active import Active, Index, chain, extract, merge
 from shared.errors import ConfigError
+from shared.frozen_choice import pays
 from shared.frozen_layers import Norm, Step, Weighty, geometry
 from shared.frozen_passing import Flat, Other, Rectified, other, pooled
+from shared.straight import every
 from shared.tree import Tree
 
 _WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -43,6 +47,7 @@ class Trainable:
         places: Where the rows and columns of `whole` stand in that order.
         keys: Names of all leaves of the network, in its order.
         still: What the rest is in any case: counts of batches, running statistics of frozen neurons.
+        plain: The network itself, made of `whole`, where torch's own backward is faster than the steps'.
     """
 
     steps: Sequence[Step]
@@ -53,12 +58,12 @@ class Trainable:
     places: Index
     keys: tuple[str, ...]
     still: Tree
+    plain: nn.Sequential | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return outputs, by statistics of the batch where layers have a training mode."""
-        outputs: Tensor = _Pass.apply(  # type: ignore[no-untyped-call]
-            self.steps, self.lowest, tuple(self.weights), inputs, *self.weights.values()
-        )
+        own = self.steps, self.lowest, tuple(self.weights), inputs, *self.weights.values()
+        outputs: Tensor = self.plain(inputs) if self.plain else _Pass.apply(*own)  # type: ignore[no-untyped-call]
         return outputs
 
     def part(self) -> Tree:
@@ -74,7 +79,13 @@ class Trainable:
 
 
 def frozen(
-    layers: nn.Sequential, tree: Tree, active: Active, *, detached: bool = False, drifting: bool = False
+    layers: nn.Sequential,
+    tree: Tree,
+    active: Active,
+    batch: Sequence[int] = (),
+    *,
+    detached: bool = False,
+    drifting: bool = False,
 ) -> Trainable:
     """Make the active neurons of a network trainable.
 
@@ -82,6 +93,8 @@ def frozen(
         layers: The network; only its shape is read, it needs no storage.
         tree: Its parameters and buffers; they are copied.
         active: The neurons to train, by hidden layer.
+        batch: Shape of a step's inputs. If it is given, a network too small for this to pay makes all its gradients
+            in torch's own way, and uses those of its active part.
         detached: Whether the error signal ends at frozen neurons. It saves time and memory, and changes the gradient.
         drifting: Whether running statistics of frozen neurons follow what they see, or stay as they are.
 
@@ -90,7 +103,7 @@ def frozen(
     """
     index = chain(layers).index(active)
     places = {key: _places(tree[key], *index[key]) for key in index}
-    whole = {key: _laid(leaf, tree[key]) for key, leaf in extract(tree, places).items()}
+    whole = {key: _laid(extract(tree, {key: places[key]})[key], tree[key]) for key in places}
     names = {key for key, _ in layers.named_parameters()}
     weights = {key: _first(leaf, *index[key]).detach() for key, leaf in whole.items() if key in names}
     still = {key: leaf.clone() for key, leaf in tree.items() if key not in index or (key not in names and not drifting)}
@@ -98,12 +111,29 @@ def frozen(
     lowest = next(place for place, step in enumerate(steps) if isinstance(step, Weighty | Norm))
     for leaf in weights.values():
         leaf.requires_grad_(True)
-    return Trainable(steps, lowest, whole, weights, index, places, tuple(tree), still)
+    plain = None if not batch or detached or pays(layers, index, batch) else _plainly(layers, whole, weights)
+    return Trainable(steps, lowest, whole, weights, index, places, tuple(tree), still, plain)
+
+
+def _plainly(layers: nn.Sequential, whole: Tree, weights: Tree) -> nn.Sequential:
+    """Return the network itself, in the memory of `whole`; its backward gives the weights their part of gradients."""
+    found = copy.deepcopy(layers).train()
+    found.load_state_dict(whole, strict=False, assign=True)  # all but counts of batches, which nobody reads
+    for name, leaf in found.named_parameters():
+        leaf.register_post_accumulate_grad_hook(partial(_hand_on, weights[name]))
+    return found
+
+
+def _hand_on(weight: Tensor, leaf: Tensor) -> None:
+    """Leave the active part of a gradient to those weights, in memory of its own."""
+    assert leaf.grad is not None
+    part = leaf.grad[tuple(slice(size) for size in weight.shape)]
+    weight.grad, leaf.grad = part.clone() if weight.grad is None else weight.grad + part, None
 
 
 def _steps(layers: nn.Sequential, whole: Tree, index: Index, *, detached: bool) -> list[Step]:
     """Build the chain; a ReLU goes behind the pooling layer that follows it, where it has less to do."""
-    named = [(name, layer) for name, layer in layers.named_children() if not isinstance(layer, nn.Identity)]
+    named = [(name, layer) for name, layer in every(layers) if not isinstance(layer, nn.Identity)]
     for place, (_, layer) in enumerate(named[1:], 1):
         if type(layer) is nn.MaxPool2d and type(named[place - 1][1]) is nn.ReLU:
             named[place - 1], named[place] = named[place], named[place - 1]
@@ -123,9 +153,7 @@ def _steps(layers: nn.Sequential, whole: Tree, index: Index, *, detached: bool) 
     return steps
 
 
-def _weighty(  # noqa: PLR0913 - all that a layer is made of
-    name: str, layer: nn.Module, whole: Tree, index: Index, *, detached: bool, narrow: bool
-) -> Weighty:
+def _weighty(name: str, layer: nn.Module, whole: Tree, index: Index, *, detached: bool, narrow: bool) -> Weighty:
     weight = whole[f"{name}.weight"]
     rows, columns = _first(weight, *index[f"{name}.weight"]).shape[:2]
     shape = geometry(layer) if isinstance(layer, nn.Conv1d | nn.Conv2d) else None

@@ -8,9 +8,9 @@ columns. The backward of a layer with weights is
     dx[:, :j] = dy[:, :k] W[:k, :j]                                                 the error signal detached
 
 so that the error signal also passes through frozen neurons, or not. Below the second layer with weights nobody asks for
-that of frozen neurons, since it would go no further: there it is of active neurons alone, and nothing changes. Gradients
-of slices are never dearer than those of whole weights with a mask, whatever the shape: 0.1 of them at p = 0.25, 0.7 at
-0.8, the same at 1.
+that of frozen neurons, since it would go no further: there it is of active ones alone, and no gradient changes.
+Gradients of slices are never dearer than those of whole weights with a mask, whatever the shape: 0.1 of them at
+p = 0.25, 0.7 at 0.8, the same at 1.
 """
 
 from __future__ import annotations

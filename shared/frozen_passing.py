@@ -113,7 +113,7 @@ class Pooled:
     def _found(self, inputs: Tensor) -> Windows:
         _, channels, height, width = inputs.shape
         channels = channels if self.rows is None else self.rows
-        count = _ATEN.max_pool2d_with_indices(inputs[:1].to("meta"), *self._options())[0].shape[2:]
+        count = _ATEN.max_pool2d_with_indices(inputs[:1, :1], *self._options())[0].shape[2:]
         reach = (self.size[0] - 1) * self.dilation[0] * width + (self.size[1] - 1) * self.dilation[1]
         least = min(reach + 1, height * width)
         dtype = next((kind for kind, values in _SMALL if least <= values), torch.int32)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shared.active import Active, chain
+from shared.straight import every
 
 
 def narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
@@ -22,7 +23,7 @@ def narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
         ConfigError: The network is no chain of layers whose neurons can be told apart.
     """
     index, found, width = chain(layers).index(active), nn.Sequential(), 0
-    for name, layer in layers.named_children():
+    for name, layer in every(layers):
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Linear():
                 rows, columns = index[f"{name}.weight"]

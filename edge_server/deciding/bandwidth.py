@@ -85,7 +85,10 @@ def _solved(options: BandwidthOptions, solver: Solver, case: Case, asked: Asked)
             break
     if 0 < (total := float(shares.share.sum())) < 1:  # all meet T_th with less: what is left makes them faster
         shares = replace(shares, share=shares.share / total)
-    return replace(asked, problem=replace(asked.problem, upload_bits=asked.bits)), shares
+    problem = replace(asked.problem, upload_bits=asked.bits)
+    whole = options.bits_per_weight * case.limits["weights_global"] + 8 * case.limits.get("dense_bytes", 0.0)
+    bits = np.where(shares.pruned > 0, asked.bits, whole)  # who sends all of it need not say what
+    return replace(asked, problem=problem, bits=bits if options.marks else asked.bits), shares
 
 
 def _equal(asked: Asked, best: Shares, *, keeps_ratio: bool) -> Shares:

@@ -19,7 +19,10 @@ WEIGHT, MOST_OFF = 0.5, 4.0
 """Of the newest error among the earlier ones; and the factor beyond which a prediction is not put right."""
 
 LEAST_BYTES = 4096
-"""An upload of less tells the delay of the link, not its rate."""
+"""An upload of less tells the delay of the link, not its rate; no more than that it is no slower."""
+
+NEAR = 0.8
+"""Who sent at so much of the rate that it was told kept to it: what else its link could carry did not show."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,64 @@ class Task:
         round: Which.
         given: What had been decided; None where nothing was.
         cost: What the device says; of an update that is not settled yet, without its upload.
+        was_held: Whether its upload before this one kept to what it was told; also where there was none.
     """
 
     round: int
     given: Given | None
     cost: Cost
+    was_held: bool = True
+
+    @property
+    def share(self) -> float | None:
+        """Return which part of its link the device was told to keep to; None where it had the link as it was."""
+        values = self.given.values if self.given else {}
+        told, share = values.get("up_bits_per_s"), values.get("share")
+        return share if told and isinstance(share, float) and 0 < share <= 1 else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it sent as fast as it was told, so that the upload shows no more of its link than was thought."""
+        told, now = self._told, self._now
+        return told is not None and now is not None and now >= NEAR * told
 
     @property
     def up_bits_per_s(self) -> float | None:
-        """Return what the device's whole link carried in the upload, of which it may have had but a share."""
-        seconds, size = self.cost.upload_s, self.cost.bytes_up
-        if not seconds or not size or size < LEAST_BYTES:
+        """Return what the device's whole link carries, as far as its upload, which may have had but a share, shows."""
+        now, size, thought = self._now, self.cost.bytes_up or 0, self._thought
+        if now is None:
             return None
-        values = self.given.values if self.given else {}
-        share = values.get("share") if "up_bits_per_s" in values else None  # else it had the link as it was
-        return 8 * size / seconds / (share if isinstance(share, float) and 0 < share < 1 else 1.0)
+        if self.is_held:  # faster than told, and it does not keep to it: then it had the whole link
+            return max(now, thought or 0.0)
+        if size < LEAST_BYTES:
+            return now if thought and now > thought else None
+        if self.share and self.was_held and not self.was_guess:  # one stall is not another link, two in a row are
+            return thought
+        return now / (self.share or 1.0)
+
+    @property
+    def was_guess(self) -> bool:
+        """Whether nobody had measured its link when it was told."""
+        figure = self.given.figures.get("up_bits_per_s") if self.given else None
+        return figure is not None and figure.source in ("profile", "default")
+
+    @property
+    def _now(self) -> float | None:
+        seconds, size = self.cost.upload_s, self.cost.bytes_up
+        return 8 * size / seconds if seconds and size else None
+
+    @property
+    def _told(self) -> float | None:
+        told = self.given.values.get("up_bits_per_s") if self.given and self.share else None
+        return told if isinstance(told, float) else None
+
+    @property
+    def _thought(self) -> float | None:
+        """Return what was thought of the whole link."""
+        if self._told and self.share:
+            return self._told / self.share
+        figure = self.given.figures.get("up_bits_per_s") if self.given else None
+        return figure.value if figure else None
 
     @property
     def down_bits_per_s(self) -> float | None:
@@ -100,8 +146,6 @@ class Experience:
             self.last[device] = self.last.get(device, {}) | given.figures
 
     def _learn(self, number: int, device: str, cost: Cost) -> None:
-        if number and number not in self._decisions:
-            return  # an evaluation: its number is beyond all rounds'
         if number not in self._decisions:  # a measurement or an evaluation: what that cost tells of no training
             return
         decision = self._decisions[number]
@@ -111,8 +155,13 @@ class Experience:
         if known is None or known.round <= number:
             self.tasks[device] = Task(number, given, cost)
         if cost.upload_s is not None:
-            self.carried[device] = Task(number, given, cost)
+            before_it = self.carried.get(device)
+            was_held = before_it is None or before_it.share is None or before_it.is_held
+            self.carried[device] = Task(number, given, cost, was_held)
         for part in ("compute_s", "upload_s") if given else ():
+            told = Task(number, given, cost)
+            if part == "upload_s" and told.was_guess and not told.is_held:
+                continue  # how wrong a guess was is no error of what takes its place
             measured, before = getattr(cost, part), getattr(had, part)
             predicted = getattr(given.predicted, part) if given else None
             if measured and predicted and before is None:  # each part once: an update tells one, its settling both

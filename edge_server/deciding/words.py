@@ -10,8 +10,9 @@ from edge_server.deciding.figures import Word, chosen
 from edge_server.decision import Figure
 from edge_server.resources import Resources, resources
 from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.links_plan import GivenLink, RangeLink
+from edge_server.trial.links_plan import GivenLink, RangeLink, WirelessLink
 from edge_server.trial.optimizer_plan import BandwidthOptions, KeepOptions
+from edge_server.trial.radio import usual_rates
 from edge_server.trial.sources_plan import GivenCompute, RangeCompute, Span, ends
 from shared.messages import Report
 
@@ -69,11 +70,13 @@ def link_words(one: Said, options: BandwidthOptions | KeepOptions) -> dict[str, 
 def error_words(device: str, experience: Experience, one: Said, *, steps: bool) -> dict[str, Word]:
     """Return by how much to put predictions right.
 
-    What was found out from the costs of tasks is right by itself; only another measurement has an error to correct.
+    What was found out from the costs of tasks is right by itself; only another measurement has an error to correct,
+    and a rate that a device was held to.
     """
     errors = experience.errors.get(device, {})
     words = {}
-    if _reading(one, "link.up_bits_per_s") and "upload_error" in errors:
+    is_held = one.carried is not None and one.carried.is_held
+    if (is_held or _reading(one, "link.up_bits_per_s")) and "upload_error" in errors:
         words["upload_error"] = Word(errors["upload_error"])
     if steps and one.known.mu_s and "compute_error" in errors:
         words["compute_error"] = Word(errors["compute_error"])
@@ -119,6 +122,8 @@ def planned_step_s(one: Said, weights: float) -> float | None:
 def _planned_rates(planned: DevicePlan | None) -> tuple[float | None, float | None]:
     if planned is None:
         return None, None
+    if isinstance(planned.link, WirelessLink):
+        return usual_rates(planned.link)
     rates: tuple[Span | None, Span | None] = (planned.up_mbit_s, planned.down_mbit_s)
     if isinstance(planned.link, GivenLink | RangeLink):
         rates = (planned.link.up_mbit_s, planned.link.down_mbit_s)

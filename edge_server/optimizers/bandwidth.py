@@ -201,6 +201,7 @@ def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:
     needs = kept * column(problem.upload_bits, count)[able] / problem.up_bits_per_s[able]
     at = float(np.max(least + needs, initial=0.0))
     least, needs = least[needs > 0], needs[needs > 0]
+    at = float(np.nextafter(at, np.inf)) if len(needs) else at  # what is needed may be lost in the rounding of the rest
     for _ in range(NEWTON_STEPS):
         parts = needs / (at - least)
         total = float(parts.sum())

@@ -79,6 +79,7 @@ class Work:
         run: The run.
         round: The round.
         train: Whether it trains; an evaluation does not.
+        share: Of a whole network's training step that a step of the algorithm is; `flops` counts no more.
     """
 
     steps: int
@@ -88,6 +89,7 @@ class Work:
     run: str
     round: int
     train: bool
+    share: float = 1.0
 
 
 def batches(examples: int, size: int, steps: int) -> dict[int, int]:

@@ -28,8 +28,9 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
         Infeasible: A budget is too small; the message says the smallest that can be met.
         ConfigError: The plan's data cannot be read, or nothing tells the joules of a budget.
     """
-    is_split = build(ALGORITHMS, plan.algorithm, "algorithm").serve is not None  # its least depends on what it sends
-    if plan.budget != BudgetPlan() and not is_split:
+    algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+    is_known = algorithm.serve is None and algorithm.work is None  # else it depends on what each device is told
+    if plan.budget != BudgetPlan() and is_known:
         require_budgets(plan, _rounds(plan, fleet, behaviours, scale))
 
 

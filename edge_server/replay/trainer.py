@@ -18,7 +18,9 @@ from edge_server.replay.jobs import Jobs
 from edge_server.replay.pool import Order
 from edge_server.replay.session import Pass, play
 from shared import payload, spool
+from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import steps_of
+from shared.algorithms.early_stopping import DEVICE
 from shared.clock import Clock
 from shared.data.examples import held_out, trained_on
 from shared.data.shelf import Shelf
@@ -28,6 +30,8 @@ from shared.evaluate import skeleton
 from shared.flops import step_flops
 from shared.measures import Cost
 from shared.messages import Spec
+from shared.models.init import blank
+from shared.registry import build
 
 AT_ONCE_S = 1e-9
 """Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""
@@ -40,6 +44,7 @@ class Scale:
     shelf: Shelf
     _flops: dict[tuple[bytes, torch.Size, int, bool, int | None], int] = field(default_factory=dict)
     _networks: dict[bytes, nn.Module] = field(default_factory=dict)
+    _shares: dict[bytes, float] = field(default_factory=dict)
 
     def of(self, job: Job) -> Work:
         """Return the work of a whole task.
@@ -57,7 +62,8 @@ class Scale:
             return self._work(job, steps=0, examples=held if task.evaluate else 0, flops=flops)
         steps = steps_of(task.assignment, own)
         sizes = batches(own, task.assignment.hyper.batch_size, steps)
-        flops += sum(count * self.flops(task.model, job.data, one) for one, count in sizes.items() if count)
+        dense = sum(count * self.flops(task.model, job.data, one) for one, count in sizes.items() if count)
+        flops += round(self._share(job) * dense)
         examples = sum(one * count for one, count in sizes.items())
         return self._work(job, steps=steps, examples=examples, flops=flops)
 
@@ -94,7 +100,9 @@ class Scale:
         """
         total = self.shelf.count(job.data)
         size = min(job.task.assignment.hyper.batch_size, trained_on(total, job.data))
-        return self._work(job, steps=1, examples=size, flops=self.flops(job.task.model, job.data, size))
+        flops = round(self._share(job) * self.flops(job.task.model, job.data, size))
+        work = self._work(job, steps=1, examples=size, flops=flops)
+        return replace(work, train=True)  # the task that times it trains nothing for good
 
     def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True, below: int | None = None) -> int:
         """Return the floating-point operations of one step, or of its part in the layers below a place; counted once.
@@ -118,7 +126,22 @@ class Scale:
             run=task.run,
             round=task.round,
             train=task.train,
+            share=self._share(job),
         )
+
+    def _share(self, job: Job) -> float:
+        """Return the share of a whole network's step that a step of the task's algorithm is."""
+        task, told = job.task, job.task.assignment
+        said = (
+            told.hyper.batch_size,
+            told.hyper.local_epochs,
+            {key: told.values[key] for key in told.values if key != DEVICE},
+        )
+        key = msgspec.msgpack.encode((task.algorithm, task.model, said))
+        if key not in self._shares:
+            work = build(ALGORITHMS, task.algorithm, "algorithm").work
+            self._shares[key] = work(blank(task.model), told) if work else 1.0
+        return self._shares[key]
 
     def _network(self, spec: Spec) -> nn.Module:
         key = msgspec.msgpack.encode(spec)

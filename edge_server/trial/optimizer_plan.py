@@ -175,7 +175,9 @@ class OptimizerPlan(Section, frozen=True, kw_only=True):
         try:
             return msgspec.convert(self.options, OPTIONS[self.name])
         except msgspec.ValidationError as error:
-            raise ValueError(f"options of {self.name}: {error}") from error
+            problem, _, key = str(error).partition(" - at `$.")
+            where = f"options.{key.strip('`')} of {self.name}" if key else f"options of {self.name}"
+            raise ValueError(f"{where}: {problem}") from error
 
 
 def ratios(text: str) -> list[float]:

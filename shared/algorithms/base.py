@@ -107,6 +107,8 @@ class Algorithm:
         measure: Optional: (model, tree, batches) -> figures that a resource optimizer asks for.
         timed: Optional: as `local`, a plain step on every batch: what `[measure]` times where `local` takes a number of
             steps of its own.
+        work: Optional: (model, assignment) -> the share of a whole network's training step, in operations, that a step
+            of `local` is; for a replay. The model is a skeleton without storage. In its place: all of it.
         serves: Optional: (model, device state, what came, assignment) -> the parameters that the device itself uses,
             where these are not those that came: its personal model. Evaluated on the device after training.
         shows: Optional: (state, assignment) -> what goes down in place of `broadcast` where a device only evaluates.
@@ -132,6 +134,7 @@ class Algorithm:
     admit: Callable[[Model, State, Assignment, Tree], None] | None = None
     measure: Callable[[Model, Tree, Batches], dict[str, float]] | None = None
     timed: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
+    work: Callable[[Model, Assignment], float] | None = None
     serves: Callable[[Model, State, Tree, Assignment], Tree] | None = None
     shows: Callable[[State, Assignment], Tree] | None = None
     accepts: Callable[[Assignment, Tree, Tree], None] | None = None

@@ -46,8 +46,10 @@ class Stopping:
         """Refuse a share that is none.
 
         Raises:
-            ValueError: It is not in [0, 1].
+            ValueError: It is not in [0, 1], or the switch is no boolean: "false" in quotes would be on.
         """
+        if not isinstance(self.is_on, bool):
+            raise ValueError(f"early_stopping must be true or false, not {self.is_on!r}")  # noqa: TRY004
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be in [0, 1], not {self.share}")
 

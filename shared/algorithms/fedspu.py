@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.active import extract, merge
+from shared.active import chain, extract, merge, ordered
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
 from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import descent, trained
-from shared.algorithms.neurons import came, is_whole, neurons
+from shared.algorithms.neurons import came, is_whole, keep_of, neurons
 from shared.algorithms.personal_model import personal
 from shared.frozen import frozen
+from shared.frozen_choice import pays
 from shared.messages import Assignment
 from shared.models.base import Model
 from shared.tree import State, Tree
@@ -49,12 +50,27 @@ def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.
         if is_whole(active, model):
             own, loss = trained(model.layers, merged, batches, assignment.hyper)
         else:
-            network = frozen(model.layers, merged, active)
+            network = frozen(model.layers, merged, active, inputs_of(model, assignment))
             loss = descent(network, list(network.weights.items()), batches, assignment.hyper)
             own = network.tree()
         facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
         count = batches.num_examples
         return State(own, facts), Result(extract(own, index), float(count), count, loss, metrics=metrics)
 
-    whole = replace(neurons(local, keep=keep), serves=personal, shows=lambda _state, _assignment: {})
+    whole = replace(neurons(local, keep=keep), work=work, serves=personal, shows=lambda _state, _assignment: {})
     return leaving(whole, stopping, min_alive)
+
+
+def inputs_of(model: Model, assignment: Assignment) -> tuple[int, ...]:
+    """Return the shape of a batch; nothing of a model that does not say what it is made for."""
+    return (assignment.hyper.batch_size, *model.example) if model.example else ()
+
+
+def work(model: Model, assignment: Assignment) -> float:
+    """Return how much of a step is left where weight gradients are those of active neurons: (2 + p^2) / 3.
+
+    All of it, where the network is so small that all of them are made.
+    """
+    keep, layout, inputs = keep_of(assignment), chain(model.layers), inputs_of(model, assignment)
+    own = not inputs or pays(model.layers, layout.index(ordered(layout.hidden, keep)), inputs)
+    return (2 + keep**2) / 3 if own else 1.0

@@ -72,6 +72,7 @@ def fjord(
         init=partial(_init, every),
         broadcast=partial(_broadcast, every),
         absorb=partial(_absorb, every),
+        work=partial(_work, every, distil=distil),
         serves=partial(_serves, every),
     )
     return leaving(built, stopping, min_alive)
@@ -108,6 +109,12 @@ def _absorb(every: Widths, mean: Mean, assignment: Assignment, result: Result) -
     mean = absorbing(partial(first, every))(mean, assignment, replace(result, tree=common))
     of_one = {key: leaf for key, leaf in result.tree.items() if key not in common}
     return replace(trees.accumulate(mean, of_one, result.weight), count=mean.count)
+
+
+def _work(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:
+    """Return how much of a step is left: p^2 in the mean of the widths drawn, and of the widest to distil from."""
+    shares = every.shares[: every.up_to(keep_of(told)) + 1]
+    return sum(share**2 for share in shares) / len(shares) + (shares[-1] ** 2 if distil else 0.0)
 
 
 def _serves(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:

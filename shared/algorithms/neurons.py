@@ -77,6 +77,11 @@ def keep_of(assignment: Assignment) -> float:
     return float(keep) if isinstance(keep, float | int) else 1.0
 
 
+def smaller_work(_model: Model, assignment: Assignment) -> float:
+    """Return how much of a step is left in a network with a share p of the neurons: p^2, as between hidden layers."""
+    return keep_of(assignment) ** 2
+
+
 def drawn(state: State, assignment: Assignment) -> Active:
     """Return the neurons that a round's seed draws for a device."""
     return draw(chain_of(state.facts).hidden, keep_of(assignment), assignment.seed)

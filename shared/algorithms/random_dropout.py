@@ -18,7 +18,7 @@ from shared.active import PREFIX, Active
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
 from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import descent
-from shared.algorithms.neurons import Choice, came, drawn, neurons
+from shared.algorithms.neurons import Choice, came, drawn, neurons, smaller_work
 from shared.messages import Assignment
 from shared.models.base import Model
 from shared.narrow import narrowed
@@ -36,7 +36,7 @@ def random_dropout(
 def dropout(choose: Choice, stopping: Stopping, *, keep: float, min_alive: int) -> Algorithm:
     """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers."""
     built = neurons(partial(train_what_came, stopping), choose, keep=keep)
-    return leaving(replace(built, serves=served), stopping, min_alive)
+    return leaving(replace(built, work=smaller_work, serves=served), stopping, min_alive)
 
 
 def train_what_came(

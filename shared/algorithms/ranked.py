@@ -71,10 +71,17 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> 
         aggregate=_aggregating(built),
         accepts=accepts,
         timed=partial(train_what_came, Stopping()),
+        work=_work,
         serves=_used,
         shows=lambda state, told: built.broadcast(state, told) if chooses(told) else {},
     )
     return leaving(built, stopping, min_alive)
+
+
+def _work(model: Model, told: Assignment) -> float:
+    """Return how much of a step is left; of a device's first task, which chooses, an epoch is of the whole network."""
+    left, many = neurons.smaller_work(model, told), told.hyper.local_epochs
+    return (1 + (many - 1) * left) / many if chooses(told) else left
 
 
 def given(state: State, assignment: Assignment) -> Active:

@@ -71,4 +71,6 @@ def widths_of(text: str) -> Widths:
     Raises:
         ValueError: They are no ascending numbers.
     """
+    if not isinstance(text, str):
+        raise ValueError(f'widths must be a text such as "0.5,1", not {text!r}')  # noqa: TRY004
     return Widths(tuple(float(one) for one in text.split(",")))

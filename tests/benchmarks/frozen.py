@@ -3,7 +3,8 @@
 Networks: an MLP 784-1024-1024-10 in batches of 64; the 1.6M CNN of the demo's kind, and a block of VGG with 64, 128 and
 256 channels, in batches of 32. SGD with momentum, one thread. The kinds of a step take turns within one process, whose
 allocator keeps what is freed, so that none pays another's page faults; figures are ratios of medians of CPU time. Masks
-(in the forward) and gradient hooks, which is how freezing is mostly done, stand beside.
+(in the forward) and gradient hooks, which is how freezing is mostly done, stand beside. `chosen` is what FedSPU does:
+its own backward or torch's, by the network's size; two networks stand for the small ones.
 
 A step keeps its weights, gradients and momenta of what is trained, and what autograd saves between forward and
 backward, each storage counted once. The peak is that of a process of its own for each case, with Python and torch.
@@ -32,7 +33,8 @@ MB = 1e6
 
 def run() -> list[Figure]:
     """Measure the three networks."""
-    return [figure for name in ("mlp", "cnn", "vgg") for figure in (*_times(name), *_memory(name))]
+    large = [figure for name in ("mlp", "cnn", "vgg") for figure in (*_times(name), *_memory(name))]
+    return large + [figure for name in ("spu_emnist", "small mlp") for figure in _times(name)]
 
 
 def _times(name: str) -> list[Figure]:

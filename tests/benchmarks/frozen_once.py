@@ -18,21 +18,22 @@ from shared.active import Active, chain, coverage, draw, extract
 from shared.frozen import frozen
 from shared.messages import Hyper
 from shared.models.cnn import cnn
+from shared.models.spu import spu_emnist
 from shared.narrow import narrowed
 from shared.sgd import descend
 from shared.tree import Tree
 
 KEEPS, HELD = (0.25, 0.5, 0.75), 4
-TURNS = {"mlp": 75, "cnn": 50, "vgg": 20}
+TURNS = {"mlp": 75, "cnn": 50, "vgg": 20, "spu_emnist": 100, "small mlp": 200}
 HYPER = Hyper(learning_rate=0.01, momentum=0.9)
 KEPT_BYTES = 32 << 20
 KIB = 1024
 
 
-def mlp() -> nn.Sequential:
+def mlp(width: int = 1024) -> nn.Sequential:
     """Return 784-1024-1024-10."""
     return nn.Sequential(
-        *(nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+        *(nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
     )
 
 
@@ -48,6 +49,8 @@ NETS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
     "mlp": (mlp, (64, 1, 28, 28)),
     "cnn": (lambda: cnn(width=32, hidden=512).layers, (32, 1, 28, 28)),
     "vgg": (vgg, (32, 3, 32, 32)),
+    "spu_emnist": (lambda: spu_emnist().layers, (16, 1, 28, 28)),
+    "small mlp": (lambda: mlp(64), (32, 1, 28, 28)),
 }
 
 
@@ -89,6 +92,8 @@ def variants(name: str) -> dict[str, Callable[[], None]]:
             steps[f"{kind} {keep:g}"] = stepping(part, part.weights, batch)
     for keep in KEEPS:
         active = draw(hidden, keep, 0)
+        part = frozen(layers, tree, active, batch[0].shape)
+        steps[f"chosen {keep:g}"] = stepping(part, part.weights, batch)
         small = narrowed(layers, active)
         small.load_state_dict(extract(tree, chain(layers).index(active)), strict=False)
         steps[f"narrowed {keep:g}"] = stepping(small, dict(small.named_parameters()), batch)

@@ -116,13 +116,15 @@ def limited(number: int, share_of_core: float) -> Iterator[list[str]]:
         yield ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(group.folder / "cgroup.procs")]
 
 
-def live(folder: Path, boards: Sequence[Board] = BOARDS, text: str = PLAN) -> Path:
+def live(folder: Path, boards: Sequence[Board] = BOARDS, text: str = PLAN, burst: str = netns.BURST) -> Path:
     """Run a plan with all boards; return the run's folder."""
     (folder / "plan.toml").write_text(text)
     plan, port = load(folder / "plan.toml", folder), _free_port()
     fleet = devices(plan)
     with ExitStack() as stack:
-        links = [stack.enter_context(netns.slow_link(f"{one.mbit}mbit", at)) for at, one in enumerate(boards)]
+        links = [
+            stack.enter_context(netns.slow_link(f"{one.mbit}mbit", at, burst=burst)) for at, one in enumerate(boards)
+        ]
         before = [stack.enter_context(limited(at, one.share)) for at, one in enumerate(boards)]
         site = Site(folder, stack)
         listeners = "".join(f"listener {port} {address}\n" for address in ("127.0.0.1", *(x.address for x in links)))

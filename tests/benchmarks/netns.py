@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ PAYLOAD_SHARE = 1448 / 1514
 """TCP's payload in a full packet: 14 bytes of it are Ethernet's, 20 IP's, 32 TCP's with its time stamps."""
 BURST, QUEUE = "16kb", "96kb"
 MOST = 4
+GONE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,14 @@ class SlowLink:
 
 
 @contextmanager
-def slow_link(rate: str, number: int = 0, *, changes: bool = False) -> Iterator[SlowLink]:
+def slow_link(rate: str, number: int = 0, *, changes: bool = False, burst: str = BURST) -> Iterator[SlowLink]:
     """Make a namespace whose link passes `rate` (such as `800kbit`) each way; it is gone after the block.
 
     Args:
         rate: As `tc` takes it.
         number: Which of the up to `MOST` links of this process it is.
         changes: Whether the rate can be changed.
+        burst: What goes at once after a silence.
 
     Raises:
         OSError: This machine makes no such link.
@@ -82,16 +85,24 @@ def slow_link(rate: str, number: int = 0, *, changes: bool = False) -> Iterator[
         _run(*inside, "link", "set", "board", "up")
         _run(*inside, "link", "set", "lo", "up")
         for tc, device in link.ends:
-            _shape(tc, device, rate, changes=changes)
+            _shape(tc, device, rate, burst, changes=changes)
         yield link
     finally:
         _run("ip", "netns", "delete", name)
+        _until_gone(Path("/sys/class/net") / name)
 
 
-def _shape(tc: tuple[str, ...], device: str, rate: str, *, changes: bool) -> None:
+def _until_gone(device: Path) -> None:
+    """The kernel takes a namespace's devices away a little later; the name may be wanted again."""
+    until = time.monotonic() + GONE_S
+    while device.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _shape(tc: tuple[str, ...], device: str, rate: str, burst: str, *, changes: bool) -> None:
     add = (*tc, "qdisc", "add", "dev", device)
     if not changes:
-        _run(*add, "root", "tbf", "rate", rate, "burst", BURST, "latency", "400ms")
+        _run(*add, "root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
         return
     _run(*add, "root", "handle", "1:", "htb", "default", "1")
     _run(*tc, "class", "add", "dev", device, *_class(rate))

@@ -37,6 +37,21 @@ def test_the_link_costs_none_of_the_rate(rate, faster, frames):
     assert took <= 8 * size * (frames + 1 / faster) / rate + 1e-6
 
 
+@given(share=st.floats(0.05, 1.0), sizes=st.lists(st.integers(1000, 10**6), min_size=1, max_size=30))
+def test_over_a_known_link_not_even_the_last_frame_comes_on_top(share, sizes):
+    bucket = Bucket()
+    bucket.tune(share * 1e6, share)
+    assert seconds(bucket, sizes, 1e6) == pytest.approx(8 * sum(sizes) / (share * 1e6))
+
+
+def test_another_rate_begins_anew():
+    """What a slow link left undone at a rate beyond its own is no credit for the next task."""
+    bucket = Bucket(1e7)
+    ended = seconds(bucket, [10_000] * 50, 1e6)
+    bucket.tune(1e5, 0.1)
+    assert seconds(bucket, [10_000] * 10, 1e6, ended) == pytest.approx(ended + 8.0)
+
+
 def test_a_slower_link_is_not_slowed_further():
     assert seconds(Bucket(2e6), [10_000] * 50, 1e6) == pytest.approx(50 * 0.08, abs=0.05)
 

@@ -47,11 +47,13 @@ def test_what_more_would_buy_is_the_multiplier(tmp_path):
 
 def test_lines_tell_the_sources_the_binding_limit_and_predicted_against_measured(tmp_path):
     text = "\n".join(lines(explain(journal(tmp_path), 1)))
-    assert "took 11.5 s, 1.15 of the deadline" in text
-    assert "step_s 0.3 (measured)" in text
+    assert "for tasks within 10 s" in text
+    assert "the longest task took 11 s, computing and upload (a): 1.10 of the limit" in text
+    assert "the round took 11.5 s" in text
+    assert "a local step 300 ms" in text
     assert "held back by" in text
-    assert "for one more s of deadline" in text
-    assert "upload_s" in text
+    assert "by one more second of deadline" in text
+    assert "upload: " in text
     assert "9 measured" in text
     assert "predicted, not measured" in text
 

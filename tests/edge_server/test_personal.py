@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from edge_server.commands import why_short
+from edge_server.figures import mean_accuracy
 from edge_server.replay.__main__ import replay as play_replay
 from edge_server.replay.gap import gap
 from edge_server.report.compare import last
@@ -43,6 +44,7 @@ from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.local_only import local_only
 from shared.errors import ConfigError
+from shared.messages import Update
 from shared.tree import Mean, State
 from tests.edge_server.fleets import RUN, Network, Site, Stopping
 from tests.edge_server.harness import write_examples, write_plan
@@ -296,3 +298,14 @@ def test_plans_of_before_are_the_same():
     """A journal whose plan says nothing of it reads as it did."""
     old = msgspec.json.decode(b'{"every": 1, "on_device": true}', type=EvaluationPlan)
     assert old.devices_every == 0
+
+
+def test_each_personal_model_counts_as_much_and_one_model_by_examples():
+    told = {
+        name: Update(
+            run=RUN, round=1, device=name, params=None, metrics={"eval_accuracy": good, "eval_examples": count}
+        )
+        for name, good, count in (("a", 1.0, 30.0), ("b", 0.0, 10.0))
+    }
+    assert mean_accuracy(told, personal=True) == 0.5
+    assert mean_accuracy(told, personal=False) == 0.75

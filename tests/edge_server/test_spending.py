@@ -90,6 +90,17 @@ def test_joules_that_nobody_told_are_charged_as_the_dearest_of_that_device_and_p
     assert found == Spending(seconds=1.0, joules=13.0 + 33.0 + 33.0, charged=3.0 + 33.0, is_whole=True, unmetered=())
 
 
+def test_figures_that_no_sum_could_hold_are_none():
+    """Two of 1.7e308 J would have ended the run, and every server that read its journal again."""
+    boast = {f"{part}_joules": 1.7e308 for part in ("download", "compute", "upload")}
+    found = spent(
+        *(opened(1, "a", "b"), came(1, "a", **boast), settled(1, "a", **boast), came(1, "b", **joules(1, 2, 3))),
+        *(opened(2, "a"), came(2, "a", **boast)),
+    )
+    assert found.joules == 6.0
+    assert found.unmetered == ("a",)
+
+
 def test_of_who_tells_nothing_nothing_can_be_charged_and_the_sum_is_a_bound():
     """Device b trained and told no joules of it; c never answered, and may tell them yet."""
     found = spent(

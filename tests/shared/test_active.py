@@ -11,8 +11,10 @@ from torch import nn
 from shared import active as actives
 from shared.active import Chain, chain, draw, everything, extract, merge, ordered, pack, size_of, spread, unpack
 from shared.errors import ConfigError, WireError
+from shared.frozen import frozen
 from shared.messages import Spec
 from shared.models.init import blank
+from shared.narrow import narrowed
 from shared.tree import raw
 from tests.shared.algorithms.small import normed
 
@@ -115,6 +117,51 @@ def test_a_network_whose_neurons_cannot_be_told_apart_is_refused():
         chain(nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2)))
     with pytest.raises(ConfigError, match="no layer has weights"):
         chain(nn.Sequential(nn.ReLU()))
+
+
+class Doubled(nn.Sequential):
+    """Not what its layers alone would give."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(inputs)
+
+
+TWICE = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [
+        (Doubled(nn.Linear(4, 4), nn.Linear(4, 2)), "a forward of their own"),
+        (nn.Sequential(TWICE, nn.ReLU(), TWICE, nn.Linear(4, 2)), "layer 2 stands in two places"),
+        (nn.Sequential(nn.Conv1d(2, 4, 1), nn.Linear(8, 5), nn.Flatten(), nn.Linear(20, 2)), "layer 1 does not take"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(36, 2)), "layer 1 does not take the 4 neurons"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.BatchNorm1d(144), nn.Linear(144, 2)), "layer 2 does not"),
+        (nn.Sequential(nn.Linear(4, 8), nn.MaxPool1d(2), nn.Linear(4, 2)), "layer 1 does not take"),
+        (nn.Sequential(nn.Linear(3, 4), nn.Flatten(), nn.Linear(20, 2)), "layer 2 does not take"),
+        (nn.Sequential(nn.Linear(4, 6), nn.Conv1d(6, 2, 1)), "layer 1 does not take"),
+    ],
+)
+def test_what_is_no_plain_chain_is_refused(layers, says):
+    """A user's own network may be any of these; neurons left out of one would be others than those that are meant."""
+    with pytest.raises(ConfigError, match=says):
+        chain(layers)
+
+
+def test_a_layer_without_parameters_may_stand_in_several_places():
+    """As people write them: one ReLU and one pool for all. `named_children` tells of each but once."""
+    relu, pool = nn.ReLU(), nn.MaxPool2d(2)
+    layers = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), relu, pool, nn.Conv2d(4, 6, 3, padding=1), relu, pool),
+        *(nn.Flatten(), nn.Linear(24, 8), relu, nn.Linear(8, 3)),
+    )
+    tree, inputs = dict(layers.state_dict()), torch.rand(2, 1, 8, 8)
+    active = everything(chain(layers).hidden)
+    smaller = narrowed(layers, active)
+    smaller.load_state_dict(tree)
+    wanted = layers(inputs)
+    torch.testing.assert_close(smaller(inputs), wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(frozen(layers, tree, active)(inputs), wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 20])

@@ -39,7 +39,7 @@ def cycles(table: Cycles, work: Work) -> float:
     else:
         assert table.cycles_per_example is not None
         training = table.cycles_per_example * work.examples
-    return training if work.train else training * FORWARD
+    return training * work.share if work.train else training * FORWARD
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,17 @@ model's, a round more) is taken from the task that was recorded nearest in time:
     seconds = until as many cycles are done as that task's clock, and the clock recorded meanwhile, allow
     joules  = watts of that task * seconds
 
-where work is examples that pass through the network, times the network's operations for one example. In each round a
-link has the rate of that round's recorded transfers, else of the nearest round's, or that which the device told of it
-where others were on the same transmission (`recorded_link`); what no round did without is delay.
+where work is examples that pass through the network, times the network's operations for one example, times the share of
+these that the plan's algorithm computes of what the device is told. In each round a link has the rate of that round's
+recorded transfers, else of the nearest round's, or that which the device told of it where others were on the same
+transmission (`recorded_link`); what no round did without is delay.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 
@@ -24,15 +25,11 @@ from edge_server.replay.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.curve import Curve, constant
 from edge_server.replay.sources.recorded import Recorded, recorded
 from edge_server.replay.sources.recorded_link import exchange_w, link, radio
+from edge_server.replay.sources.recorded_work import Shares, shares_of, weights_of
 from edge_server.trace.rows import Task
 from edge_server.trace.trace import Trace
-from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
-from shared.evaluate import skeleton
 from shared.measures import Provenance
-from shared.messages import Assignment
-from shared.models.init import blank
-from shared.registry import build
 
 FORWARD = 1 / 3
 """Share of a training step's operations that an evaluation of as many examples takes: the backward pass is twice it."""
@@ -55,23 +52,11 @@ def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; take them out of the plan")
     if not any(one.tasks for one in known.values()):
         raise ConfigError("no task of the trace says how long it took: there is nothing to replay by")
-    weights = weights_of(trace)
-    return [_behaviour(known[name], known.values(), weights) for name in names]
+    weights, shares = weights_of(trace), shares_of(trace)
+    return [_behaviour(known[name], known.values(), weights, shares) for name in names]
 
 
-def weights_of(trace: Trace) -> int:
-    """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
-    plan = trace.header.plan
-    leaves = dict(skeleton(plan.model).named_parameters())
-    if any(one.steps for one in trace.decisions):
-        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-        told = Assignment(seed=plan.seed, hyper=plan.hyper)
-        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), told)
-        leaves = {name: leaf for name, leaf in leaves.items() if name in start}
-    return sum(leaf.numel() for leaf in leaves.values())
-
-
-def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int) -> Behaviour:
+def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int, shares: Shares) -> Behaviour:
     warnings = []
     if not one.tasks:
         like = _alike(one, fleet)
@@ -82,7 +67,7 @@ def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int) -> Behavi
         warnings.append(
             f"{one.device} was away {gaps} times for more than 5 s: the mean of both sides stands for its clock there"
         )
-    source = Source(one, weights, clock)
+    source = Source(one, weights, clock, shares)
     return Behaviour(
         compute=source.effort,
         least=source.least,
@@ -124,11 +109,13 @@ class Source:
         one: Its part of the trace.
         weights: Trainable parameters that devices had of the trace's network.
         clock: Hertz over seconds; None where nobody measured it.
+        shares: Of a whole network's step, that steps were.
     """
 
     one: Recorded
     weights: int
     clock: Curve | None
+    shares: Shares = field(default_factory=dict)
 
     def effort(self, work: Work, second: float) -> Effort:
         """Return what a task takes that begins at a second."""
@@ -138,7 +125,7 @@ class Source:
         if not work.examples:
             return Effort(seconds=0.0)
         step = self.one.step
-        if step is not None and not work.train and work.steps == 1:
+        if step is not None and work.steps == 1 and not (work.train and task is not None):
             return Effort(step.seconds, step.cycles, step.joules, step.idle_w, _renamed(step.provenance))
         return self._scaled(work, second)
 
@@ -146,7 +133,10 @@ class Source:
         """Tell whether that task is this very work."""
         if work.weights != self.weights or work.train != (task.purpose == "train"):
             return False
-        return not work.train or self._examples(task) in (None, work.examples)
+        return not work.train or (self._share(task) == work.share and self._examples(task) in (None, work.examples))
+
+    def _share(self, task: Task) -> float:
+        return self.shares.get((self.one.device, task.round), 1.0)
 
     def _examples(self, task: Task) -> float | None:
         """Return how many examples passed through the network in a task, each trained on; None of a late one.
@@ -196,6 +186,8 @@ class Source:
         """Return what a task takes that begins at a second, by what another took."""
         examples = work.examples * (1.0 if work.train else FORWARD)
         ratio = examples / (self._examples(task) or examples) * self._heavier(work)
+        if work.train:
+            ratio *= work.share / (self._share(task) if task.purpose == "train" else 1.0)
         seconds = self._seconds(task, ratio, second, clock)
         watts = task.compute_joules / task.compute_s if task.compute_joules is not None and task.compute_s else None
         source = f"trace: round {task.round} scaled"
@@ -227,7 +219,7 @@ class Source:
             return 1.0
         size = self.one.batch_size.get(min(self.one.batch_size, default=0), 0)
         if step is not None and step.flops and size and work.train:
-            return work.flops / work.examples / (step.flops / size)
+            return work.flops / work.share / work.examples / (step.flops / size)
         return work.weights / self.weights
 
     def _seconds(self, task: Task, ratio: float, second: float, clock: Curve | None) -> float:

@@ -2,48 +2,22 @@
 
     r = b B log2(1 + h g p / N),    h = 10^(-PL(d) / 10)
 
-with bandwidth B and the device's share b of it, power p, noise power N, gain h of the path and g of the fading. The
-path loss PL(d) = 128.1 + 37.6 log10(d in km) dB is that of a macro cell at 2 GHz in 3GPP TR 36.814, table B.1.2.1-1
-(https://www.3gpp.org/dynareport/36814.htm); the general law PL(d) = PL(1 m) + 10 n log10(d in m) is T. S. Rappaport,
-"Wireless Communications", section 4.9. In Rayleigh fading g is exponentially distributed, constant over a block.
+with bandwidth B and the device's share b of it, power p, noise power N, gain h of the path and g of the fading;
+`edge_server.trial.radio` has the path's. In Rayleigh fading g is exponentially distributed, constant over a block.
 """
 
 from __future__ import annotations
-
-import math
 
 from edge_server.replay.behaviour import Flow
 from edge_server.replay.curve import constant
 from edge_server.replay.sources.draws import Blocks, exponential, within
 from edge_server.replay.sources.parts import Ways
 from edge_server.trial.links_plan import WirelessLink
+from edge_server.trial.radio import path_gain, shannon, watts
 from shared.errors import ConfigError
 
-M_PER_KM = 1000.0
 LEAST_BPS = 1.0
 """Over less not a kilobyte passes in two hours: a distance in another unit, rather than a link."""
-
-
-def watts(dbm: float) -> float:
-    """Return the power of a level in dBm."""
-    return math.pow(10.0, dbm / 10.0) / 1000.0
-
-
-def path_gain(table: WirelessLink, distance_m: float) -> float:
-    """Return h at a distance, as a ratio of powers."""
-    match table.path_loss:
-        case "3gpp":
-            loss_db = 128.1 + 37.6 * math.log10(distance_m / M_PER_KM)
-        case "exponent":
-            loss_db = table.loss_db_1m + 10 * table.exponent * math.log10(distance_m)
-        case "none":
-            loss_db = 0.0
-    return math.pow(10.0, -loss_db / 10.0)
-
-
-def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) -> float:
-    """Return B log2(1 + gain * p / N) in bit/s."""
-    return bandwidth_hz * math.log2(1.0 + gain * power_w / noise_w)
 
 
 def ways(table: WirelessLink, seed: int, device: str) -> Ways:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge_server.deciding.case import Case
@@ -58,6 +59,47 @@ def test_sources_in_their_order(tmp_path):
     assert ask(plan, before, a=report(5e6)).figures["a"]["up_bits_per_s"] == Figure(5e6, "measured")
     assert ask(plan, before, a=report(5e6, age_s=4000)).figures["a"]["up_bits_per_s"] == Figure(4e6, "last_good")
     assert ask(plan, before, a=report(float("nan"))).figures["a"]["up_bits_per_s"] == Figure(4e6, "last_good")
+
+
+def test_a_radio_link_of_the_plan_is_its_profile(tmp_path):
+    """1 to 3 MHz at a signal as strong as the noise: 1 bit/s a hertz; the base station sends three times as strong."""
+    radio = 'bandwidth_hz = [1e6, 3e6], path_loss = "none", noise_w = 0.1, tx_dbm = 20.0, server_dbm = 24.771212547'
+    plan = plan_of(
+        tmp_path, 'name = "bandwidth"', more=f'[[device]]\nname = "a"\nlink = {{ kind = "wireless", {radio} }}'
+    )
+    found = ask(plan).figures["a"]
+    assert found["up_bits_per_s"] == Figure(pytest.approx(2e6), "profile")
+    assert found["down_bits_per_s"] == Figure(pytest.approx(4e6), "profile")
+
+
+def test_an_error_of_the_upload_belongs_to_a_rate_that_was_held(tmp_path):
+    """It took a fifth longer than at half of 8 kbit/s. What a guess was wrong by is no error of what was measured."""
+    given = Given(
+        values={"share": 0.5, "up_bits_per_s": 4000.0},
+        figures={"up_bits_per_s": Figure(8000.0, "measured")},
+        predicted=Cost(upload_s=8.0),
+    )
+    opens = RoundOpened(round=1, assignments={}, decision=Decision(optimizer="bandwidth", devices={"a": given}))
+    plan = plan_of(tmp_path, 'name = "bandwidth"')
+    held = ask(plan, opens, CostSettled(round=1, device="a", cost=Cost(upload_s=9.6, bytes_up=4096))).figures["a"]
+    assert held["up_bits_per_s"] == Figure(8000.0, "measured")
+    assert held["upload_error"] == Figure(pytest.approx(1.2), "measured")
+    guess = Decision(
+        optimizer="bandwidth",
+        devices={"a": msgspec.structs.replace(given, figures={"up_bits_per_s": Figure(8000.0, "profile")})},
+    )
+    opens = RoundOpened(round=1, assignments={}, decision=guess)
+    slow = ask(plan, opens, CostSettled(round=1, device="a", cost=Cost(upload_s=16.384, bytes_up=4096))).figures["a"]
+    assert slow["up_bits_per_s"] == Figure(pytest.approx(4000.0), "measured")
+    assert "upload_error" not in slow
+
+
+def test_who_was_there_before_keeps_its_place(tmp_path):
+    """Those that the plan names, those that rounds had, in that order, and only then who is new: also to a restart."""
+    told = Assignment(seed=0, hyper=Hyper())
+    rounds = [RoundOpened(round=number, assignments={name: told}) for number, name in ((1, "z"), (2, "b"), (3, "z"))]
+    places = ask(plan_of(tmp_path, 'name = "clusters"'), *rounds, number=4).places
+    assert places == {"z": 0, "b": 1, "a": 2}
 
 
 def test_what_a_task_cost_tells_of_a_whole_one(tmp_path):
@@ -125,6 +167,7 @@ def test_sizes_of_a_network(tmp_path):
         ('name = "keep_ratio"\noptions = { joules = -1.0 }', "options.joules"),
         ('name = "bandwidth"\noptions = { most_pruned = 1.5 }', "options.most_pruned"),
         ('name = "bandwidth"\noptions = { equal = "both" }', "equal"),
+        ('name = "clusters"\noptions = { keep = 0.5 }', "optimizer: options.keep of clusters: Expected"),
         ('name = "bandwidth"\nsolver = "guess"', "solver"),
         ('name = "clusters"\nsolver = "cvxpy"', "solver"),
     ],

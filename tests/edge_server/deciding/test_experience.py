@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from edge_server.deciding.experience import Experience
@@ -47,13 +48,48 @@ def test_the_order_is_that_of_first_appearance_and_survives_rounds_that_are_done
     assert found.order == ["b", "d", "a", "c"]
 
 
-def test_a_rate_is_that_of_the_whole_link():
-    """8 * 10 000 bytes in 4 s are 20 kbit/s, of half a link; of an upload too small to tell, nothing."""
-    found = learnt(opened(1, "a", decision=decided()), settled(1, upload_s=4.0, bytes_up=10_000))
-    assert found.carried["a"].up_bits_per_s == pytest.approx(40_000.0)
+@pytest.mark.parametrize(
+    ("size", "seconds", "rate"),
+    [
+        (10_000, 16.0, 10_000.0),  # at 5000 bit/s, as told: of the link it shows no more than was thought
+        (10_000, 18.0, 10_000.0),  # a little later, for what goes beside: that is an error of the prediction
+        (10_000, 32.0, 10_000.0),  # at half of what was told, once: that may be anything
+        (10_000, 4.0, 20_000.0),  # at 20 kbit/s, beyond what was told: it had the whole link
+        (10_000, 12.0, 10_000.0),  # a burst
+        (100, 32.0, None),  # too small to tell
+    ],
+)
+def test_a_rate_is_that_of_the_whole_link(size, seconds, rate):
+    """Half of a link of 10 kbit/s was given."""
+    found = learnt(opened(1, "a", decision=decided()), settled(1, upload_s=seconds, bytes_up=size))
+    assert found.carried["a"].up_bits_per_s == (None if rate is None else pytest.approx(rate))
+
+
+def test_a_link_that_fell_shows_in_the_second_round_and_a_guess_that_was_too_high_at_once():
+    slow = [opened(1, "a", decision=decided(up_bits_per_s=10_000.0)), settled(1, upload_s=32.0, bytes_up=10_000)]
+    again = [opened(2, "a", decision=decided(up_bits_per_s=10_000.0)), settled(2, upload_s=32.0, bytes_up=10_000)]
+    assert learnt(*slow).carried["a"].up_bits_per_s == pytest.approx(10_000.0)
+    assert learnt(*slow, *again).carried["a"].up_bits_per_s == pytest.approx(5_000.0)
+    given = decided().devices["a"]
+    guess = msgspec.structs.replace(given, figures={"up_bits_per_s": Figure(10_000.0, "profile")})
+    found = learnt(opened(1, "a", decision=Decision(optimizer="bandwidth", devices={"a": guess})), slow[1])
+    assert found.carried["a"].up_bits_per_s == pytest.approx(5_000.0)
+    assert found.errors == {}
+
+
+def test_a_rate_where_none_was_given():
     assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=10_000)).carried["a"].up_bits_per_s == 20_000.0
     assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=100)).carried["a"].up_bits_per_s is None
     assert learnt(opened(1, "a"), settled(1, upload_s=float("nan"), bytes_up=10**6)).carried == {}
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0.1, 8000.0), (4.0, None)])
+def test_a_short_upload_tells_only_that_a_link_is_faster_than_was_thought(seconds, rate):
+    """Else a device of which nothing is known, and that has little to send, would stay unknown."""
+    guess = Given(values={"share": 0.5}, figures={"up_bits_per_s": Figure(1000.0, "default")})
+    decision = Decision(optimizer="bandwidth", devices={"a": guess})
+    found = learnt(opened(1, "a", decision=decision), settled(1, upload_s=seconds, bytes_up=100))
+    assert found.carried["a"].up_bits_per_s == (None if rate is None else pytest.approx(rate))
 
 
 def test_a_rate_stays_known_while_the_next_upload_is_not_settled():

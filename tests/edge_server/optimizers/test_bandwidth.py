@@ -250,3 +250,11 @@ def test_the_server_does_not_load_the_conic_solver():
     loads = ";".join(f"import edge_server.optimizers.{name}" for name in names)
     code = f"import sys;{loads};sys.exit('cvxpy' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - ours
+
+
+def test_an_upload_that_vanishes_beside_the_steps_still_has_an_answer():
+    """1e-14 s of upload beside 1e10 s of steps: less than rounding tells."""
+    with np.errstate(all="raise"):
+        found = solve(Bandwidth(np.array([1e14, 1e6]), 1.0, 1e10, 0.0, 1.0, 1.0))
+    assert not found.feasible
+    assert found.enough_s == pytest.approx(1e10)

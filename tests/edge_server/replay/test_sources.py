@@ -13,9 +13,11 @@ from edge_server.replay.behaviour import Behaviour, Work
 from edge_server.replay.behaviours import behaviour
 from edge_server.replay.curve import constant
 from edge_server.replay.sources.draws import Blocks
+from edge_server.replay.sources.ranges import cycles
 from edge_server.trial.devices_plan import DevicePlan
 from edge_server.trial.links_plan import GivenLink, RangeLink, WirelessLink
 from edge_server.trial.sources_plan import (
+    Cycles,
     CyclesPower,
     GivenCompute,
     GivenPower,
@@ -225,3 +227,11 @@ def test_a_replay_does_not_depend_on_this_machine_s_board():
         of(compute=ProfileCompute(board="auto", cycles_per_step=1.0))
     with pytest.raises(ConfigError, match=r"there is no profile 'apple'"):
         of(compute=ProfileCompute(board="apple", cycles_per_step=1.0))
+
+
+def test_cycles_of_a_step_are_those_of_the_share_that_is_computed():
+    """Whatever they are counted by; operations are counted with the share already."""
+    for table in (Cycles(cycles_per_step=3.0), Cycles(cycles_per_weight=3.0), Cycles(cycles_per_example=3.0)):
+        assert cycles(table, work(share=0.25)) == 0.25 * cycles(table, work())
+        assert cycles(table, work(share=0.25, train=False)) == cycles(table, work(train=False))
+    assert cycles(Cycles(cycles_per_flop=2.0), work(share=0.25)) == 2.0 * WORK.flops

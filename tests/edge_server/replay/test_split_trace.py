@@ -14,7 +14,8 @@ from edge_server.replay.command import between
 from edge_server.replay.sources import gateway
 from edge_server.replay.sources.recorded import recorded
 from edge_server.replay.sources.recorded_link import rates
-from edge_server.replay.sources.trace import behaviours, weights_of
+from edge_server.replay.sources.recorded_work import weights_of
+from edge_server.replay.sources.trace import behaviours
 from edge_server.store.base import closed_rounds
 from edge_server.trace.derive import trace_of
 from edge_server.trace.trace import Trace

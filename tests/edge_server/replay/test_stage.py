@@ -6,6 +6,7 @@ import asyncio
 import math
 from dataclasses import replace as but
 
+import msgspec
 import pytest
 
 from edge_server.costs import by_round
@@ -23,6 +24,7 @@ from shared.clock import VirtualLoop
 from shared.data.shelf import Shelf
 from shared.flops import step_flops
 from shared.measures import Provenance
+from shared.messages import Spec
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, make_plan, require_equal, textbook
 
@@ -96,6 +98,27 @@ def test_costs_are_those_of_the_behaviour(tmp_path):
         assert set(cost.provenance) == {"compute_joules", "upload_s", "upload_joules", "download_s"}
 
 
+@pytest.mark.parametrize(("name", "share"), [("random_dropout", 0.25), ("fjord_fixed", 0.25), ("fedavg", 1.0)])
+def test_a_method_that_computes_less_is_less_work(tmp_path, name, share):
+    """Half the neurons are a quarter of a training step, and no less of an evaluation."""
+    heard = []
+
+    def compute(work, _t):
+        heard.append(work)
+        return Effort(2.0)
+
+    data, evaluation = f"{write_examples(tmp_path, 90)}\nholdout = 0.1", "on_device = true"
+    plan = make_plan(tmp_path, rounds=1, partition='kind = "even"', evaluation=evaluation, data=data)
+    options = {} if name == "fedavg" else {"keep": 0.5}
+    plan = msgspec.structs.replace(plan, algorithm=Spec(name=name, options=options))
+    played(plan, tmp_path, [but(TEN, compute=compute)] * 3)
+    dense = 3 * step_flops(plan.model, (8,), 8) + step_flops(plan.model, (8,), 3)
+    evaluated = 3 * step_flops(plan.model, (8,), 1, trains=False)
+    trained = [work for work in heard if work.train]
+    assert {(work.share, work.flops) for work in trained} == {(share, share * 2 * dense + evaluated)}
+    assert {work.flops for work in heard if not work.train} <= {evaluated}
+
+
 def test_work_is_counted_from_data_plan_and_network(tmp_path):
     """30 examples each, 3 held back; 2 epochs of 8, 8, 8 and 3; a task that measures costs one step."""
     heard = []
@@ -115,7 +138,9 @@ def test_work_is_counted_from_data_plan_and_network(tmp_path):
     _, records = played(plan, tmp_path, [but(TEN, compute=compute)] * 3)
     evaluated = 3 * step_flops(plan.model, (8,), 1, trains=False)
     epoch = 3 * step_flops(plan.model, (8,), 8) + step_flops(plan.model, (8,), 3)
-    trained = [work for work in heard if work.train]
+    trained = [work for work in heard if work.train and work.steps > 1]
+    timed = [work for work in heard if work.train and work.steps == 1]
+    assert {(work.examples, work.flops) for work in timed} == {(8, step_flops(plan.model, (8,), 8))}
     assert {(work.steps, work.examples, work.flops) for work in trained} == {(2 * 4, 2 * 27, 2 * epoch + evaluated)}
     assert {work.weights for work in heard} == {8 * 64 + 64 + 64 * 3 + 3}
     [measured] = [record for record in records if isinstance(record, Measured)]

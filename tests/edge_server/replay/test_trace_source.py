@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,7 @@ from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import export
 from edge_server.trial.plan import placed
 from shared.errors import ConfigError
+from shared.messages import Spec
 from tests.edge_server.textbook import LINKS, make_plan
 from tests.edge_server.trace.field import field_run, trained_alone
 
@@ -115,6 +117,27 @@ def test_the_same_task_takes_the_recorded_figures(tmp_path):
     told = effort.provenance["compute_joules"]
     assert (told.source, told.quality, told.uncertainty) == ("trace: ina3221", "measured", 0.02)
     assert effort.provenance["cycles"].quality == "modelled"
+
+
+def test_a_smaller_share_of_each_step_is_that_share_of_a_recorded_task(tmp_path):
+    """FedAvg was recorded, which computes all: of a method that computes a quarter, round 1 takes a quarter."""
+    [orin] = behaviours(field(tmp_path), ["orin"])
+    effort = orin.compute(work(1, share=0.25), 8.5)
+    assert effort.cycles == pytest.approx(0.25 * 3.0e9)
+    assert effort.provenance["cycles"].source == "trace: round 1 scaled"
+
+
+def test_a_method_that_computes_less_takes_what_was_recorded_if_it_is_told_the_same(tmp_path):
+    """Random dropout with half the neurons in round 1 and all in round 2: the same again is again the same."""
+    trace = field(tmp_path)
+    plan = replace_field(trace.header.plan, algorithm=Spec(name="random_dropout"))
+    told = [replace_field(one, values={"keep": 0.5 if one.round == 1 else 1.0}) for one in trace.decisions]
+    trace = replace(
+        trace, header=replace_field(trace.header, plan=plan), tables={**trace.tables, "decisions": tuple(told)}
+    )
+    [orin] = behaviours(trace, ["orin"])
+    assert orin.compute(work(1, share=0.25), 999.0).seconds == 3.5
+    assert orin.compute(work(1, share=1.0), 8.5).cycles == pytest.approx(4 * 3.0e9)
 
 
 def test_other_work_is_scaled_from_the_task_nearest_in_time(tmp_path):

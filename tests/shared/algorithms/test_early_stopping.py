@@ -85,6 +85,13 @@ def test_a_share_that_is_none_is_refused(bad):
         Stopping(**bad)
 
 
+@pytest.mark.parametrize("bad", ["false", 0, None])
+def test_a_switch_is_true_or_false(bad):
+    """The word false in quotes would be on."""
+    with pytest.raises(ValueError, match="early_stopping"):
+        Stopping(bad)
+
+
 def test_a_run_goes_on_with_somebody():
     with pytest.raises(ValueError, match="min_alive"):
         leaving(fedavg(), Stopping(), 0)

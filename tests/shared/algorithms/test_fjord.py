@@ -57,7 +57,7 @@ def test_widths_are_shares_that_ascend_to_one():
     ]
 
 
-@pytest.mark.parametrize("bad", ["", "1,0.5", "0.5", "0.5,0.5,1", "0,1", "-1,1", "a,1", "nan,1", "0.5,1,2"])
+@pytest.mark.parametrize("bad", ["", "1,0.5", "0.5", "0.5,0.5,1", "0,1", "-1,1", "a,1", "nan,1", "0.5,1,2", 0.5])
 def test_other_widths_are_refused(bad):
     with pytest.raises(ValueError, match=r"widths|convert"):
         fjord(widths=bad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 import torch
@@ -15,6 +17,7 @@ from shared.codecs.quantize import quantize
 from shared.errors import WireError
 from shared.messages import Spec
 from shared.models.init import blank, initial
+from shared.tree import Mean
 from tests.shared.algorithms.personal import CNN, FLEET, HYPER, SEED, play
 
 
@@ -85,6 +88,7 @@ def tampered(up, **leaves):
         (0.5, {"0.weight": torch.zeros(4, 1, 3, 3)}),
         (0.5, {"7.bias": torch.full((9,), torch.nan)}),
         (0.98, {"index": torch.tensor([3, 3, 4, 5, 6, 7, 8], dtype=torch.int32)}),
+        (0.98, {"index": torch.tensor([3, 4, 5, 6, 7, 9, 8], dtype=torch.int32)}),
         (0.98, {"index": torch.tensor([-1, 3, 4, 5, 6, 7, 8], dtype=torch.int32)}),
         (0.98, {"index": torch.tensor([3, 4, 5, 6, 7, 8, 315], dtype=torch.int32)}),
         (1.0, {"values": torch.zeros(1)}),
@@ -117,3 +121,13 @@ def test_an_allocated_share_that_is_none_is_refused(share):
     state = algorithm.init(blank(CNN), 1)
     with pytest.raises(WireError, match="prune is"):
         algorithm.assign(state, Cohort(("a",), HYPER, SEED), {"a": {"prune": share}}, 1)
+
+
+def test_where_holders_count_alike_none_can_say_that_it_counts_for_more():
+    algorithm = pruned_personalization()
+    played, mean = play(algorithm, 1, values={device: {"prune": 0.0} for device in FLEET}), Mean()
+    for device, result in played.results.items():
+        loud = replace(result, weight=1e9 if device == "a" else 1.0)
+        mean = algorithm.absorb(mean, played.told[device], loud)
+    wanted = sum(result.tree["7.bias"] for result in played.results.values()) / len(FLEET)
+    torch.testing.assert_close(algorithm.aggregate(played.state, mean).tree["7.bias"], wanted)
