@@ -162,7 +162,7 @@ fedalt = partial(pruned_personalization, prune=0.0, warmup_steps=0)
 """Partial personalization without pruning, the parts one after the other; whatever is allocated, all goes up."""
 
 VARIANTS: Mapping[str, Callable[..., Algorithm]] = {
-    "pruned_personalization-fedsim": partial(pruned_personalization, updating="simultaneous"),
+    "pruned_personalization_fedsim": partial(pruned_personalization, updating="simultaneous"),
     "pruning_only": partial(pruned_personalization, split="all_global"),
     "fedalt": fedalt,
     "fedsim": partial(fedalt, updating="simultaneous"),

@@ -17,7 +17,7 @@ from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPP
 from tests.shared_data import shared
 
 STUDIES = Path(__file__).resolve().parents[3] / "deploy" / "studies"
-NAMES = {"fedspu": 19 * 9, "fedspu_cifar": 19 * 9, "fedspu-writers": 19 * 3}
+NAMES = {"fedspu": 19 * 9, "fedspu-cifar": 19 * 9, "fedspu-writers": 19 * 3}
 
 
 def grid(name: str, data_root: Path) -> list[Cell]:
@@ -74,7 +74,7 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [("fedspu", "fedspu-stopping"), ("fedspu_cifar", "hermes"), ("fedspu-writers", "fedavg")]
+    ("name", "variant"), [("fedspu", "fedspu-stopping"), ("fedspu-cifar", "hermes"), ("fedspu-writers", "fedavg")]
 )
 def test_a_small_cell_of_it_runs(tmp_path, name, variant):
     """On a few of the real examples; all devices are evaluated, also those that were in no round."""
