@@ -30,13 +30,14 @@ from shared.sgd import descend
 from shared.tree import Tree
 
 ROOM_BYTES = 16 << 20
-MOST = 32
-"""Measured by tests/benchmarks/together.py on two cores of an AMD EPYC (Zen 4, 1 MiB of second-level cache each,
-32 MiB of third-level cache), one thread, torch 2.13: beyond these a larger stack gains nothing or loses.
+FEWEST, MOST = 8, 32
+"""Measured by tests/benchmarks/together.py on two cores of an AMD EPYC (1 MiB of second-level cache, 32 MiB of
+third-level cache shared), one thread, torch 2.13: beyond the room a larger stack gains nothing or loses.
 
-Times the rate of one device after the other, ten devices, batch 8 / 32: perceptron of 10,000 weights 4.1 / 3.3, of
-100,000 1.8 / 1.2; LeNet 3.3 / 1.7; convolutions of 60,000 weights 3.0 / 2.0, of 220,000 1.5 / 1.5; of 1.6 million
-0.7 / 0.9, which is why these are trained alone.
+Times the rate of one device after the other, channels last, ten devices, batch 8 / 32: perceptron of 10,000 weights
+3.1 / 2.4, of 100,000 1.8 / 1.2; convolutions of 8 x 8 pixels 4.2 / 3.0; LeNet 2.6 / 1.8; convolutions of 60,000 weights
+2.5 / 1.4. Where fewer than eight devices have room a step keeps the processor busy by itself, and nothing is left of
+the gain in whole replays: 0.9 to 1.1 for the last one in batches of 32.
 """
 
 PARTS = 4
@@ -60,7 +61,7 @@ def at_once(layers: nn.Module, example: torch.Size, batch_size: int) -> int:
     """Return how many devices train in one pass; 1 where the network cannot be stacked, or that does not pay.
 
     As many as have room in the cache with all that a step touches: parameters, gradients, momentum and change, and what
-    every layer leaves for the way back; two of those of which one has. A larger network keeps the processor busy alone.
+    every layer leaves for the way back. Where that is fewer than `FEWEST`, a network keeps the processor busy alone.
 
     Args:
         layers: The network; only its shapes count.
@@ -71,7 +72,7 @@ def at_once(layers: nn.Module, example: torch.Size, batch_size: int) -> int:
         return 1
     weights = sum(leaf.numel() for leaf in layers.parameters())
     fitting = ROOM_BYTES // (FLOAT_BYTES * (COPIES * weights + batch_size * _activations(layers, example)))
-    return min(MOST, max(2, fitting)) if fitting else 1
+    return min(MOST, fitting) if fitting >= FEWEST else 1
 
 
 def shared_out(plan: Plan, cohort: int, example: torch.Size) -> int:

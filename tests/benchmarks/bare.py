@@ -23,7 +23,7 @@ def work(pipe: Connection, name: str, inputs: Tensor, labels: Tensor, layout: to
         device, seed = json.loads(pipe.recv_bytes())
         put(own, pipe.recv_bytes())
         part = slice(device * training.EXAMPLES, (device + 1) * training.EXAMPLES)
-        training.train(model, inputs[part], labels[part], seed)
+        training.train(model, inputs[part], labels[part], seed, training.EPOCHS[name])
         pipe.send_bytes(flat(own))
 
 

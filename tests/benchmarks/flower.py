@@ -35,13 +35,13 @@ class Client(NumPyClient):
         self.number = number
 
     def fit(self, parameters: list, config: dict) -> tuple[list, int, dict]:
-        """Train one epoch."""
+        """Train."""
         torch.set_num_threads(1)
         model, (inputs, labels) = training.network(NAME), training.own(PATH, self.number)
         with torch.no_grad():
             for leaf, value in zip(model.parameters(), parameters, strict=True):
                 leaf.copy_(torch.from_numpy(value))
-        training.train(model, inputs, labels, self.number)
+        training.train(model, inputs, labels, self.number, training.EPOCHS[NAME])
         return [leaf.detach().numpy() for leaf in model.parameters()], len(labels), {}
 
 

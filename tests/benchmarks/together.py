@@ -49,8 +49,8 @@ MODELS: dict[str, tuple[Callable[[], Model], int]] = {
     "middle CNN": (lambda: cnn(width=32, hidden=64), 28),
     "large CNN": (lambda: cnn(width=32, hidden=512), 28),
 }
-TARGETS = {"perceptron": ">= 3", "small CNN": ">= 1.67"}
-"""The second is what 3 times the rate of a simulator takes where the bare loop has 1.8."""
+TARGETS = {"perceptron": ">= 3"}
+"""Of all others that share a pass: that it is no loss."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def case(name: str, batch_size: int, devices: int) -> Case:
         for _ in range(devices)
     ]
     start = {key: leaf.clone() for key, leaf in model.tree().items()}
+    model.layers.to(memory_format=torch.channels_last)  # as a trainer lays it out
     return Case(model, example, start, cohort, Hyper(batch_size=batch_size, learning_rate=0.01))
 
 
