@@ -105,7 +105,7 @@ def read(folder: Path) -> dict[Key, Ran]:
         result = msgspec.json.decode(path.read_bytes(), type=Result)
         lines = (path.parent / JOURNAL).read_bytes().splitlines()
         records = [msgspec.json.decode(line, type=AnyRecord) for line in lines]
-        variant = path.parent.name.partition("_")[0]
+        variant = path.parent.name.partition("_alpha-")[0].partition("_seed-")[0]
         if one := ran(records, result.digest, result.seconds):
             found[key_of(result, variant)] = one
     return found

@@ -89,7 +89,7 @@ def read(folder: Path) -> dict[str, dict[str, list[Run]]]:
             records = [msgspec.json.decode(line, type=AnyRecord) for line in file]
         plan = next(record.plan for record in records if isinstance(record, RunOpened))
         runs = found.setdefault(Path(plan.data.path).name, {})
-        runs.setdefault(path.parent.name.partition("_")[0], []).append(run_of(records))
+        runs.setdefault(path.parent.name.partition("_path-")[0], []).append(run_of(records))
     return found
 
 
