@@ -2,6 +2,8 @@
 
 BIN := .venv/bin
 READY := .venv/.ready
+# Two processes, each test file in one of them: half of all seconds are waits for real processes and links.
+TEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 # An environment that was copied or moved along with its checkout points to the old place: set-up makes it anew.
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
@@ -21,14 +23,14 @@ demo: setup ## Train a small network with four agents and a broker on this machi
 	@$(BIN)/edge-server trial run deploy/plans/demo.toml --local 4
 
 test: setup ## Run the tests
-	@$(BIN)/python -m pytest -q
+	@$(TEST)
 
 check: setup ## Run all that must pass before a change lands: format, lint, types, import rules, tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m pytest -q
+	@$(TEST)
 
 fix: setup ## Format, and mend what ruff can mend by itself
 	@$(BIN)/ruff check --fix .

@@ -44,7 +44,11 @@ def test_without_scikit_learn(monkeypatch, refused):
     assert "fieldfleet[demo]" in refused(source="digits")
 
 
-@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"1,2,x\n"), gzip.compress(b"1,2,3\n" * 99)[:-12]])
+@pytest.mark.parametrize(
+    "content",
+    [b"plain", gzip.compress(b"1,2,x\n", mtime=0), gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-12]],
+    ids=["plain", "a word", "its end missing"],
+)
 def test_a_damaged_file(tmp_path, monkeypatch, refused, content):
     path = tmp_path / "digits.csv.gz"
     path.write_bytes(content)

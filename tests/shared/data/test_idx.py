@@ -46,7 +46,7 @@ def test_pictures_are_scaled_and_have_a_channel(folder):
 def test_every_type_is_read_in_this_machines_byte_order(tmp_path, code, suffix):
     path = tmp_path / f"numbers-idx2{suffix}"
     content = encode([[1, 2, 100], [3, -4 if code != "u1" else 4, 5]], code)
-    path.write_bytes(gzip.compress(content) if suffix else content)
+    path.write_bytes(gzip.compress(content, mtime=0) if suffix else content)
     got = idx.parse(path)
     assert got.dtype == np.dtype(code)
     assert got.dtype.isnative
@@ -54,7 +54,7 @@ def test_every_type_is_read_in_this_machines_byte_order(tmp_path, code, suffix):
 
 
 def test_gzip_dots_and_the_test_split(tmp_path):
-    (tmp_path / "t10k-images.idx3-ubyte.gz").write_bytes(gzip.compress(encode(PICTURES)))
+    (tmp_path / "t10k-images.idx3-ubyte.gz").write_bytes(gzip.compress(encode(PICTURES), mtime=0))
     (tmp_path / "t10k-labels.idx1-ubyte").write_bytes(encode([1, 1, 0], "i4"))
     assert load(Data(source="idx", path=str(tmp_path), split="test")).labels.tolist() == [1, 1, 0]
 
@@ -81,7 +81,7 @@ HOSTILE = {
 def test_hostile_headers(folder, refused, problem, compress):
     (folder / IMAGES).unlink()
     name = IMAGES + ".gz" * compress
-    (folder / name).write_bytes(gzip.compress(HOSTILE[problem]) if compress else HOSTILE[problem])
+    (folder / name).write_bytes(gzip.compress(HOSTILE[problem], mtime=0) if compress else HOSTILE[problem])
     message = refused(source="idx", path=str(folder))
     assert problem in message
     assert "ubyte" in message
@@ -90,9 +90,9 @@ def test_hostile_headers(folder, refused, problem, compress):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (gzip.compress(GOOD[:-1]), "ends 1 bytes early"),
-        (gzip.compress(GOOD)[:-9], "cannot be read"),
-        (gzip.compress(GOOD)[:-8] + bytes(8), "cannot be read"),
+        (gzip.compress(GOOD[:-1], mtime=0), "ends 1 bytes early"),
+        (gzip.compress(GOOD, mtime=0)[:-9], "cannot be read"),
+        (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "cannot be read"),
         (GOOD, "cannot be read"),
     ],
 )
