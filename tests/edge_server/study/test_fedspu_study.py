@@ -73,7 +73,9 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
     return place, result
 
 
-@pytest.mark.parametrize(("name", "variant"), [("fedspu-cifar", "random_dropout-stopping"), ("fedspu-writers", "fedavg")])
+@pytest.mark.parametrize(
+    ("name", "variant"), [("fedspu-cifar", "random_dropout-stopping"), ("fedspu-writers", "fedavg")]
+)
 def test_a_small_cell_of_it_runs(tmp_path, name, variant):
     """On a few of the real examples; all devices are evaluated, also those that were in no round."""
     data = grid(name, shared("data"))[0].plan.data
