@@ -34,15 +34,11 @@ def test_what_arrives_is_what_the_codec_makes_of_an_update(tmp_path, codec):
     plan = make_plan(tmp_path, codec=codec)
     here = Site(Network(), plan, tmp_path, name="site")
 
-    async def play():
-        async with here.devices(*NAMES):
-            return await here.serve()
-
     def sent(tree: Tree) -> Tree:
         through = build(CODECS, Spec(name=plan.codec.name, options=plan.codec.options), "codec")
         return through.decode(through.encode(tree, None)[0]).tree
 
-    state, records = here.network.run(play())
+    state, records = here.play()
     require_equal(state.tree, textbook(plan, sent=sent))
     assert [closed.outcome for closed in closed_rounds(records)] == ROUNDS * ["aggregated"]
     updates = [record.update for record in records if isinstance(record, UpdateAccepted)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from edge_server.replay.__main__ import replay
@@ -12,20 +10,11 @@ from shared.algorithms.ranked import CHAIN, MASK
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, SLOW, require_equal
 from tests.test_fedspu import make
-from tests.test_round import until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RANKED = ("hermes", "fedmp", "prunefl")
 FJORD = 'widths = "0.25,0.5,1"'
-
-
-def run(here: Site, **trainer):
-    async def play():
-        async with here.devices(*NAMES, **trainer):
-            return await here.serve()
-
-    return here.network.run(play())
 
 
 def test_bytes_are_those_of_fedspu_at_equal_shares(tmp_path):
@@ -54,24 +43,20 @@ def test_a_replay_is_the_live_run_and_its_record_the_same_for_any_number_of_proc
     assert one == more
     assert ends[0][0].facts == ends[1][0].facts
     require_equal(ends[0][0].tree, ends[1][0].tree)
-    require_equal(run(Site(Network(), plan, tmp_path / "live"))[0].tree, ends[0][0].tree)
+    require_equal(Site(Network(), plan, tmp_path / "live").play()[0].tree, ends[0][0].tree)
 
 
 @pytest.mark.parametrize("kind", ["update", "checkpoint"])
 def test_a_server_that_restarts_knows_what_devices_have_chosen(tmp_path, kind):
     """Its run ends as one that nobody interrupts, bit for bit."""
     plan = make(tmp_path, "hermes")
-    expected, _ = run(Site(Network(), plan, tmp_path / "whole"))
+    expected, _ = Site(Network(), plan, tmp_path / "whole").play()
     here = Site(Network(), plan, tmp_path / "cut")
 
     def cut(written: object) -> bool:
         return written == 1 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
 
-    async def play():
-        async with here.devices(*NAMES):
-            return await here.serve_twice(cut)
-
-    state, records = here.network.run(play())
+    state, records = here.play(lambda: here.serve_twice(cut))
     assert state.facts == expected.facts
     assert {key for key in state.facts if key.startswith(MASK)} == {MASK + name for name in NAMES}
     require_equal(state.tree, expected.tree)
@@ -81,17 +66,9 @@ def test_a_server_that_restarts_knows_what_devices_have_chosen(tmp_path, kind):
 
 def test_a_device_that_dies_while_it_trains_goes_on_with_its_choice(tmp_path):
     plan = make(tmp_path, "hermes")
-    expected, _ = run(Site(Network(), plan, tmp_path / "whole"))
+    expected, _ = Site(Network(), plan, tmp_path / "whole").play()
     here = Site(Network(), plan, tmp_path / "cut")
 
-    async def play():
-        async with here.devices(*NAMES, compute_s=0.3):
-            serving = asyncio.create_task(here.serve())
-            await until(lambda: ("b", 2) in here.trained)
-            await here.stop("b")
-            await here.start("b", compute_s=0.1)
-            return await serving
-
-    state, _ = here.network.run(play())
+    state, _ = here.play(lambda: here.serve_while_one_dies("b", 2), compute_s=0.3)
     assert state.facts == expected.facts
     require_equal(state.tree, expected.tree)

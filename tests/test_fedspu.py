@@ -3,7 +3,6 @@ agents."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
 from tests.fedspu_textbook import textbook
-from tests.test_round import until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,11 +58,7 @@ def here(network, tmp_path) -> Site:
 def test_devices_of_three_shares_do_what_the_paper_says(here):
     """The server's model and three personal ones; no payload has a byte beyond the formula's but its header."""
 
-    async def play():
-        async with here.devices(*NAMES):
-            return await here.serve()
-
-    state, records = here.network.run(play())
+    state, records = here.play()
     assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
     assert not any(closed.refused for closed in closed_rounds(records))
     require_close(here, state.tree, records)
@@ -80,16 +74,7 @@ def test_devices_of_three_shares_do_what_the_paper_says(here):
 def test_a_device_that_dies_while_it_trains_goes_on_with_its_own_model(here):
     """It is started anew, begins the round again with what it had before, and ends where it would have without."""
 
-    async def play():
-        async with here.devices(*NAMES, compute_s=0.3):
-            serving = asyncio.create_task(here.serve())
-            await until(lambda: ("b", 2) in here.trained)
-            await here.stop("b")
-            await here.start("b", compute_s=0.1)
-            return await serving
-
-    state, records = here.network.run(play())
-    assert here.trained.count(("b", 2)) == 2
+    state, records = here.play(lambda: here.serve_while_one_dies("b", 2), compute_s=0.3)
     assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
     require_close(here, state.tree, records)
 
@@ -102,11 +87,7 @@ def test_a_server_that_restarts_leaves_no_trace_in_any_model(tmp_path, kind):
     def cut(written: object) -> bool:
         return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
 
-    async def play():
-        async with here.devices(*NAMES):
-            return await here.serve_twice(cut)
-
-    state, records = here.network.run(play())
+    state, records = here.play(lambda: here.serve_twice(cut))
     require_close(here, state.tree, records)
 
 
@@ -127,13 +108,7 @@ def test_a_replay_is_the_live_run_and_its_record_the_same_for_any_number_of_proc
     assert [[*one] for one in tried] == [[*NAMES]], "at the end, each its own model"
     asked = [record.update for record in accepted if record.round > plan.rounds]
     assert {one.cost.bytes_down < HEADER_BYTES for one in asked} == {method != "random_dropout"}, "which has none"
-    here = Site(Network(), plan, tmp_path / "live")
-
-    async def play():
-        async with here.devices(*NAMES):
-            return await here.serve()
-
-    require_equal(here.network.run(play())[0].tree, ends[0][0].tree)
+    require_equal(Site(Network(), plan, tmp_path / "live").play()[0].tree, ends[0][0].tree)
 
 
 def test_the_bytes_of_dropout_are_those_of_fedspu_at_the_same_neurons(tmp_path):

@@ -26,7 +26,6 @@ from shared.topics import ALL_BELOW, ROOT
 from shared.tree import Mean, State, Tree
 from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
-from tests.test_round import until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -128,16 +127,7 @@ def test_a_run_is_the_loop_bit_for_bit_and_nothing_personal_is_heard(here):
 def test_a_device_that_dies_while_it_trains_goes_on_with_its_own_part(here):
     """It begins the round again with what it had before, and ends where it would have without."""
 
-    async def play():
-        async with here.devices(*NAMES, compute_s=0.3):
-            serving = asyncio.create_task(here.serve())
-            await until(lambda: ("b", 2) in here.trained)
-            await here.stop("b")
-            await here.start("b", compute_s=0.1)
-            return await serving
-
-    state, records = here.network.run(play())
-    assert here.trained.count(("b", 2)) == 2
+    state, records = here.play(lambda: here.serve_while_one_dies("b", 2), compute_s=0.3)
     assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
     require_same(here, state.tree)
 
@@ -149,11 +139,7 @@ def test_a_server_that_restarts_leaves_no_trace(tmp_path, kind):
     def cut(written: object) -> bool:
         return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
 
-    async def play():
-        async with here.devices(*NAMES):
-            return await here.serve_twice(cut)
-
-    state, _ = here.network.run(play())
+    state, _ = here.play(lambda: here.serve_twice(cut))
     require_same(here, state.tree)
 
 
@@ -199,11 +185,7 @@ def test_measured_steps_are_plain_ones(tmp_path):
     plan = make(tmp_path, measure="seconds = 0.01", evaluation="every = 0")
     here = Site(Network(), plan, tmp_path)
 
-    async def play():
-        async with here.devices(*NAMES):
-            return await here.serve()
-
-    _, records = here.network.run(play())
+    _, records = here.play()
     measured = next(record for record in records if type(record).__name__ == "Measured")
     assert set(measured.by_device) == set(NAMES)
     assert torch.tensor([step.steps for step in measured.by_device.values()]).min() >= 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 
 import pytest
 from torch import Tensor
@@ -14,7 +13,7 @@ from shared import wire
 from shared.messages import Update
 from shared.presence import Session
 from shared.topics import topic
-from tests.edge_server.fleets import RUN, Site, Stopping
+from tests.edge_server.fleets import RUN, Site, until
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
 
@@ -32,14 +31,9 @@ def here(network, tmp_path) -> Site:
 def test_fedavg_over_the_wire_is_the_textbook_bit_for_bit(here):
     """Frames, outboxes, files and arrival order leave no trace in the result."""
 
-    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
-        async with here.devices(*NAMES):
-            state, records = await here.serve()
-            return state.tree, records
-
-    tree, records = here.network.run(play())
+    state, records = here.play()
     expected = textbook(here.plan)
-    require_equal(tree, expected)
+    require_equal(state.tree, expected)
     rounds = closed_rounds(records)
     assert [(closed.outcome, closed.arrived) for closed in rounds] == ROUNDS * [("aggregated", NAMES)]
     assert not any(closed.refused for closed in rounds)
@@ -83,13 +77,6 @@ def test_devices_come_and_go_while_a_run_goes_on(network, tmp_path):
     assert not any(closed.failed or closed.refused for closed in rounds)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something to be so."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of tests
-            await asyncio.sleep(0.02)
-
-
 def test_nonsense_on_the_topics_is_refused_and_changes_nothing(here):
     """Counted in the round's record; the result is the textbook's still."""
     forged = wire.encode(Update(run=RUN, round=1, device="a", params=None, failure="forged"))
@@ -120,15 +107,8 @@ def test_a_server_that_restarts_ends_at_the_same_bits(here, kind):
     def cut(written: object) -> bool:
         return written == 2 if kind == "checkpoint" else isinstance(written, UpdateAccepted) and written.round == 2
 
-    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
-        async with here.devices(*NAMES):
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(here.serve(Stopping(here.folder / RUN, cut)))
-            state, records = await here.serve()
-            return state.tree, records
-
-    tree, records = here.network.run(play())
-    require_equal(tree, textbook(here.plan))
+    state, records = here.play(lambda: here.serve_twice(cut))
+    require_equal(state.tree, textbook(here.plan))
     assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
     accepted = [(one.device, one.round) for one in records if isinstance(one, UpdateAccepted)]
     assert len(accepted) == len(set(accepted)) == ROUNDS * len(NAMES)
@@ -156,11 +136,7 @@ def test_devices_try_the_final_model_on_what_they_held_back(network, tmp_path):
     plan = make_plan(tmp_path, data=data, evaluation="every = 2\non_device = true")
     here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
 
-    async def play() -> list[AnyRecord]:
-        async with here.devices(*NAMES):
-            return (await here.serve())[1]
-
-    records = network.run(play())
+    _, records = here.play()
     [evaluated] = [record for record in records if isinstance(record, Evaluated)]
     assert set(evaluated.by_device) == set(NAMES)
     assert 0 < evaluated.accuracy <= 1

@@ -32,6 +32,7 @@ from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.epochs import Tally, epochs
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.neurons import MODEL_SEED, aggregate, assign
+from shared.algorithms.personal_model import require_finite
 from shared.algorithms.sparse import most_important
 from shared.messages import Assignment, Hyper
 from shared.models.base import Model
@@ -96,6 +97,7 @@ def fedselect(  # noqa: PLR0913 - four of its own, and those of early stopping
         merged = _merged(chosen, _part(state, OWN), down)
         loss = _train(model, merged, chosen, batches, told.hyper)
         after = {key: leaf.detach().clone() for key, leaf in model.tree().items()}
+        require_finite(after)
         facts, metrics = stopping.judge(state.facts, loss, model.layers, after, batches.validation)
         common, count = Tree(), batches.num_examples
         for key, leaf in after.items():

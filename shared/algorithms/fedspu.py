@@ -21,7 +21,7 @@ from shared.algorithms.base import Algorithm, Batches, Outcome, Result
 from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import descent, trained
 from shared.algorithms.neurons import came, is_whole, keep_of, neurons
-from shared.algorithms.personal_model import personal
+from shared.algorithms.personal_model import personal, require_finite
 from shared.frozen import frozen
 from shared.frozen_choice import pays
 from shared.messages import Assignment
@@ -53,6 +53,7 @@ def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.
             network = frozen(model.layers, merged, active, inputs_of(model, assignment))
             loss = descent(network, list(network.weights.items()), batches, assignment.hyper)
             own = network.tree()
+        require_finite(own)
         facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
         count = batches.num_examples
         return State(own, facts), Result(extract(own, index), float(count), count, loss, metrics=metrics)

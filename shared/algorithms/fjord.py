@@ -105,10 +105,10 @@ def _broadcast(every: Widths, state: State, assignment: Assignment) -> Tree:
 
 def _absorb(every: Widths, mean: Mean, assignment: Assignment, result: Result) -> Mean:
     """Add an update: a width's statistics are averaged over the devices that have it."""
-    common = {key: leaf for key, leaf in result.tree.items() if not every.is_of_one(key)}
-    mean = absorbing(partial(first, every))(mean, assignment, replace(result, tree=common))
-    of_one = {key: leaf for key, leaf in result.tree.items() if key not in common}
-    return replace(trees.accumulate(mean, of_one, result.weight), count=mean.count)
+    common, of_one = every.parted(result.tree)
+    covered, covered_of_one = every.parted(result.coverage)
+    mean = absorbing(partial(first, every))(mean, assignment, replace(result, tree=common, coverage=covered))
+    return replace(trees.accumulate(mean, of_one, result.weight, covered_of_one), count=mean.count)
 
 
 def _work(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:

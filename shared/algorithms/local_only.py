@@ -13,7 +13,7 @@ from shared.algorithms.base import Algorithm, Batches, Outcome, Result
 from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import trained
 from shared.algorithms.neurons import MODEL_SEED, assign
-from shared.algorithms.personal_model import personal
+from shared.algorithms.personal_model import personal, require_finite
 from shared.messages import Assignment
 from shared.models.base import Model
 from shared.tree import Mean, State, Tree, accumulate, check_like
@@ -26,6 +26,7 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: SGD on the whole model, which stays here."""
         own, loss = trained(model.layers, personal(model, state, down, assignment), batches, assignment.hyper)
+        require_finite(own)
         facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
         count = batches.num_examples
         return State(own, facts), Result({}, float(count), count, loss, metrics=metrics)

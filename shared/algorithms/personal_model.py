@@ -9,11 +9,11 @@ It never travels, nor does the first one, w^0: that follows from the model's bui
 from __future__ import annotations
 
 from shared.algorithms.neurons import MODEL_SEED
-from shared.errors import TaskFailed
+from shared.errors import TaskFailed, WireError
 from shared.messages import Assignment
 from shared.models.base import Model
 from shared.models.init import initial
-from shared.tree import State, Tree
+from shared.tree import State, Tree, check_like
 
 
 def personal(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:
@@ -26,6 +26,18 @@ def personal(model: Model, state: State, _came: Tree, assignment: Assignment) ->
     if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in model.tree().items()}:
         raise TaskFailed("the personal model that this device has kept is another one; remove its state")
     return own
+
+
+def require_finite(own: Tree) -> None:
+    """Refuse to keep what has diverged: nothing that comes later would take the place of all of it.
+
+    Raises:
+        TaskFailed: A number is NaN or infinite; what the device had kept before stays.
+    """
+    try:
+        check_like(own, own)
+    except WireError as error:
+        raise TaskFailed(f"training has diverged: {error}; nothing of it is kept, lower the learning rate") from error
 
 
 def _first(model: Model, assignment: Assignment) -> Tree:

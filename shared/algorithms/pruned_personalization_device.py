@@ -20,6 +20,7 @@ from shared.algorithms import partial as parts
 from shared.algorithms import sparse
 from shared.algorithms.base import Batch, Batches, Outcome, Result
 from shared.algorithms.partial import Settings, own_part, shared_part, weights_of
+from shared.algorithms.personal_model import require_finite
 from shared.errors import TaskFailed, WireError
 from shared.messages import Assignment, Hyper
 from shared.models.base import Model
@@ -122,7 +123,7 @@ def local(
     """Device half: see `Algorithm.local`. Masked steps compute as densely as others: what is saved is bytes.
 
     Raises:
-        TaskFailed: There are no examples, warm-up has diverged, or the device's state is of another model.
+        TaskFailed: There are no examples, training has diverged, or the device's state is of another model.
         WireError: What came is not the global part.
     """
     if not batches.num_examples:
@@ -148,6 +149,7 @@ def local(
         _globalize(training, stream, settings.global_steps, held)
     after = {parts.OWN + key: leaf for key, leaf in training.now(own).items()}
     after |= {MOMENTUM + key: leaf for key, leaf in training.momenta.items()}
+    require_finite(after)
     kept = State({key: leaf.detach().contiguous().clone() for key, leaf in after.items()}, state.facts)
     return kept, Result(
         tree=_upload(training.now(start), mask) if number else {},

@@ -30,6 +30,7 @@ from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort
 from shared.algorithms.early_stopping import DEVICE, Stopping, leaving
 from shared.algorithms.epochs import Tally, epochs
 from shared.algorithms.neurons import CHAIN, came, chain_of, keep_of
+from shared.algorithms.personal_model import require_finite
 from shared.algorithms.random_dropout import served, smaller, train_what_came
 from shared.algorithms.ranking import Merit, strongest
 from shared.errors import TaskFailed, WireError
@@ -58,6 +59,7 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> 
         layers = smaller(model, active, values)
         tally.train(layers, list(layers.named_parameters()), following.from_iterable(passes), told.hyper)
         trained = dict(layers.state_dict())
+        require_finite(trained)
         facts, metrics = stopping.judge(state.facts, tally.mean, layers, trained, batches.validation)
         part, count = {key: trained[key].contiguous() for key in index}, batches.num_examples
         own = State(part | pack(active, layout.hidden), facts)

@@ -49,9 +49,10 @@ class Widths:
         """Return the name that a statistic has at a width."""
         return key if self.is_last(width) else f"{key}{MARK}{width}"
 
-    def is_of_one(self, key: str) -> bool:
-        """Tell whether a leaf belongs to one width alone, and not to the widest."""
-        return MARK in key
+    def parted(self, tree: Tree) -> tuple[Tree, Tree]:
+        """Return what has the names of the whole network's leaves, and what belongs to one narrower width alone."""
+        of_one = {key: leaf for key, leaf in tree.items() if MARK in key}
+        return {key: leaf for key, leaf in tree.items() if key not in of_one}, of_one
 
     def cut(self, tree: Tree, width: int) -> Tree:
         """Return what a network of one width is made of, by the network's own names."""

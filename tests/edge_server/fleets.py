@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
@@ -38,6 +38,8 @@ from shared.tree import State
 from shared.worker import inline
 
 T = TypeVar("T")
+End: TypeAlias = tuple[State, list[AnyRecord]]
+"""The final state of a run, and its journal."""
 
 RUN = "run"
 FRAME_BYTES = 1024
@@ -168,7 +170,16 @@ class Site:
         """End an agent; it says goodbye."""
         await self._living.pop(name).aclose()
 
-    async def serve(self, store: SqliteStore | None = None) -> tuple[State, list[AnyRecord]]:
+    def play(self, serve: Callable[[], Awaitable[End]] | None = None, **trainer: Any) -> End:
+        """Run the plan with all its devices, on the network's own loop; `serve` takes the place of one server."""
+
+        async def whole() -> End:
+            async with self.devices(*(device.name for device in self.plan.device), **trainer):
+                return await (serve or self.serve)()
+
+        return self.network.run(whole())
+
+    async def serve(self, store: SqliteStore | None = None) -> End:
         """Run the plan from where the folder says it stands; return the final state and the journal."""
         store = store or SqliteStore(self.folder / RUN, durable=False)
         session = Session(self.folder / "session", SERVER, self.name, uuid.uuid4().hex)
@@ -182,11 +193,32 @@ class Site:
         finally:
             store.close()
 
-    async def serve_twice(self, cut: Callable[[object], bool]) -> tuple[State, list[AnyRecord]]:
-        """Run the plan with a server that ends when `cut` says so of what it wrote, and another that goes on."""
+    async def serve_until(self, cut: Callable[[object], bool]) -> None:
+        """Run the plan with a server that ends when `cut` says so of what it wrote."""
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(self.serve(Stopping(self.folder / RUN, cut)))
+
+    async def serve_twice(self, cut: Callable[[object], bool]) -> End:
+        """Run the plan with a server that ends when `cut` says so of what it wrote, and another that goes on."""
+        await self.serve_until(cut)
         return await self.serve()
+
+    async def serve_while_one_dies(self, name: str, number: int) -> End:
+        """Run the plan; a device dies while it trains in a round, is started anew, and trains in that round again."""
+        serving = asyncio.create_task(self.serve())
+        await until(lambda: (name, number) in self.trained)
+        await self.stop(name)
+        await self.start(name, compute_s=0.1)
+        end = await serving
+        assert self.trained.count((name, number)) == 2
+        return end
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something to be so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of tests
+            await asyncio.sleep(0.02)
 
 
 class Stopping(SqliteStore):

@@ -46,11 +46,9 @@ from shared.algorithms.local_only import local_only
 from shared.errors import ConfigError
 from shared.messages import Update
 from shared.tree import Mean, State
-from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.fleets import RUN, End, Network, Site
 from tests.edge_server.harness import write_examples, write_plan
-
-NAMES = ("a", "b", "c")
-DEVICES = "\n".join(f'[[device]]\nname = "{name}"' for name in NAMES)
+from tests.edge_server.textbook import DEVICES, NAMES
 
 
 def one_by_one(min_alive: int = 1, *, personal: bool = False) -> Algorithm:
@@ -92,21 +90,10 @@ def make_plan(folder: Path, algorithm: str, *, rounds: int = 4, every: int = 2, 
     return load(path, folder)
 
 
-End = tuple[State, list[AnyRecord]]
-
-
-def run(folder: Path, plan: Plan, names: tuple[str, ...] = NAMES, at: Callable[[object], bool] | None = None) -> End:
+def run(folder: Path, plan: Plan, at: Callable[[object], bool] | None = None) -> End:
     """Run a plan; where `at` is given, with a server that dies there and comes again."""
     here = Site(Network(), plan, folder)
-
-    async def play() -> End:
-        async with here.devices(*names):
-            if at:
-                with pytest.raises(asyncio.CancelledError):
-                    await asyncio.create_task(here.serve(Stopping(folder / RUN, at)))
-            return await here.serve()
-
-    return here.network.run(play())
+    return here.play((lambda: here.serve_twice(at)) if at else None)
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +24,9 @@ from edge_server.store.checkpoints import path_of
 from edge_server.store.sqlite import SqliteStore, read
 from edge_server.trial.plan import Plan, load
 from shared.errors import ConfigError
-from shared.tree import State
-from tests.edge_server.fleets import RUN, Network, Site, Stopping
+from tests.edge_server.fleets import RUN, End, Network, Site
 from tests.edge_server.harness import write_examples, write_plan
-
-NAMES = ("a", "b", "c")
-DEVICES = "\n".join(f'[[device]]\nname = "{name}"' for name in NAMES)
+from tests.edge_server.textbook import DEVICES, NAMES
 
 
 def make_plan(folder: Path, rounds: int = 3) -> Plan:
@@ -48,20 +44,11 @@ def make_plan(folder: Path, rounds: int = 3) -> Plan:
     return load(path, folder)
 
 
-End = tuple[State, list[AnyRecord]]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> End:
     """Return the end of a run that nothing happened to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    here = Site(Network(), make_plan(folder), folder)
-
-    async def play() -> End:
-        async with here.devices(*NAMES):
-            return await here.serve()
-
-    return here.network.run(play())
+    return Site(Network(), make_plan(folder), folder).play()
 
 
 def require_same(end: End, expected: End) -> None:
@@ -104,30 +91,20 @@ MOMENTS: dict[str, Callable[[object], bool]] = {
 def test_a_cut_run_ends_as_if_nothing_had_happened(tmp_path, undisturbed, moment, devices_stay):
     """Nor is an update asked for again that was stored before the cut."""
     here = Site(Network(), make_plan(tmp_path), tmp_path)
-    stored: set[tuple[str, int]] = set()
 
-    async def play() -> tuple[End, list[tuple[str, int]]]:
+    async def play() -> tuple[End, list[tuple[str, int]], set[tuple[str, int]]]:
         async with here.devices(*NAMES):
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(serve_until_cut())
+            await here.serve_until(MOMENTS[moment])
+            stored = {(one.device, one.round) for one in read(tmp_path / RUN) if isinstance(one, UpdateAccepted)}
             if not devices_stay:
                 for name in NAMES:
                     await here.stop(name)
                     await here.start(name)
             done = len(here.trained)
             end = await here.serve()
-            return end, here.trained[done:]
+            return end, here.trained[done:], stored
 
-    async def serve_until_cut() -> None:
-        store = Stopping(tmp_path / RUN, MOMENTS[moment])
-        try:
-            await here.serve(store)
-        finally:
-            records = SqliteStore(tmp_path / RUN)
-            stored.update((one.device, one.round) for one in records.records() if isinstance(one, UpdateAccepted))
-            records.close()
-
-    end, trained_after = here.network.run(play())
+    end, trained_after, stored = here.network.run(play())
     require_same(end, undisturbed)
     assert not stored & {(device, number) for device, number in trained_after if number <= 3}
     counted = Counter((one.device, one.round) for one in end[1] if isinstance(one, UpdateAccepted) and one.round <= 3)
@@ -172,9 +149,7 @@ def test_a_lost_checkpoint_sends_the_run_back_to_the_one_before(tmp_path, undist
 
     async def play() -> End:
         async with here.devices(*NAMES):
-            store = Stopping(tmp_path / RUN, lambda written: isinstance(written, RoundClosed) and written.round == 2)
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(here.serve(store))
+            await here.serve_until(MOMENTS["a round is closed"])
         assert sorted(path.name for path in checkpoints.iterdir()) == [path_of(checkpoints, n).name for n in (1, 2)]
         for number in (2, 1)[:lost]:
             path = path_of(checkpoints, number)
@@ -200,9 +175,7 @@ def test_devices_that_stayed_take_part_in_rounds_that_are_done_again(tmp_path, u
 
     async def play() -> End:
         async with here.devices(*NAMES):
-            store = Stopping(tmp_path / RUN, lambda written: isinstance(written, RoundClosed) and written.round == 2)
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(here.serve(store))
+            await here.serve_until(MOMENTS["a round is closed"])
             path_of(tmp_path / RUN / "checkpoints", 2).unlink()
             return await here.serve()
 
@@ -215,9 +188,7 @@ def test_a_stored_update_that_rotted_while_the_server_was_away_is_asked_for_agai
 
     async def play() -> tuple[str, End]:
         async with here.devices(*NAMES):
-            store = Stopping(tmp_path / RUN, MOMENTS["an update is stored"])
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.create_task(here.serve(store))
+            await here.serve_until(MOMENTS["an update is stored"])
             record = [one for one in read(tmp_path / RUN) if isinstance(one, UpdateAccepted) and one.round == 2][-1]
             path = tmp_path / RUN / "updates" / record.device
             rotten = bytearray(path.read_bytes())

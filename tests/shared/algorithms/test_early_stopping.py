@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.base import Result
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Batch, Outcome, Result
 from shared.algorithms.early_stopping import LOSS, STOPPED, Stopping, leaving
 from shared.algorithms.fedavg import fedavg
 from shared.messages import Assignment, Hyper
+from shared.models.init import seeded
 from shared.tree import Mean, State
+from tests.shared.algorithms.dropouts import Site, network
+from tests.shared.algorithms.small import Own, examples
 
+METHODS = sorted(name for name, builder in ALGORITHMS.items() if "early_stopping" in signature(builder).parameters)
 NOTHING = (torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
 
 
@@ -77,6 +84,41 @@ def test_without_the_option_an_algorithm_is_itself():
     algorithm = fedavg()
     assert leaving(algorithm, Stopping()) is algorithm
     assert algorithm.left(State()) == frozenset()
+
+
+class Validating(Own):
+    """A device with examples that it neither trains on nor is tested with."""
+
+    @property
+    def validation(self) -> Batch:
+        data = examples((1, 6, 6), 12, 8)
+        return data.inputs, data.labels
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_judges_what_it_has_trained_by_the_devices_own_history(name):
+    """By the network that it left, and by the options given; what else the device remembers stays."""
+    algorithm = ALGORITHMS[name](early_stopping=True, share=0.4, min_alive=2)
+    site = Site(algorithm, {"a": 0.5})
+    site.tell("a")
+    told, down = site.told["a"], site.down["a"]
+    own, batches = network(7).tree() if name in {"fedspu", "local_only"} else {}, Validating(site.data("a"), told)
+
+    def train(**facts: float) -> Outcome:
+        with seeded(1):
+            return algorithm.local(network(6), State(own, facts), down, batches, told)
+
+    after, result = train(old=1)
+    trained = algorithm.serves(network(), after, result.tree, told)
+    inputs, labels = batches.validation
+    validation = functional.cross_entropy(functional_call(network().layers.eval(), trained, (inputs,)), labels).item()
+    loss = 0.4 * result.loss + 0.6 * validation
+    expected = {"validation_loss": validation, LOSS: loss, STOPPED: 0.0}
+    assert result.metrics == pytest.approx(expected, rel=1e-5)
+    assert {"old": 1, LOSS: result.metrics[LOSS]}.items() <= after.facts.items()
+    for before, stops in ((loss - 0.01, 1.0), (loss + 0.01, 0.0)):
+        assert train(**{LOSS: before})[1].metrics[STOPPED] == stops
+    assert algorithm.min_alive == 2
 
 
 @pytest.mark.parametrize("bad", [{"share": 1.5}, {"share": math.nan}, {"share": -0.1}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
 
 import msgspec
@@ -10,8 +9,7 @@ import pytest
 import torch
 
 from shared.active import PREFIX, chain, coverage, draw, extract, numel
-from shared.algorithms.base import Batch, Cohort, Result
-from shared.algorithms.early_stopping import LOSS, STOPPED
+from shared.algorithms.base import Cohort, Result
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.fedspu import fedspu
 from shared.algorithms.random_dropout import random_dropout
@@ -245,27 +243,3 @@ def test_devices_are_told_their_share_their_name_and_where_all_began(network):
 def test_options_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match=r"keep|share|min_alive"):
         fedspu(**bad)
-
-
-def test_a_device_judges_its_personal_model_by_its_own_history(network):
-    """Loss of what it trained and of what it validates with; a device that begins anew has no history."""
-
-    class Validating(Own):
-        @property
-        def validation(self) -> Batch:
-            data = examples((1, 6, 6), 12, 8)
-            return data.inputs, data.labels
-
-    algorithm = fedspu(early_stopping=True)
-    state, told = begun(algorithm, network, {"a": 0.5})
-    down, batches = algorithm.broadcast(state, told["a"]), Validating(examples((1, 6, 6), 10), told["a"])
-    own = State(fresh(network, 1))
-    with seeded(1):
-        kept, first = algorithm.local(network, own, down, batches, told["a"])
-    assert first.metrics[STOPPED] == 0.0
-    expected = 0.7 * first.loss + 0.3 * first.metrics["validation_loss"]
-    assert kept.facts == {LOSS: pytest.approx(expected)}
-    for before, stops in ((expected - 0.01, 1.0), (expected + 0.01, 0.0)):
-        with seeded(1):
-            again = algorithm.local(network, replace(own, facts={LOSS: before}), down, batches, told["a"])[1]
-        assert again.metrics[STOPPED] == stops

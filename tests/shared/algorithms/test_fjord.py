@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,10 +17,12 @@ from shared.algorithms.fjord import fjord
 from shared.algorithms.fjord_device import Nested
 from shared.algorithms.fjord_fixed import fjord_fixed
 from shared.algorithms.widths import Widths, widths_of
+from shared.codecs import CODECS
 from shared.errors import WireError
-from shared.messages import Assignment
+from shared.messages import Assignment, Spec
 from shared.models.base import Model
 from shared.models.init import initial
+from shared.registry import build
 from shared.tree import State
 from tests.shared.algorithms.conftest import MODEL
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, same
@@ -167,6 +170,28 @@ def test_means_are_taken_from_wide_to_narrow():
                 total = sum(results[device].weight for device in devices)
                 mean = sum(results[device].weight * results[device].tree[key + mark] for device in devices) / total
                 torch.testing.assert_close(site.state.tree[key + mark], mean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_codec_that_sends_single_values_covers_them_alone_in_the_statistics_of_each_width_too():
+    """By `masked` with a mean over holders; what nobody sent stays as it was."""
+    codec = build(CODECS, Spec(name="masked", options={"dims": 1, "coverage": "holders"}), "codec")
+    site = Site(fjord(widths=WIDTHS), SHARES)
+    site.tell("abc")
+    before, results = {key: leaf.clone() for key, leaf in site.state.tree.items()}, {}
+    for device in "abc":
+        result = site.train(device)
+        for name in STATISTICS:
+            result.tree[f"1.{name}@0"][0] = 0
+        result.tree["4.running_mean@0"][0] = float(device == "a")
+        coded = codec.decode(codec.encode(result.tree, None)[0])
+        results[device] = replace(result, tree=coded.tree, coverage=coded.coverage)
+    site.fold(results)
+    after = site.state.tree
+    for name in STATISTICS:
+        assert after[f"1.{name}@0"][0] == before[f"1.{name}@0"][0]
+        mean = sum(one.weight * one.tree[f"8.{name}@0"] for one in results.values())
+        torch.testing.assert_close(after[f"8.{name}@0"], mean / sum(one.weight for one in results.values()))
+    assert after["4.running_mean@0"][0] == 1
 
 
 def test_with_one_width_it_is_the_simplified_one(play, fleet):

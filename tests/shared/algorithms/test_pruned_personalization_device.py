@@ -197,6 +197,8 @@ def test_a_device_refuses_what_is_no_shared_part():
     hot = msgspec.structs.replace(HYPER, learning_rate=1e38, momentum=0.9)
     with pytest.raises(TaskFailed, match="diverged"):
         do(pruned_personalization(personal_steps=0, warmup_steps=4), told_of(hot, prune=0.5))
+    with pytest.raises(TaskFailed, match="diverged"):  # of what never travels nobody else would notice
+        do(pruned_personalization(personal_steps=4), told_of(hot, prune=1.0))
 
 
 def test_what_is_timed_is_a_plain_step_on_every_batch():
