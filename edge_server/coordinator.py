@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_server.deciding.case import Case
-from edge_server.decision import Decision
+from edge_server.decision import Decision, kept
 from edge_server.trial.optimizer_plan import BandwidthOptions, ClusterOptions, KeepOptions, OptimizerPlan
 
 
@@ -22,3 +22,20 @@ def decide(table: OptimizerPlan, case: Case) -> Decision:
             from edge_server.deciding import bandwidth  # noqa: PLC0415
 
             return bandwidth.decide(options, table.solver, case)
+
+
+def kept_alone(table: OptimizerPlan, case: Case, changed: Case) -> dict[str, float]:
+    """Return the share of the model that each device would keep if its own figures alone were those of `changed`.
+
+    Args:
+        table: The optimizer.
+        case: What was decided from.
+        changed: The same, with the other figures of all devices.
+    """
+    match table.chosen():
+        case BandwidthOptions() as options:
+            from edge_server.deciding import alone  # noqa: PLC0415 - the others need no numpy
+
+            return alone.kept_alone(options, case, changed)
+        case _:  # nobody's figures are another's
+            return {device: kept(one.values) for device, one in decide(table, changed).devices.items()}

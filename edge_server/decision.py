@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -32,8 +33,8 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         values: What its assignment says.
         figures: What that was decided from, by name.
         predicted: What its task should cost, under the names of what it will say that it cost.
-        binding: Which limit kept it from more: `deadline`, `joules`, `memory`, `bandwidth`, `most_pruned`; `none` where
-            it has all there is; `excluded` where no task of it could meet the limits.
+        binding: What kept it from more: the name of a `Bound` of `edge_server.optimizers.base`, such as `time`, or
+            `cluster`.
         multiplier: Of the limit that binds: how much the objective falls by one unit more of it.
     """
 
@@ -71,3 +72,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def allocation(self) -> dict[str, dict[str, Value]]:
         """What an algorithm is handed."""
         return {device: dict(given.values) for device, given in self.devices.items()}
+
+
+def kept(values: Mapping[str, Value]) -> float:
+    """Return the share of the model that a device keeps by what it was given."""
+    pruned, share = values.get("prune", 0.0), values.get("keep", 1.0)
+    assert isinstance(pruned, float | int)
+    assert isinstance(share, float | int)
+    return share - pruned

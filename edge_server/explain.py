@@ -1,20 +1,21 @@
 """Why each device got what it got in a round: its figures, what binds, what more would buy, predicted and measured.
 
-What one more second, joule, megahertz or Mbit/s would buy is found by deciding the recorded case once more with a
-little more of it.
+What one more second or joule would buy is found by deciding the recorded case once more with a little more of it, and
+so is what one more megahertz or Mbit/s of a single device would buy it, with `coordinator.kept_alone` for all at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
-from edge_server.coordinator import decide
+from edge_server.coordinator import decide, kept_alone
 from edge_server.costs import by_round
 from edge_server.deciding.case import Case, of
-from edge_server.decision import Decision, Figure
+from edge_server.decision import Decision, Figure, kept
 from edge_server.store.base import AnyRecord, RoundClosed, RoundOpened, RunOpened, valid
 from edge_server.trial.optimizer_plan import OptimizerPlan
 from shared.errors import ConfigError
@@ -36,7 +37,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         binding: Which limit kept it from more.
         multiplier: Of that limit.
         buys: How much more of the model it would keep, for one more of: `second` of the deadline, `joule` of its task,
-            `megahertz` of its clock, `megabit_per_s` of its link; what does not apply is left out.
+            `megahertz` of its clock, `megabit_per_s` of its link; what does not apply is left out. Of large fleets,
+            the last two to within what `edge_server.deciding.alone` leaves out.
         predicted: What the task should cost.
         measured: What it cost; None while nobody knows.
     """
@@ -136,46 +138,42 @@ def _margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict
         return {}
     table, case = msgspec.structs.replace(table, solver="numpy"), of(decision)
     bought: dict[str, dict[str, float]] = {name: {} for name in names}
-
-    def buys(what: str, who: list[str], amount: float, changed: Case) -> None:
-        again = decide(table, changed)
-        for name in who:
-            more = kept(again.devices[name].values) - kept(decision.devices[name].values)
-            bought[name][what] = more / amount
-
     for limit, what in (("deadline_s", "second"), ("joules", "joule")):
         if limit in case.limits:
             amount = 1.0 if case.ladder else LITTLE * (case.limits[limit] or 1.0)
             more = {**case.limits, limit: case.limits[limit] + amount}
-            buys(what, names, amount, dataclasses.replace(case, limits=more))
-    for name in names:
-        for what, amount, changed in _own(case, name, SECONDS[decision.optimizer]):
-            buys(what, [name], amount, changed)
+            again = decide(table, dataclasses.replace(case, limits=more))
+            for name in names:
+                now = kept(again.devices[name].values)
+                bought[name][what] = (now - kept(decision.devices[name].values)) / amount
+    before = kept_alone(table, case, case)
+    for what, changes in _own(case, SECONDS[decision.optimizer]).items():
+        figures = {name: {**case.figures[name], one.figure: one.value} for name, one in changes.items()}
+        after = kept_alone(table, case, dataclasses.replace(case, figures={**case.figures, **figures}))
+        for name in changes.keys() & bought.keys():
+            bought[name][what] = (after[name] - before[name]) / changes[name].amount
     return bought
 
 
-def _own(case: Case, name: str, seconds: str) -> list[tuple[str, float, Case]]:
-    """Return the case with a little more of each thing of one device's own: what, how much in millions, the case."""
-    figures, found = case.figures.get(name, {}), list[tuple[str, float, Case]]()
-    clock, took, rate = figures.get("f_hertz"), figures.get(seconds), figures.get("up_bits_per_s")
-    if clock and took:
-        more = 1.0 if case.ladder else LITTLE * clock.value / MEGA
-        faster = took.value * clock.value / (clock.value + more * MEGA)
-        found.append(("megahertz", more, _with(case, name, seconds, faster)))
-    if rate:
-        more = 1.0 if case.ladder else LITTLE * rate.value / MEGA
-        found.append(("megabit_per_s", more, _with(case, name, "up_bits_per_s", rate.value + more * MEGA)))
+class _Change(NamedTuple):
+    """A little more of a thing of one device's own: how much, in millions, and the figure that it makes another."""
+
+    amount: float
+    figure: str
+    value: Figure
+
+
+def _own(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
+    """Return a little more of each thing of the devices' own, by thing and device."""
+    found: dict[str, dict[str, _Change]] = {"megahertz": {}, "megabit_per_s": {}}
+    for name, figures in case.figures.items():
+        clock, took, rate = figures.get("f_hertz"), figures.get(seconds), figures.get("up_bits_per_s")
+        if clock and took:
+            more = 1.0 if case.ladder else LITTLE * clock.value / MEGA
+            faster = Figure(took.value * clock.value / (clock.value + more * MEGA), "measured")
+            found["megahertz"][name] = _Change(more, seconds, faster)
+        if rate:
+            more = 1.0 if case.ladder else LITTLE * rate.value / MEGA
+            faster = Figure(rate.value + more * MEGA, "measured")
+            found["megabit_per_s"][name] = _Change(more, "up_bits_per_s", faster)
     return found
-
-
-def _with(case: Case, name: str, figure: str, value: float) -> Case:
-    own = {**case.figures[name], figure: Figure(value, "measured")}
-    return dataclasses.replace(case, figures={**case.figures, name: own})
-
-
-def kept(values: dict[str, Value]) -> float:
-    """Return the share of the model that a device keeps."""
-    pruned, share = values.get("prune", 0.0), values.get("keep", 1.0)
-    assert isinstance(pruned, float | int)
-    assert isinstance(share, float | int)
-    return share - pruned

@@ -16,8 +16,9 @@ from edge_server.trial.optimizer_plan import BandwidthOptions, KeepOptions
 from edge_server.trial.plan import Plan
 from shared.messages import Report, Scalar
 
-STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1}
-"""Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, and those of the warm-up."""
+STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
+"""Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, those of the warm-up; and whether steps
+on both parts are the same ones."""
 
 
 LEAST = 1e-9
@@ -101,15 +102,15 @@ def _figures(
 
 def _step_word(one: Said, options: BandwidthOptions, limits: Mapping[str, float]) -> Word:
     """Return what is said of one local iteration; a task's seconds are divided among its iterations."""
-    before, warm, masked = options.iterations(limits)
     measured = one.known.mu_s
     if measured is None and one.known.cycles_per_weight and one.known.f_hertz and one.known.weights:
         measured = one.known.cycles_per_weight * one.known.weights / one.known.f_hertz
     if measured is None and one.task and one.task.cost.compute_s:
         pruned = one.task.given.values.get("prune") if one.task.given else None
         kept = 1 - pruned if isinstance(pruned, float) else 1.0
+        before, warm, masked = options.iterations(limits, kept)
         measured = one.task.cost.compute_s / max(LEAST, before + warm + kept * masked)
-    task_s, whole = planned_task_s(one), max(LEAST, before + warm + masked)
+    task_s, whole = planned_task_s(one), max(LEAST, sum(options.iterations(limits)))
     profile = task_s / whole if task_s else planned_step_s(one, limits["weights"])
     return Word(measured, profile=profile, default=options.step_s)
 

@@ -129,7 +129,8 @@ class Terms:
         slack: s_k.
         full: u_k, seconds of the whole upload over the whole uplink.
         compute: c_k.
-        floor: Least b_k.
+        floor: Least b_k, zero where it does not fit.
+        wanted: Least b_k, were there room for the floors of all.
         cap: Most b_k.
         told: Whose figures can be true.
         takes_part: Who has time, a link and a clock.
@@ -141,6 +142,7 @@ class Terms:
     full: Array
     compute: Array
     floor: Array
+    wanted: Array
     cap: Array
     told: Mask
     takes_part: Mask
@@ -155,12 +157,16 @@ def solve(problem: Bandwidth, solver: Solver = "numpy") -> Shares:
         from edge_server.optimizers.bandwidth_cvxpy import optimum  # noqa: PLC0415 - a second to import
 
         return allocation(given, *optimum(given))
+    filled = fill(ramps(given), 1.0)
+    return allocation(given, filled.amount, filled.level**-2.0)
+
+
+def ramps(given: Terms) -> Ramps:
+    """Return b_k over x = 1 / sqrt(lambda)."""
     full = np.where(given.cap > 0, given.full, 1.0)  # who needs no share has no ramp
     root = np.sqrt(given.slack * full)
-    starts = (given.floor * given.compute + full) / root
-    ends = (given.cap * given.compute + full) / root
-    filled = fill(Ramps(starts, ends, given.floor, given.cap), 1.0)
-    return allocation(given, filled.amount, filled.level**-2.0)
+    starts, ends = ((bound * given.compute + full) / root for bound in (given.floor, given.cap))
+    return Ramps(starts, ends, given.floor, given.cap)
 
 
 def terms(problem: Bandwidth) -> Terms:
@@ -179,13 +185,13 @@ def terms(problem: Bandwidth) -> Terms:
         cap = np.where(slack - compute >= full, full / (slack - compute), 1.0)
     cap = np.where(within & (full > 0), cap, 0.0)  # who has nothing to send needs no share
     has_floor = within & (least <= 1.0)  # false for NaN: nothing to send, and no time for the steps
-    floor = np.where(has_floor, np.minimum(least, cap), 0.0)
+    wanted = floor = np.where(has_floor, np.minimum(least, cap), 0.0)
     feasible = bool(floor.sum() <= 1.0 and has_floor[able].all()) if kept else bool(within[able].all())
     if floor.sum() > 1.0:
         rising = np.sort(floor)
         floor = np.where(floor < rising[np.argmax(np.cumsum(rising) > 1.0)], floor, 0.0)
     enough = problem.threshold_s if feasible else _enough(problem, able, kept)
-    return Terms(slack, full, compute, floor, cap, told, within, feasible, enough)
+    return Terms(slack, full, compute, floor, wanted, cap, told, within, feasible, enough)
 
 
 def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:

@@ -28,15 +28,15 @@ class Ramps:
     low: Array
     high: Array
 
-    def above(self, level: float) -> Array:
-        """Return the amounts at a level, with the jumps that are there."""
+    def above(self, level: float | Array) -> Array:
+        """Return the amounts at a level, or at one for each device, with the jumps that are there."""
         return np.where(level >= self.end, self.high, np.where(level <= self.start, self.low, self._between(level)))
 
-    def below(self, level: float) -> Array:
-        """Return the amounts at a level, without the jumps that are there."""
+    def below(self, level: float | Array) -> Array:
+        """Return the amounts at a level, or at one for each device, without the jumps that are there."""
         return np.where(level <= self.start, self.low, np.where(level >= self.end, self.high, self._between(level)))
 
-    def _between(self, level: float) -> Array:
+    def _between(self, level: float | Array) -> Array:
         with np.errstate(all="ignore"):  # jumps and far ends: their lines are not looked at
             share: Array = (level - self.start) / (self.end - self.start)
             return self.low + share * (self.high - self.low)

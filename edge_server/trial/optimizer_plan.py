@@ -13,6 +13,9 @@ from shared.messages import Scalar
 
 Name: TypeAlias = Literal["clusters", "keep_ratio", "bandwidth"]
 
+DECIDES: Mapping[Name, str] = {"clusters": "keep", "keep_ratio": "keep", "bandwidth": "prune"}
+"""What each optimizer decides of a device's training."""
+
 
 class Options(Section, frozen=True, kw_only=True):
     """Base of the options of each optimizer."""
@@ -134,13 +137,18 @@ class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
         if not 0 <= self.margin < 1:
             raise ValueError("options.margin must be in [0, 1)")
 
-    def iterations(self, limits: Mapping[str, float]) -> tuple[float, float, float]:
-        """Return the iterations of the personal part, of the warm-up and of the global part, in whole networks."""
+    def iterations(self, limits: Mapping[str, float], kept: float = 0.5) -> tuple[float, float, float]:
+        """Return the iterations of the personal part, of the warm-up and of the global part, in whole networks.
+
+        Who keeps all of the global part needs no warm-up, who keeps nothing of it takes no steps on it.
+        """
         part = limits["weights_global"] / limits["weights"]
-        steps = limits["personal_steps"], limits["warmup_steps"], limits["global_steps"]
+        personal, ours = limits["personal_steps"], limits["global_steps"] if kept > 0 else 0.0
+        warm = limits["warmup_steps"] if 0 < kept < 1 else 0.0
         if self.compute == "dense":
-            return sum(steps), 0.0, 0.0
-        return steps[0] * (1 - part), steps[1] * part, steps[2] * part
+            both = min(personal, ours) if limits.get("updates_at_once") else 0.0
+            return personal + warm + ours - both, 0.0, 0.0
+        return personal * (1 - part), warm * part, ours * part
 
 
 AnyOptions: TypeAlias = ClusterOptions | KeepOptions | BandwidthOptions
@@ -178,6 +186,24 @@ class OptimizerPlan(Section, frozen=True, kw_only=True):
             problem, _, key = str(error).partition(" - at `$.")
             where = f"options.{key.strip('`')} of {self.name}" if key else f"options of {self.name}"
             raise ValueError(f"{where}: {problem}") from error
+
+
+def unheeded(name: Name, algorithm: str, heeds: frozenset[str]) -> str:
+    """Return what an optimizer decides that a method does not use, and the remedy; empty where it uses all.
+
+    Args:
+        name: Of the optimizer.
+        algorithm: Of the method.
+        heeds: What the method uses.
+    """
+    if DECIDES[name] in heeds:
+        return ""
+    others = " or ".join(one for one, decided in DECIDES.items() if decided in heeds)
+    paced = "; uploads keep to their shares of the uplink all the same" if name == "bandwidth" else ""
+    return (
+        f"optimizer {name!r} decides {DECIDES[name]}, which algorithm {algorithm!r} does not use: devices train as "
+        f"without it{paced}; {f'choose optimizer {others}, or ' if others else ''}take [optimizer] out"
+    )
 
 
 def ratios(text: str) -> list[float]:

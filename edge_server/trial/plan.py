@@ -15,7 +15,7 @@ from edge_server.trial.devices_plan import DevicePlan, expanded, rooted
 from edge_server.trial.devices_plan import check as check_devices
 from edge_server.trial.evaluation_plan import EvaluationPlan, MeasurePlan
 from edge_server.trial.fallback_plan import FallbackPlan
-from edge_server.trial.optimizer_plan import OptimizerPlan
+from edge_server.trial.optimizer_plan import OptimizerPlan, unheeded
 from edge_server.trial.replay_plan import ReplayPlan
 from edge_server.trial.section import Chosen, HyperPlan, Section
 from shared.algorithms import ALGORITHMS
@@ -145,7 +145,11 @@ def load(path: Path, data_root: Path) -> Plan:
     """
     plan = read(path, Plan)
     check(plan, path)
-    return placed(plan, data_root)
+    plan = placed(plan, data_root)
+    heeds = build(ALGORITHMS, plan.algorithm, "algorithm").heeds
+    if plan.optimizer and (unused := unheeded(plan.optimizer.name, plan.algorithm.name, heeds)):
+        log.warning("%s: %s", path, unused)
+    return plan
 
 
 def placed(plan: Plan, data_root: Path) -> Plan:

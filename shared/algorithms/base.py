@@ -119,6 +119,8 @@ class Algorithm:
             lie in its facts.
         left: state -> devices that take no further part.
         min_alive: The run ends when fewer devices than that have not left.
+        heeds: Names of those values of an allocation that change what a device trains, such as `keep`. Others it is
+            told as well: to a share of the uplink a device keeps whatever it trains.
     """
 
     init: Callable[[Model, int], State]
@@ -141,6 +143,7 @@ class Algorithm:
     empty: Callable[[State], Mean] = lambda _state: Mean()
     left: Callable[[State], frozenset[str]] = lambda _state: frozenset()
     min_alive: int = 1
+    heeds: frozenset[str] = frozenset()
 
 
 def mix(seed: int, number: int, device: str) -> int:

@@ -208,4 +208,5 @@ def neurons(local: Local, choose: Choice = drawn, *, keep: float = 1.0) -> Algor
         aggregate=aggregate,
         accepts=accepts,
         empty=empty,
+        heeds=frozenset({KEEP}),
     )

@@ -52,7 +52,9 @@ def init(settings: Settings, model: Model, _seed: int) -> State:
     count = sum(leaf.numel() for leaf in weights_of(shared).values())
     trained = sum(leaf.numel() for name, leaf in model.layers.named_parameters() if name not in shared)
     facts = {"global_weights": count, "personal_weights": trained, "global_steps": settings.global_steps}
-    facts |= {"personal_steps": settings.personal_steps if trained else 0, "warmup_steps": settings.warmup_steps}
+    facts |= {"personal_steps": settings.personal_steps if trained else 0}
+    facts |= {"warmup_steps": settings.warmup_steps if settings.importance != "magnitude" else 0}
+    facts |= {"updates_at_once": int(settings.updating == "simultaneous")}
     return State({key: leaf.clone() for key, leaf in shared.items()}, {**facts})
 
 
@@ -155,6 +157,7 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
         serves=partial(serves, settings),
         accepts=partial(accepts, settings),
         timed=partial(timed, settings),
+        heeds=frozenset({"prune"} if settings.prunes else ()),
     )
 
 

@@ -5,29 +5,40 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
+import numpy as np
 import pytest
 
 from edge_server.coordinator import decide
+from edge_server.deciding.case import Case
+from edge_server.decision import Figure, kept
 from edge_server.explain import Explanation, explain
 from edge_server.explain_text import lines
 from edge_server.store.base import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
 from edge_server.trial import plan as plans
 from edge_server.trial.optimizer_plan import OptimizerPlan
+from shared.clock import monotonic
 from shared.errors import ConfigError
 from shared.measures import Cost
 from shared.messages import Assignment, Hyper
 from tests.edge_server.deciding.test_decisions import BANDWIDTH, band
 from tests.edge_server.harness import write_plan
 
+
+def with_clocks(case: Case) -> Case:
+    """Return the case of devices that tell a clock of 1 GHz."""
+    clock = {"f_hertz": Figure(1e9, "measured")}
+    return dataclasses.replace(case, figures={name: {**own, **clock} for name, own in case.figures.items()})
+
+
 CASE = band({"a": (4000.0, 0.3), "b": (9000.0, 0.9), "c": (50_000.0, 0.2)})
 
 
-def journal(folder, table: OptimizerPlan = BANDWIDTH) -> list[AnyRecord]:
+def journal(folder, table: OptimizerPlan = BANDWIDTH, case: Case = CASE) -> list[AnyRecord]:
     plan = msgspec.structs.replace(plans.load(write_plan(folder), folder), optimizer=table)
-    told = {device: Assignment(seed=0, hyper=Hyper()) for device in CASE.names}
+    told = {device: Assignment(seed=0, hyper=Hyper()) for device in case.names}
     return [
         RunOpened(run="r", plan=plan),
-        RoundOpened(round=1, assignments=told, decision=decide(table, CASE)),
+        RoundOpened(round=1, assignments=told, decision=decide(table, case)),
         CostSettled(round=1, device="a", cost=Cost(compute_s=2.0, upload_s=9.0, bytes_up=1234)),
         RoundClosed(round=1, outcome="aggregated", arrived=("a",), seconds=11.5),
     ]
@@ -43,6 +54,39 @@ def test_what_more_would_buy_is_the_multiplier(tmp_path):
     assert all(one.buys["megabit_per_s"] >= -1e-9 for one in found.devices)
     assert found.seconds == 11.5
     assert [one.device for one in found.devices] == ["a", "b", "c"]
+
+
+def test_what_its_own_link_and_clock_would_buy_is_found_by_deciding_again(tmp_path):
+    """A hundredth more of each, of one device after the other; per Mbit/s and per MHz."""
+    case = with_clocks(band({"a": (4000.0, 0.3), "b": (9000.0, 0.9), "c": (5000.0, 0.2)}))
+    found, helps = explain(journal(tmp_path, case=case), 1), 0
+    for one in found.devices:
+        figures = case.figures[one.device]
+        for what, figure, factor, amount in (
+            ("megabit_per_s", "up_bits_per_s", 1.01, 0.01 * figures["up_bits_per_s"].value / 1e6),
+            ("megahertz", "step_s", 1 / 1.01, 0.01 * figures["f_hertz"].value / 1e6),
+        ):
+            own = {**figures, figure: Figure(factor * figures[figure].value, "measured")}
+            again = decide(BANDWIDTH, dataclasses.replace(case, figures={**case.figures, one.device: own}))
+            more = kept(again.devices[one.device].values) - kept(one.values)
+            assert one.buys[what] == pytest.approx(more / amount, rel=1e-6, abs=1e-9)
+            helps += more > 1e-6
+    assert helps > 2
+
+
+@pytest.mark.parametrize("compute", ["paper", "dense"])
+def test_a_large_fleet_is_explained_at_once(tmp_path, compute):
+    """Two thousand devices in seconds: deciding once more for every device would take minutes."""
+    rng, count = np.random.default_rng(1), 2000
+    rates = count * 10 ** rng.uniform(2.5, 4.0, count)
+    fleet = {f"d{place:04}": (float(rate), float(rng.uniform(0.05, 0.4))) for place, rate in enumerate(rates)}
+    table = OptimizerPlan(name="bandwidth", options={"compute": compute})
+    records = journal(tmp_path, table, with_clocks(band(fleet, dense_bytes=40.0)))
+    began = monotonic()
+    found = explain(records, 1)
+    assert monotonic() - began < 20
+    assert sum(one.buys["megabit_per_s"] > 1e-6 for one in found.devices) >= 1
+    assert all(one.buys.keys() == {"second", "megahertz", "megabit_per_s"} for one in found.devices)
 
 
 def test_lines_tell_the_sources_the_binding_limit_and_predicted_against_measured(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_server.coordinator import decide
 from edge_server.deciding.case import Case
 from edge_server.deciding.cases import case
 from edge_server.deciding.experience import Experience
@@ -15,11 +16,14 @@ from edge_server.decision import Decision, Figure, Given
 from edge_server.spending import Spending
 from edge_server.store.base import AnyRecord, CostSettled, Measured, RoundOpened
 from edge_server.trial import plan as plans
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Cohort
 from shared.algorithms.fedavg import fedavg
 from shared.errors import ConfigError
 from shared.measures import Cost, Reading, StepCost
 from shared.messages import Assignment, Hyper, Report
 from shared.models.init import blank, initial
+from shared.registry import build
 from shared.tree import State
 from tests.edge_server.harness import write_plan
 
@@ -175,3 +179,41 @@ def test_sizes_of_a_network(tmp_path):
 def test_a_mistake_in_the_table_names_its_key(tmp_path, table, says):
     with pytest.raises(ConfigError, match=says):
         plan_of(tmp_path, table)
+
+
+@pytest.mark.parametrize(
+    ("options", "iterations"),
+    [
+        ("", {1.0: 5, 0.5: 11, 0.0: 10}),
+        ('updating = "simultaneous"', {1.0: 5, 0.5: 6, 0.0: 5}),
+        ('updating = "simultaneous", personal_steps = 2', {1.0: 2, 0.5: 6, 0.0: 5}),
+        ('importance = "magnitude"', {1.0: 5, 0.5: 10, 0.0: 10}),
+        ("personal_steps = 0", {1.0: 0, 0.5: 6, 0.0: 5}),
+    ],
+)
+def test_iterations_are_those_that_devices_take(tmp_path, options, iterations):
+    """Of all pruned, of half, of nothing: what is told to a device, what its seconds are shared among, what it is held
+    to take; without anything to share no steps on it, without pruning no warm-up."""
+    network = 'name = "cnn"\noptions = { side = 8, width = 4, hidden = 8 }'
+    algorithm = f'name = "pruned_personalization"\noptions = {{ {options} }}'
+    plan = plan_of(
+        tmp_path, 'name = "bandwidth"\noptions = { compute = "dense", most_pruned = 1.0, deadline_s = 1e6 }',
+        algorithm=algorithm, model=network, evaluation="every = 0",
+    )  # fmt: skip
+    method, model = build(ALGORITHMS, plan.algorithm, "algorithm"), initial(plan.model, 0)
+    state = method.init(model, 0)
+    for pruned, steps in iterations.items():
+        told = method.assign(state, Cohort(("a",), Hyper(), seed=0), {"a": {"prune": pruned}}, 1)
+        assert told["a"].values["local_steps"] == steps
+        experience = Experience()
+        before = Decision(optimizer="bandwidth", devices={"a": Given(values={"prune": pruned})})
+        cost = CostSettled(round=1, device="a", cost=Cost(compute_s=0.25 * steps))
+        experience.take([RoundOpened(round=1, assignments=told, decision=before), cost] if steps else [])
+        asked = case(
+            plan, ("a",), 2, experience=experience, spending=SPENT, reports={}, sizes=sizes(method, model, state)
+        )
+        if steps:
+            assert asked.figures["a"]["step_s"] == Figure(pytest.approx(0.25), "measured")
+            whole = decide(plan.optimizer, asked).devices["a"]
+            assert whole.values["prune"] == 0.0
+            assert whole.predicted.compute_s == pytest.approx(0.25 * iterations[0.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -87,7 +88,8 @@ def test_the_deadline_holds_by_construction():
     for device, one in decision.devices.items():
         assert latency_s(case, decision, device) <= 10.0 * (1 + 1e-9)
         predicted = (one.predicted.compute_s or 0) + (one.predicted.upload_s or 0)
-        assert predicted == pytest.approx(latency_s(case, decision, device))
+        spared = 0.8 * case.figures[device]["step_s"].value if one.values["prune"] == 0 else 0.0  # without pruning, no
+        assert predicted + spared == pytest.approx(latency_s(case, decision, device))  # warm-up, which (28) has
     assert sum(one.values["share"] for one in decision.devices.values()) <= 1 + 1e-12
 
 
@@ -158,6 +160,41 @@ def test_marks_and_work_that_masks_do_not_save_are_within_the_deadline():
         took = 11 * case.figures[device]["step_s"].value + bits / rate
         assert took == pytest.approx(9.0, rel=1e-6) or one.values["prune"] in (0.0, 1.0)
         assert took <= 9.0 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("compute", ["paper", "dense"])
+def test_equal_shares_meet_the_deadline_with_their_own_marks(compute):
+    """Whatever the best shares would have each keep: a bitmap, places of few weights, or all without marks; biases."""
+    options = {"compute": compute, "most_pruned": 0.9, "equal": "latency", "margin": 0.1}
+    table, seen = OptimizerPlan(name="bandwidth", options=options), set()
+    for rate in (20.0, 100.0, 500.0, 2000.0, 5000.0, 20_000.0):
+        case = band({"a": (rate, 0.1), "b": (9000.0, 0.3), "c": (50_000.0, 0.2)}, dense_bytes=40.0)
+        decision = decide(table, case)
+        for device, one in decision.devices.items():
+            kept, step = 1 - one.values["prune"], case.figures[device]["step_s"].value
+            bits = 32 * 800 * kept + (min(800, 32 * 800 * kept) if kept < 1 else 0) + (320 if kept else 0)
+            work = 11 * step if compute == "dense" else (5 * 0.2 + 0.8 + kept * 5 * 0.8) * step
+            took = work + bits / (case.figures[device]["up_bits_per_s"].value / 3)
+            assert took <= 9.0 * (1 + 1e-9)
+            assert took == pytest.approx(9.0) or kept in (0.0, 1.0) or one.binding == "full"
+            assert one.predicted.bytes_up == int(bits / 8)
+            assert one.binding == ("full" if kept == 1 else "time")
+            seen.add("all" if kept == 1 else "none" if not kept else "few" if kept < 1 / 32 else "many")
+        least = min(1 - one.values["prune"] for one in decision.devices.values())
+        assert decision.feasible == (least >= 0.1 * (1 - 1e-9))
+        if not decision.feasible:
+            enough = {"deadline_s": decision.enough["deadline_s"] * (1 + 1e-9)}
+            assert decide(table, dataclasses.replace(case, limits={**case.limits, **enough})).feasible
+    assert seen == {"all", "none", "few", "many"}
+
+
+def test_the_deadline_that_would_do_has_its_margin_in_it():
+    table = OptimizerPlan(name="bandwidth", options={"most_pruned": 0.5, "margin": 0.2, "marks": False})
+    figures = {"a": (1000.0, 0.1), "b": (900.0, 0.3)}
+    decision = decide(table, band(figures))
+    assert not decision.feasible
+    assert decide(table, band(figures, deadline_s=decision.enough["deadline_s"] * (1 + 1e-9))).feasible
+    assert not decide(table, band(figures, deadline_s=decision.enough["deadline_s"] * (1 - 1e-6))).feasible
 
 
 def test_cvxpy_says_the_same():

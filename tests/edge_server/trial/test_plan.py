@@ -149,6 +149,31 @@ def test_a_plan_falls_back_only_where_its_data_is_not_there(tmp_path, caplog):
     assert here.model != away.model
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "algorithm", "says"),
+    [
+        ("bandwidth", "fedspu", ("decides prune, which algorithm 'fedspu' does not use", "clusters or keep_ratio")),
+        ("bandwidth", "fedavg", ("'fedavg' does not use", "take [optimizer] out", "shares of the uplink")),
+        ("bandwidth", "fedalt", ("'fedalt' does not use", "take [optimizer] out")),
+        ("clusters", "local_only", ("decides keep, which algorithm 'local_only' does not use", "take [optimizer] out")),
+        ("keep_ratio", "pruned_personalization", ("decides keep", "choose optimizer bandwidth")),
+        ("bandwidth", "pruned_personalization", ()),
+        ("clusters", "hermes", ()),
+        ("keep_ratio", "fjord", ()),
+    ],
+)
+def test_what_an_optimizer_decides_and_nobody_uses_is_told_once(tmp_path, caplog, optimizer, algorithm, says):
+    """The plan stays one that can be run: studies share an optimizer among methods."""
+    evaluation = "every = 0\ndevices_every = 1"
+    path = write_plan(tmp_path, algorithm=f'name = "{algorithm}"', optimizer=f'name = "{optimizer}"',
+                      evaluation=evaluation, more='[fallback]\ndata = { source = "digits" }')  # fmt: skip
+    assert load(path, tmp_path).optimizer
+    told = [record.getMessage() for record in caplog.records if "optimizer" in record.getMessage()]
+    assert len(told) == bool(says)
+    assert all(word in told[0] for word in says)
+    assert all("shares of the uplink" not in line for line in told if optimizer != "bandwidth")
+
+
 def test_a_mistake_in_a_fallback_is_found_even_where_the_data_is_there(tmp_path):
     """Who tries the plan elsewhere should not be the first to see it."""
     path = write_plan(tmp_path, more=FALLBACK.replace("mlp", "nlp"))

@@ -1,0 +1,40 @@
+"""Which of a resource optimizer's decisions a method trains by is what it says, found by giving it others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Cohort
+from shared.messages import Spec
+from shared.registry import build
+from shared.tree import State, Tree
+from tests.shared.algorithms.conftest import HYPER, Own
+
+NAMES = ("keep", "prune")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_heeds_what_changes_its_updates_and_nothing_else(name, model, fleet):
+    """A quarter or three quarters of each; a split method heeds nothing."""
+    algorithm = build(ALGORITHMS, Spec(name=name), "algorithm")
+    state = algorithm.init(model(), 5)
+
+    def update(value: str, amount: float) -> Tree:
+        cohort = Cohort(("c",), HYPER, seed=1, rounds=3)
+        told = algorithm.assign(state, cohort, {"c": {value: amount}}, 1)["c"]
+        down = algorithm.broadcast(state, told)
+        outcome = algorithm.local(model(), State(), down, Own(fleet["c"], told.hyper, told.seed), told)
+        assert isinstance(outcome, tuple)
+        return outcome[1].tree
+
+    if algorithm.serve:
+        assert not algorithm.heeds
+        return
+    for value in NAMES:
+        first, other = update(value, 0.25), update(value, 0.75)
+        alike = first.keys() == other.keys() and all(
+            leaf.shape == other[key].shape and torch.equal(leaf, other[key]) for key, leaf in first.items()
+        )
+        assert (value in algorithm.heeds) == (not alike)
