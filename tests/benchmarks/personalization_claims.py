@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -30,6 +31,10 @@ SETTLED = 3
 """Rounds after which the server has measured what it decides by."""
 PAPER_MS = {"proposed": "25", "equal-ratio": "38 ± .45", "fedalt": "55 ± .55", "pruning_only": "45"}
 """Table I: which of two readings of equal resources is meant follows from its milliseconds being no threshold."""
+
+
+Runs: TypeAlias = dict[str, dict[int, "Run"]]
+"""By variant and seed."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +86,15 @@ def run_of(records: Sequence[AnyRecord]) -> Run:
     )
 
 
-def read(folder: Path) -> dict[str, dict[str, list[Run]]]:
-    """Return the runs of a study that have ended, by data set and variant."""
-    found: dict[str, dict[str, list[Run]]] = {}
+def read(folder: Path) -> dict[str, Runs]:
+    """Return the runs of a study that have ended, by data set."""
+    found: dict[str, Runs] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
         with (path.parent / JOURNAL).open("rb") as file:
             records = [msgspec.json.decode(line, type=AnyRecord) for line in file]
         plan = next(record.plan for record in records if isinstance(record, RunOpened))
         runs = found.setdefault(Path(plan.data.path).name, {})
-        runs.setdefault(path.parent.name.partition("_path-")[0], []).append(run_of(records))
+        runs.setdefault(path.parent.name.partition("_path-")[0], {})[plan.seed] = run_of(records)
     return found
 
 
@@ -99,41 +104,40 @@ def spread(values: Sequence[float], unit: float = 100.0) -> str:
     return f"{unit * fmean(values):.1f}{apart}"
 
 
-def mean(runs: dict[str, list[Run]], variant: str, figure: str) -> float | None:
-    """Return the mean of a figure over seeds, None where nothing was run."""
-    return fmean(getattr(run, figure) for run in runs[variant]) if variant in runs else None
+def means(runs: Runs, variants: Sequence[str], figure: str) -> list[float] | None:
+    """Return every variant's mean of a figure over the seeds that all of them ran with, None where there is none."""
+    seeds = set.intersection(*(set(runs.get(variant, {})) for variant in variants))
+    return [fmean(getattr(runs[variant][seed], figure) for seed in seeds) for variant in variants] if seeds else None
 
 
-def above(runs: dict[str, list[Run]], better: str, worse: str, slack: float = 0.0) -> str:
+def above(runs: Runs, better: str, worse: str, slack: float = 0.0) -> str:
     """Return whether one variant is at least as accurate as another, less `slack`."""
-    one, other = mean(runs, better, "accuracy"), mean(runs, worse, "accuracy")
-    if one is None or other is None:
+    if (both := means(runs, (better, worse), "accuracy")) is None:
         return "not run"
+    one, other = both
     return f"{'yes' if one >= other - slack else 'NO'}: {100 * (one - other):+.2f} points"
 
 
-def saved(runs: dict[str, list[Run]]) -> str:
+def saved(runs: Runs) -> str:
     """Return whether the proposed scheme sends half of what partial personalization does, within five points."""
-    one, other = mean(runs, "proposed", "mb_up"), mean(runs, "fedalt", "mb_up")
-    if one is None or other is None:
+    if (both := means(runs, ("proposed", "fedalt"), "mb_up")) is None:
         return "not run"
-    less = 1 - one / other
+    less = 1 - both[0] / both[1]
     return f"{'yes' if abs(less - 0.5) <= 5 * POINT else 'NO'}: {100 * less:.1f} % less"
 
 
-def in_time(runs: dict[str, list[Run]]) -> str:
+def in_time(runs: Runs) -> str:
     """Return whether no settled round of the proposed scheme takes longer than T_th."""
     if "proposed" not in runs:
         return "not run"
-    most = max(run.most_ms / run.threshold_ms for run in runs["proposed"])
+    most = max(run.most_ms / run.threshold_ms for run in runs["proposed"].values())
     return f"{'yes' if most <= 1 else 'NO'}: {most:.3f} T_th at most"
 
 
-def rises(runs: dict[str, list[Run]], figure: str, sign: float = 1.0) -> str:
+def rises(runs: Runs, figure: str, sign: float = 1.0) -> str:
     """Return whether a figure rises with T_th, or falls."""
     steps = ["threshold-250", "proposed", "threshold-400", "threshold-500"]
-    values = [value for name in steps if (value := mean(runs, name, figure)) is not None]
-    if len(values) < len(steps):
+    if (values := means(runs, steps, figure)) is None:
         return "not run"
     holds = all(sign * after >= sign * before for before, after in itertools.pairwise(values))
     return f"{'yes' if holds else 'NO'}: " + ", ".join(f"{value:.3f}" for value in values)
@@ -146,7 +150,8 @@ def main() -> int:
         table = Table(
             "variant", "runs", "accuracy", "worst", "pruned", "MB up a round", "ms", "most ms", "T_th", "Table I"
         )
-        for variant, own in runs.items():
+        for variant, by_seed in runs.items():
+            own = list(by_seed.values())
             shares = [spread([getattr(run, figure) for run in own]) for figure in ("accuracy", "worst", "pruned")]
             plain = [spread([getattr(run, figure) for run in own], 1.0) for figure in ("mb_up", "ms", "most_ms")]
             threshold = f"{own[0].threshold_ms:.0f}"
