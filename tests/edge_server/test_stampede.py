@@ -23,7 +23,7 @@ def test_all_are_back_spread_over_time_and_the_server_answers_meanwhile(tmp_path
     if not broker.mosquitto():
         pytest.skip("mosquitto is not installed")
     figures = asyncio.run(stampede(tmp_path, AGENTS))
-    record_property("figures", figures)
+    record_property("figures", repr(figures))
     assert sum(figures.tenths) >= AGENTS
     assert figures.crowd < 0.65
     assert figures.stall_s < 1.0
