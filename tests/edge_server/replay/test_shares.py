@@ -17,22 +17,22 @@ DEVICES = """
 [[device]]
 name = "a"
 compute_s = 4.0
-up_mbit_s = 0.1
+up_mbit_s = 0.4
 [[device]]
 name = "b"
 compute_s = 1.0
-up_mbit_s = 0.2
+up_mbit_s = 0.8
 [[device]]
 name = "c"
 compute_s = 6.0
-up_mbit_s = 0.05
+up_mbit_s = 0.2
 """
 
 
 def played(folder: Path, optimizer: str, rounds: int = 3, devices: str = DEVICES) -> list[AnyRecord]:
     text = {
         "algorithm": 'name = "pruned_personalization"\noptions = { split = "all_global", personal_steps = 0 }',
-        "model": 'name = "mlp"\noptions = { features = 8, hidden = 2048, classes = 3 }',
+        "model": 'name = "mlp"\noptions = { features = 8, hidden = 8192, classes = 3 }',
         "data": write_examples(folder, 90),
         "partition": 'kind = "even"',
         "cohort": "min_devices = 3",
@@ -63,12 +63,14 @@ def test_rounds_keep_to_the_deadline_and_each_device_has_its_share(tmp_path):
         found = explain(records, number)
         for one in found.devices:
             assert one.measured
-            assert one.measured.compute_s == pytest.approx(one.predicted.compute_s, rel=1e-6)
+            # A plan gives the seconds of a task that prunes; without warm-up it has five steps in place of six.
+            is_guess = number == 1 and one.values["prune"] == 0
+            assert one.measured.compute_s == pytest.approx(one.predicted.compute_s * (6 / 5 if is_guess else 1))
             assert one.measured.upload_s == pytest.approx(one.predicted.upload_s, rel=0.03)
     assert explain(records, 1).devices[0].figures["up_bits_per_s"].source == "profile"
     later = explain(records, 3).devices[0].figures["up_bits_per_s"]
     assert later.source == "measured"
-    assert later.value == pytest.approx(1e5, rel=0.02)
+    assert later.value == pytest.approx(4e5, rel=0.02)
 
 
 def test_equal_shares_with_the_best_ratios_miss_it(tmp_path):
