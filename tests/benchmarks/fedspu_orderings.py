@@ -3,8 +3,9 @@
     python tests/benchmarks/fedspu_orderings.py runs/fedspu-study [--json]
 
 Niu, Dong, Qin print the mean over all devices of the accuracy of what each device uses, on its own held-out data,
-every device weighing as much as any other. It is read from the journals, of FedAvg as of the others. A claim that does
-not hold is told as such: it changes no exit code.
+every device weighing as much as any other. It is read from the journals, of FedAvg as of the others. Methods are
+compared over the seeds that both ran with in a setting, and where the grid has several learning rates, each by itself.
+A claim that does not hold is told as such: it changes no exit code.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rich.table import Table
 from edge_server.report.digest import Digest
 from edge_server.store.base import AnyRecord, Evaluated, closed_rounds, valid
 from edge_server.study.result import JOURNAL, RESULT, Result
+from edge_server.trial.plan import Plan
 
 STOPPING = "-stopping"
 OURS, REFERENCES = "fedspu", ("fedavg", "local_only")
@@ -37,6 +39,8 @@ POINTS, FEWER = 0.04, (0.25, 0.71)
 
 Key: TypeAlias = tuple[str, str, str]
 """Method, alpha, seed."""
+
+Runs: TypeAlias = Mapping[Key, "Ran"]
 
 
 @dataclass(frozen=True)
@@ -91,36 +95,45 @@ def ran(records: Sequence[AnyRecord], digest: Digest, seconds: float) -> Ran | N
     )
 
 
-def key_of(result: Result, variant: str) -> Key:
+def key_of(plan: Plan) -> Key:
     """Return of what setting a run is."""
-    plan = result.digest.plan
     alpha = f"{plan.partition.alpha:g}" if plan.partition.kind == "dirichlet" else plan.partition.kind
-    return variant, alpha, str(plan.seed)
+    end = STOPPING if plan.algorithm.options.get("early_stopping") else ""
+    return plan.algorithm.name + end, alpha, str(plan.seed)
 
 
-def read(folder: Path) -> dict[Key, Ran]:
-    """Return the runs of a study that have ended."""
-    found: dict[Key, Ran] = {}
+def read(folder: Path) -> dict[float, dict[Key, Ran]]:
+    """Return the runs of a study that have ended, by learning rate."""
+    found: dict[float, dict[Key, Ran]] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
         result = msgspec.json.decode(path.read_bytes(), type=Result)
         lines = (path.parent / JOURNAL).read_bytes().splitlines()
         records = [msgspec.json.decode(line, type=AnyRecord) for line in lines]
-        variant = path.parent.name.partition("_alpha-")[0].partition("_seed-")[0]
+        plan = result.digest.plan
         if one := ran(records, result.digest, result.seconds):
-            found[key_of(result, variant)] = one
-    return found
+            found.setdefault(plan.hyper.learning_rate, {})[key_of(plan)] = one
+    return dict(sorted(found.items()))
 
 
-def mean_of(runs: Mapping[Key, Ran], method: str, alpha: str, figure: str = "accuracy") -> float | None:
-    """Return a figure's mean over the seeds of a setting."""
-    found = [getattr(one, figure) for (name, own, _), one in runs.items() if (name, own) == (method, alpha)]
-    return fmean(found) if found else None
+def seeds_of(runs: Runs, method: str, alpha: str) -> set[str]:
+    """Return the seeds that a method ran with in a setting."""
+    return {seed for name, own, seed in runs if (name, own) == (method, alpha)}
 
 
-def over_alphas(runs: Mapping[Key, Ran], method: str, alphas: Sequence[str], figure: str = "accuracy") -> float | None:
-    """Return the mean of the settings' means, None unless the method ran in all of them."""
-    found = [mean_of(runs, method, alpha, figure) for alpha in alphas]
-    return fmean(one for one in found if one is not None) if found and None not in found else None
+def over_alphas(
+    runs: Runs, methods: Sequence[str], alphas: Sequence[str], figure: str = "accuracy"
+) -> list[float] | None:
+    """Return every method's mean over the settings of its means over the seeds that all of them ran with there.
+
+    None unless all of them ran with a common seed in every setting.
+    """
+    common = {alpha: set.intersection(*(seeds_of(runs, method, alpha) for method in methods)) for alpha in alphas}
+    if not common or not all(common.values()):
+        return None
+    return [
+        fmean(fmean(getattr(runs[method, alpha, seed], figure) for seed in seeds) for alpha, seeds in common.items())
+        for method in methods
+    ]
 
 
 @dataclass(frozen=True)
@@ -132,7 +145,7 @@ class Claim:
     figures: str = ""
 
 
-def claims(runs: Mapping[Key, Ran]) -> list[Claim]:
+def claims(runs: Runs) -> list[Claim]:
     """Return what holds, of the settings that FedSPU ran in."""
     alphas = sorted({alpha for method, alpha, _ in runs if method == OURS})
     stopped = sorted({alpha for method, alpha, _ in runs if method == OURS + STOPPING})
@@ -141,45 +154,47 @@ def claims(runs: Mapping[Key, Ran]) -> list[Claim]:
     return found + _stopping(runs, [alpha for alpha in stopped if alpha in alphas])
 
 
-def _orderings(runs: Mapping[Key, Ran], alphas: Sequence[str], end: str) -> list[Claim]:
+def _orderings(runs: Runs, alphas: Sequence[str], end: str) -> list[Claim]:
     where = "with early stopping" if end else "without early stopping"
-    ours = over_alphas(runs, OURS + end, alphas)
-    others = {name: over_alphas(runs, name + end, alphas) for name in BASELINES}
-    known = {name: one for name, one in others.items() if one is not None}
-    found = []
+    found, above = [], []
     for name in (*BASELINES, *REFERENCES):
-        other = over_alphas(runs, name if name == "fedavg" else name + end, alphas)  # FedAvg knows no stopping
+        other = name if name == "fedavg" else name + end  # FedAvg knows no stopping
+        both = over_alphas(runs, (OURS + end, other), alphas)
         said = f"FedSPU above {name}, {where}"
-        if ours is None or other is None:
+        if both is None:
             found.append(Claim(said, None))
-        else:
-            found.append(Claim(said, ours > other, f"{100 * ours:.2f} against {100 * other:.2f}"))
+            continue
+        ours, theirs = both
+        found.append(Claim(said, ours > theirs, f"{100 * ours:.2f} against {100 * theirs:.2f}"))
+        if name in BASELINES:
+            above.append(ours - theirs)
     said = f"FedSPU {100 * POINTS:g} points above the baselines' mean, {where}"
-    if ours is None or not known:
+    if not above:
         return [*found, Claim(said, None)]
-    mean = fmean(known.values())
-    figures = f"{100 * (ours - mean):+.2f} points over {len(known)} of {len(BASELINES)} baselines"
-    return [*found, Claim(said, ours - mean >= POINTS, figures)]
+    mean = fmean(above)
+    return [
+        *found,
+        Claim(said, mean >= POINTS, f"{100 * mean:+.2f} points over {len(above)} of {len(BASELINES)} baselines"),
+    ]
 
 
-def _traffic(runs: Mapping[Key, Ran], other: str, alphas: Sequence[str]) -> Claim:
+def _traffic(runs: Runs, other: str, alphas: Sequence[str]) -> Claim:
     said = f"traffic of FedSPU over that of {other} is 1.00 ± 0.01"
-    sums = [[over_alphas(runs, name, alphas, way) for way in ("bytes_up", "bytes_down")] for name in (OURS, other)]
-    if any(one is None for pair in sums for one in pair):
+    ways = [over_alphas(runs, (OURS, other), alphas, way) for way in ("bytes_up", "bytes_down")]
+    if None in ways:
         return Claim(said, None)
-    ours, theirs = (sum(one or 0.0 for one in pair) for pair in sums)
+    ours, theirs = (sum(both) for both in zip(*ways, strict=True))
     return Claim(said, abs(ours / theirs - 1) <= 0.01, f"{ours / theirs:.4f}")
 
 
-def _stopping(runs: Mapping[Key, Ran], alphas: Sequence[str]) -> list[Claim]:
-    rounds = [over_alphas(runs, OURS + end, alphas, "rounds") for end in ("", STOPPING)]
-    shares = [over_alphas(runs, OURS + end, alphas) for end in ("", STOPPING)]
+def _stopping(runs: Runs, alphas: Sequence[str]) -> list[Claim]:
     least, most = FEWER
     said = f"early stopping cuts FedSPU's rounds by {100 * least:g} to {100 * most:g} %"
-    if None in rounds or None in shares:
+    both = OURS, OURS + STOPPING
+    rounds, shares = (over_alphas(runs, both, alphas, figure) for figure in ("rounds", "accuracy"))
+    if rounds is None or shares is None:
         return [Claim(said, None)]
-    whole, short = (one or 0.0 for one in rounds)
-    before, after = (one or 0.0 for one in shares)
+    (whole, short), (before, after) = rounds, shares
     fewer = 1 - short / whole
     return [
         Claim(said, least <= fewer <= most, f"{100 * fewer:.1f} %: {whole:.0f} to {short:.0f}"),
@@ -195,7 +210,7 @@ def spread(values: Sequence[float], unit: float = 100.0) -> str:
     return f"{unit * fmean(values):.2f}{apart}"
 
 
-def table(runs: Mapping[Key, Ran]) -> Table:
+def table(runs: Runs) -> Table:
     """Return one row a method and setting."""
     made = Table("method", "alpha", "runs", "accuracy, %", "best", "worst device", "rounds", box=None)
     for heading in ("MB up", "MB down", "s a run"):
@@ -220,17 +235,24 @@ def main() -> int:
     parser.add_argument("study", type=Path)
     parser.add_argument("--json", action="store_true", help="the runs with their curves, and the claims")
     options = parser.parse_args()
-    runs = read(options.study)
+    by_rate = read(options.study)
     if options.json:
-        cells = [{"method": m, "alpha": a, "seed": s, **asdict(one)} for (m, a, s), one in sorted(runs.items())]
-        sys.stdout.buffer.write(msgspec.json.encode({"cells": cells, "claims": [asdict(one) for one in claims(runs)]}))
+        cells = [
+            {"learning_rate": rate, "method": m, "alpha": a, "seed": s, **asdict(one)}
+            for rate, runs in by_rate.items()
+            for (m, a, s), one in sorted(runs.items())
+        ]
+        said = {f"{rate:g}": [asdict(one) for one in claims(runs)] for rate, runs in by_rate.items()}
+        sys.stdout.buffer.write(msgspec.json.encode({"cells": cells, "claims": said}))
         return 0
     console = Console(width=130)
-    console.print(table(runs))
-    shown = Table("claim", "holds", "", box=None)
-    for one in claims(runs):
-        shown.add_row(one.said, verdict(one), one.figures)
-    console.print(shown)
+    for rate, runs in by_rate.items():
+        console.print(f"learning rate {rate:g}")
+        console.print(table(runs))
+        shown = Table("claim", "holds", "", box=None)
+        for one in claims(runs):
+            shown.add_row(one.said, verdict(one), one.figures)
+        console.print(shown)
     return 0
 
 

@@ -82,7 +82,9 @@ def test_a_small_cell_of_it_runs(tmp_path, name, variant):
     limit = {} if data.client_column else {"data": msgspec.structs.replace(data, limit=600)}
     place, result = small(name, variant, tmp_path, **limit)
     assert [one.arrived for one in result.digest.rounds] == [2, 2]
-    [(key, ran)] = read(place.parent).items()
+    [(rate, runs)] = read(place.parent).items()
+    [(key, ran)] = runs.items()
+    assert rate == result.digest.plan.hyper.learning_rate
     assert key[0] == variant
     assert set(ran.curve) == {1, 2}
     if variant != "fedavg":
@@ -114,3 +116,13 @@ def test_claims_are_of_the_settings_that_were_run():
     assert found["traffic of FedSPU over that of random_dropout is 1.00 ± 0.01"].holds
     assert found["early stopping cuts FedSPU's rounds by 25 to 71 %"].figures == "40.0 %: 100 to 60"
     assert found["FedSPU without early stopping above that with it"].figures == "-5.00 points"
+
+
+def test_methods_are_compared_over_the_seeds_that_both_ran_with():
+    runs = {("fedspu", "1", seed): ran(share) for seed, share in (("1", 0.8), ("2", 0.6), ("3", 0.1))}
+    runs |= {("hermes", "1", "1"): ran(0.7), ("hermes", "1", "2"): ran(0.3), ("fedmp", "1", "4"): ran(0.9)}
+    found = {one.said: one for one in claims(runs)}
+    assert found["FedSPU above hermes, without early stopping"].figures == "70.00 against 50.00"
+    assert found["FedSPU above fedmp, without early stopping"].holds is None
+    said = found["FedSPU 4 points above the baselines' mean, without early stopping"]
+    assert said.figures == "+20.00 points over 1 of 7 baselines"
