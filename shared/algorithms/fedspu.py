@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.active import chain, extract, merge, ordered
+from shared.active import chain, everything, extract, merge, ordered
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
 from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import descent, trained
-from shared.algorithms.neurons import came, is_whole, keep_of, neurons
+from shared.algorithms.neurons import begin, came, is_whole, keep_of, neurons
 from shared.algorithms.personal_model import personal, require_finite
 from shared.frozen import frozen
 from shared.frozen_choice import pays
@@ -58,8 +58,21 @@ def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.
         count = batches.num_examples
         return State(own, facts), Result(extract(own, index), float(count), count, loss, metrics=metrics)
 
-    whole = replace(neurons(local, keep=keep), work=work, serves=personal, shows=lambda _state, _assignment: {})
+    whole = replace(
+        neurons(local, keep=keep), init=init, work=work, serves=personal, shows=lambda _state, _assignment: {}
+    )
     return leaving(whole, stopping, min_alive)
+
+
+def init(model: Model, seed: int) -> State:
+    """Return the server's first state; what no device could train a part of is refused here, once.
+
+    Raises:
+        ConfigError: The model is no chain whose neurons can be told apart, or a layer cannot be trained in part.
+    """
+    state = begin(model, seed)
+    frozen(model.layers, state.tree, everything(chain(model.layers).hidden))
+    return state
 
 
 def inputs_of(model: Model, assignment: Assignment) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from itertools import permutations
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 from shared.active import PREFIX, chain, coverage, draw, extract, numel
 from shared.algorithms.base import Cohort, Result
@@ -14,7 +15,7 @@ from shared.algorithms.fedavg import fedavg
 from shared.algorithms.fedspu import fedspu
 from shared.algorithms.random_dropout import random_dropout
 from shared.codecs.dense import dense
-from shared.errors import TaskFailed, WireError
+from shared.errors import ConfigError, TaskFailed, WireError
 from shared.messages import Hyper, Spec
 from shared.models.base import Model
 from shared.models.init import initial, seeded
@@ -243,3 +244,16 @@ def test_devices_are_told_their_share_their_name_and_where_all_began(network):
 def test_options_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match=r"keep|share|min_alive"):
         fedspu(**bad)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), "circular"),
+        (nn.BatchNorm2d(3, momentum=None), "momentum"),
+    ],
+)
+def test_what_no_device_can_train_in_part_is_refused_before_the_run(layer, why):
+    layers = nn.Sequential(nn.Conv2d(1, 3, 3), layer, nn.Flatten(), nn.Linear(48, 2))
+    with pytest.raises(ConfigError, match=why):
+        fedspu().init(Model(layers), 0)
