@@ -90,3 +90,33 @@ def test_a_large_tensor_costs_few_page_faults():
     if faults[0] < 4000:
         pytest.skip("this system gives huge pages to everybody")
     assert faults[1] < faults[0] / 3
+
+
+STEPS = """
+import resource, sys
+from shared import heap
+heap.huge_pages()
+if sys.argv[1] == "tuned":
+    heap.tune(*heap.STEPS)
+import torch
+from shared.models.spu import spu_emnist
+torch.set_num_threads(1)
+layers = spu_emnist().layers.to(memory_format=torch.channels_last)
+inputs = torch.ones(16, 1, 28, 28)
+for step in range(60):
+    if step == 20:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    layers(inputs).sum().backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_steps_take_their_memory_once():
+    """Untuned, the pages of each step's tensors are given back and taken anew, a hundred or two a step."""
+    faults = [
+        int(subprocess.run([sys.executable, "-c", STEPS, how], cwd=ROOT, capture_output=True, check=True).stdout)  # noqa: S603 - ours
+        for how in ("plain", "tuned")
+    ]
+    if faults[0] < 2000:
+        pytest.skip("this allocator keeps what is freed")
+    assert faults[1] < faults[0] / 3
