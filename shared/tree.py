@@ -31,13 +31,11 @@ class Mean:
     Attributes:
         total: Sum of weight times value, leaf by leaf; floating, of 32 bits at least.
         weight: Weight that went into each leaf: a number, or a tensor of the leaf's shape where trees cover parts.
-        count: Trees added.
         facts: What single updates said besides; whoever adds an update adds to it.
     """
 
     total: Tree = field(default_factory=dict)
     weight: dict[str, float | Tensor] = field(default_factory=dict)
-    count: int = 0
     facts: dict[str, Scalar] = field(default_factory=dict)
 
 
@@ -81,7 +79,7 @@ def accumulate(mean: Mean, tree: Tree, weight: float, coverage: Mapping[str, Ten
         else:
             _add_scaled(mean.total[key], value, share)
             mean.weight[key] = mean.weight[key] + share
-    return Mean(mean.total, mean.weight, mean.count + 1, mean.facts)
+    return Mean(mean.total, mean.weight, mean.facts)
 
 
 def _summing_dtype(leaf: Tensor) -> torch.dtype:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 
 import pytest
 from torch import Tensor
 
 from edge_server.store.base import AnyRecord, Rewound, UpdateAccepted, closed_rounds, valid
-from tests.edge_server.fleets import RUN, Site, Stopping
+from tests.edge_server.fleets import RUN, Site, Stopping, until
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
 from tests.splits import alone
 
@@ -102,10 +101,3 @@ def test_a_server_that_restarts_ends_at_the_same_bits(here, kind):
     assert [(one.arrived, one.steps, one.missed) for one in rounds] == ROUNDS * [(NAMES, STEPS, {})]
     kept = [(one.device, one.round) for one in valid(records) if isinstance(one, UpdateAccepted)]
     assert len(kept) == len(set(kept)) == ROUNDS * len(NAMES)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something to be so."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of tests
-            await asyncio.sleep(0.01)

@@ -108,7 +108,7 @@ def _absorb(every: Widths, mean: Mean, assignment: Assignment, result: Result) -
     common, of_one = every.parted(result.tree)
     covered, covered_of_one = every.parted(result.coverage)
     mean = absorbing(partial(first, every))(mean, assignment, replace(result, tree=common, coverage=covered))
-    return replace(trees.accumulate(mean, of_one, result.weight, covered_of_one), count=mean.count)
+    return trees.accumulate(mean, of_one, result.weight, covered_of_one)
 
 
 def _work(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:

@@ -16,7 +16,7 @@ from shared.algorithms.neurons import MODEL_SEED, assign
 from shared.algorithms.personal_model import personal, require_finite
 from shared.messages import Assignment
 from shared.models.base import Model
-from shared.tree import Mean, State, Tree, accumulate, check_like
+from shared.tree import State, Tree, check_like
 
 
 def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
@@ -36,7 +36,7 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
         assign=assign,
         broadcast=lambda _state, _assignment: {},
         local=local,
-        absorb=_absorb,
+        absorb=lambda mean, _assignment, _result: mean,
         aggregate=lambda state, _mean: state,
         serves=personal,
         accepts=_accepts,
@@ -46,10 +46,6 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
 
 def _begin(model: Model, seed: int) -> State:
     return State({key: leaf.clone() for key, leaf in model.tree().items()}, {MODEL_SEED: seed})
-
-
-def _absorb(mean: Mean, _assignment: Assignment, result: Result) -> Mean:
-    return accumulate(mean, {}, result.weight)
 
 
 def _accepts(_assignment: Assignment, _down: Tree, up: Tree) -> None:
