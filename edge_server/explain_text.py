@@ -95,6 +95,8 @@ def lines(found: Explanation) -> Iterator[str]:
         yield f"  the round took {found.seconds:.4g} s, with downloads and all waiting"
     for one in found.devices:
         yield from _device(one)
+        if "joules" in found.limits and "task_joules" not in one.figures:
+            yield "  nobody knows its joules: their limit did not hold it back"
 
 
 def _task_s(cost: Cost) -> float | None:

@@ -91,10 +91,12 @@ def _figures(
     if isinstance(options, BandwidthOptions):
         words["step_s"] = _step_word(one, options, limits)
     else:
-        timed_s = one.known.mu_s and one.known.mu_s * options.steps
-        seconds = _whole(one, "compute_s", options) or timed_s
+        seconds, joules = (_whole(one, part, options) for part in ("compute_s", "compute_joules"))
+        if (timed := experience.steps.get(device)) and options.steps:
+            seconds = seconds or timed.seconds * options.steps
+            joules = timed.joules * options.steps if joules is None and timed.joules is not None else joules
         words["task_s"] = Word(seconds, profile=planned_task_s(one), default=options.task_s)
-        words["task_joules"] = Word(_whole(one, "compute_joules", options))
+        words["task_joules"] = Word(joules)
     if options.calibrated:
         words |= error_words(device, experience, one, steps=isinstance(options, BandwidthOptions))
     return figures_of(words, experience.last.get(device, {}), options)

@@ -118,6 +118,16 @@ def test_clusters_measure_nothing(tmp_path):
     assert "its cluster's ratio" in text
 
 
+@pytest.mark.parametrize(("joules", "said"), [({"task_joules": Figure(2.0, "measured")}, False), ({}, True)])
+def test_whose_joules_nobody_knows_is_told(tmp_path, joules, said):
+    table = OptimizerPlan(name="keep_ratio", options={"joules": 5.0})
+    figures = {"a": {"task_s": Figure(1.0, "measured"), "up_bits_per_s": Figure(1e6, "measured"), **joules}}
+    limits = {"deadline_s": 9.0, "joules": 5.0, "weights": 10.0, "model_bytes": 40.0}
+    case = Case(("a",), limits, figures, ((0.5, 20), (1.0, 40)))
+    text = "\n".join(lines(explain(journal(tmp_path, table, case), 1)))
+    assert ("nobody knows its joules" in text) == said
+
+
 @pytest.mark.parametrize(("number", "device", "says"), [(7, "", "round 7"), (1, "x", "device 'x'")])
 def test_what_is_not_there_is_said(tmp_path, number, device, says):
     with pytest.raises(ConfigError, match=says):

@@ -120,6 +120,15 @@ def test_what_a_task_cost_tells_of_a_whole_one(tmp_path):
     assert figures["task_joules"] == Figure(pytest.approx(4.0), "measured")
 
 
+def test_before_a_first_task_what_was_timed_tells_of_one(tmp_path):
+    """Eight steps of 0.25 s and 0.5 J, if the plan says that a task has so many."""
+    timed = Measured(by_device={"a": StepCost(seconds=0.25, steps=10, joules=0.5, weights=1000, flops=1)})
+    figures = ask(plan_of(tmp_path, 'name = "keep_ratio"\noptions = { steps = 8 }'), timed, number=1).figures["a"]
+    assert (figures["task_s"], figures["task_joules"]) == (Figure(2.0, "measured"), Figure(4.0, "measured"))
+    unknown = ask(plan_of(tmp_path, 'name = "keep_ratio"'), timed, number=1).figures["a"]
+    assert (unknown["task_s"].source, "task_joules" in unknown) == ("default", False)
+
+
 def test_a_step_is_what_was_timed_or_a_task_shared_out(tmp_path):
     """Five steps on each part and one of warm-up: (5 * 0.2 + 6 * 0.8) s of 0.5 s; a planned task of 3 s among these."""
     plan = plan_of(tmp_path, 'name = "bandwidth"', more=DEVICE)
