@@ -12,6 +12,7 @@ from torch.nn import functional
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.messages import Spec
+from shared.mode import in_mode
 from shared.models.init import blank
 from shared.tree import Tree
 
@@ -41,7 +42,8 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
         ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
     """
     try:
-        outputs = functional_call(network, tree, (examples.inputs[:1],)).shape[1]
+        with in_mode(network, train=False):
+            outputs = functional_call(network, tree, (examples.inputs[:1],)).shape[1]
     except RuntimeError as error:
         shape = tuple(examples.inputs.shape[1:])
         raise ConfigError(
@@ -53,11 +55,12 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
 
 @torch.no_grad()
 def score(network: nn.Module, tree: Tree, examples: Examples, batch_size: int = 512) -> Score:
-    """Evaluate parameters on examples; no copy of the parameters is made."""
+    """Evaluate parameters on examples, by their running statistics; no copy of the parameters is made."""
     loss_sum, right = 0.0, 0
-    for begin in range(0, len(examples), batch_size):
-        labels = examples.labels[begin : begin + batch_size]
-        logits = functional_call(network, tree, (examples.inputs[begin : begin + batch_size],))
-        loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
-        right += int((logits.argmax(1) == labels).sum())
+    with in_mode(network, train=False):
+        for begin in range(0, len(examples), batch_size):
+            labels = examples.labels[begin : begin + batch_size]
+            logits = functional_call(network, tree, (examples.inputs[begin : begin + batch_size],))
+            loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
+            right += int((logits.argmax(1) == labels).sum())
     return Score(right / len(examples), loss_sum / len(examples))

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shared.algorithms.split import MATRIX, in_mode
+from shared.algorithms.split import MATRIX
 from shared.errors import TaskFailed
+from shared.mode import in_mode
 from shared.models.base import Model
 from shared.pruning import Channels
 from shared.tree import Tree

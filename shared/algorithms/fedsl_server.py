@@ -16,9 +16,10 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.smashed import Smashed, unpacked
-from shared.algorithms.split import Settings, first_step, in_mode, is_finite
+from shared.algorithms.split import Settings, first_step, is_finite
 from shared.dropping import gather
 from shared.messages import Assignment
+from shared.mode import in_mode
 from shared.models.base import Model
 from shared.tree import State, Tree
 

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from shared.algorithms.split import MATRIX, Settings, in_mode
+from shared.algorithms.split import MATRIX, Settings
 from shared.codecs import bits
 from shared.dropping import spread
 from shared.errors import WireError
 from shared.messages import Assignment
+from shared.mode import in_mode
 from shared.models.base import Model
 from shared.tree import State, Tree, check_like
 

@@ -8,12 +8,10 @@ https://arxiv.org/abs/1608.03983, without restarts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args, get_type_hints
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.dropping import Granularity
 from shared.messages import Assignment, Value
@@ -109,16 +107,3 @@ def _count(value: Value) -> int:
 def is_finite(tensor: Tensor) -> bool:
     """Tell whether no number of it is NaN or infinite."""
     return not tensor.numel() or all(map(math.isfinite, (extreme.item() for extreme in tensor.aminmax())))
-
-
-@contextmanager
-def in_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
-    """Have layers train or evaluate inside the block, and as before after it."""
-    if layers.training == train:
-        yield
-        return
-    layers.train(train)
-    try:
-        yield
-    finally:
-        layers.train(not train)

@@ -13,6 +13,7 @@ import pytest
 
 from edge_server.replay.__main__ import main, name_of, replay, scratch
 from edge_server.replay.desk import Desk
+from edge_server.store import checkpoints
 from edge_server.store.base import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.store.sqlite import read
 from edge_server.trial.plan import devices
@@ -44,6 +45,22 @@ def test_the_record_is_the_same_for_any_number_of_processes(tmp_path, workers):
         replay(plan, tmp_path / place / "run", workers=several)
     one, several = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "several"))
     assert one == several
+
+
+def test_the_servers_tests_move_nothing(tmp_path):
+    """A network with BatchNorm, tested after every round or never: the same bits, which are those it could resume."""
+    sections = {
+        "model": 'name = "spu_emnist"\noptions = { side = 8, width = 4, classes = 10 }',
+        "data": 'source = "digits"\nlimit = 200',
+    }
+    ends = {}
+    for every in (1, 0):
+        plan = make_plan(tmp_path, **sections, evaluation=f"every = {every}")
+        ends[every], records = replay(plan, tmp_path / f"{every}" / "run")
+        assert sum(closed.accuracy is not None for closed in closed_rounds(records)) == (ROUNDS if every else 0)
+        kept = checkpoints.load(tmp_path / f"{every}" / "run" / "checkpoints", ROUNDS)
+        require_equal(ends[every].tree, kept.tree)
+    require_equal(ends[1].tree, ends[0].tree)
 
 
 def test_agents_live_while_they_have_work(tmp_path):
