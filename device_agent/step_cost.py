@@ -23,8 +23,9 @@ WARM_STEPS = 1
 
 TRIES, ENOUGH, MAX_STEPS = 4, 0.8, 100_000
 """A block of steps is timed again, longer, until it takes most of its share of the seconds asked for."""
-BLOCKS = 5
-"""Of which the median counts: one in which the board did something else besides does not."""
+BLOCKS, PAIR = 5, 2
+"""Of which the median counts: one in which the board did something else besides does not. A pair says whether blocks
+are long enough, by its shorter one: one that was held up would have all of them too short."""
 
 
 @dataclass(frozen=True)
@@ -74,35 +75,42 @@ def measure(
     if not batches.num_examples:
         raise TaskFailed("nothing to measure a training step with: this device has no example of its own")
     train(Steps(batches, WARM_STEPS))
-    count, block = 1, _timed(train, batches, meter, 1)
+    count, blocks = 1, _timed(train, batches, meter, 1, PAIR)
     for _ in range(TRIES):
-        took_s = block.compute_s or 0.0
+        took_s = min(one.compute_s or 0.0 for one in blocks)
         if not 0 < took_s < ENOUGH * seconds / BLOCKS or count == MAX_STEPS:
             break
         count = min(math.ceil(count * seconds / BLOCKS / took_s), MAX_STEPS)
-        block = _timed(train, batches, meter, count)
-    blocks = [block, *(_timed(train, batches, meter, count) for _ in range(BLOCKS - 1))]
+        blocks = _timed(train, batches, meter, count, PAIR)
+    blocks += _timed(train, batches, meter, count, BLOCKS - PAIR)
     seconds_each = statistics.median(one.compute_s or 0.0 for one in blocks) / count
     watts = _ratio([(one.joules, one.compute_s) for one in blocks])
     return StepCost(
         steps=count * BLOCKS,
         seconds=seconds_each,
         joules=None if watts is None else watts * seconds_each,
-        idle_w=block.idle_w,
+        idle_w=blocks[0].idle_w,
         cycles=_median([one.cycles for one in blocks], count),
         hertz=_median([one.mean_hertz for one in blocks], 1),
         weights=weights,
         flops=flops,
-        provenance=block.provenance,
+        provenance=blocks[0].provenance,
     )
 
 
 def _timed(
-    train: Callable[[Batches], object], batches: Batches, meter: Callable[[], AbstractContextManager[Spent]], count: int
-) -> Spent:
-    with meter() as spent:
-        train(Steps(batches, count))
-    return spent
+    train: Callable[[Batches], object],
+    batches: Batches,
+    meter: Callable[[], AbstractContextManager[Spent]],
+    count: int,
+    times: int,
+) -> list[Spent]:
+    blocks = []
+    for _ in range(times):
+        with meter() as spent:
+            train(Steps(batches, count))
+        blocks.append(spent)
+    return blocks
 
 
 def _ratio(pairs: list[tuple[float | None, float | None]]) -> float | None:

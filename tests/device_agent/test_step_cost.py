@@ -53,7 +53,7 @@ def test_the_first_steps_do_not_count():
     """35 seconds are five blocks of seven steps of one second, whatever the slow first one took."""
     board = Board()
     cost = measure(board.train, Pairs(), board.meter, seconds=35.0, weights=5, flops=11)
-    assert [len(labels) for labels in board.trained] == [WARM_STEPS, 1, *[7] * BLOCKS]
+    assert [len(labels) for labels in board.trained] == [WARM_STEPS, 1, 1, *[7] * BLOCKS]
     assert (cost.steps, cost.seconds, cost.joules, cost.cycles) == (35, 1.0, 2.0, 1e9)
     assert (cost.idle_w, cost.hertz, cost.weights, cost.flops) == (0.5, 1e9, 5, 11)
 
@@ -74,6 +74,18 @@ def test_a_block_in_which_the_board_was_busy_otherwise_does_not_count():
 
     cost = measure(train, Pairs(), board.meter, seconds=10.0, weights=1, flops=1)
     assert (cost.seconds, cost.joules, cost.cycles) == (1.0, 2.0, 1e9)
+
+
+@pytest.mark.parametrize("held_up", [2, 3])
+def test_a_board_that_is_held_up_while_blocks_are_sized_has_them_long_enough_all_the_same(held_up):
+    board = Board()
+
+    def train(batches):
+        board.train(batches)
+        if len(board.trained) == held_up:
+            board.now += 100
+
+    assert measure(train, Pairs(), board.meter, seconds=35.0, weights=1, flops=1).steps == 35
 
 
 def test_without_a_sensor_there_are_no_joules():
