@@ -3,7 +3,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 # Two processes, each test file in one of them: half of all seconds are waits for real processes and links.
-TEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+TEST := $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile
 # An environment that was copied or moved along with its checkout points to the old place: set-up makes it anew.
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
