@@ -71,7 +71,8 @@ def init(model: Model, seed: int) -> State:
         ConfigError: The model is no chain whose neurons can be told apart, or a layer cannot be trained in part.
     """
     state = begin(model, seed)
-    frozen(model.layers, state.tree, everything(chain(model.layers).hidden))
+    outline = {key: leaf.to("meta") for key, leaf in state.tree.items()}
+    frozen(model.layers, outline, everything(chain(model.layers).hidden))
     return state
 
 
