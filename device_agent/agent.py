@@ -10,23 +10,24 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent import states
-from device_agent.delivery import Delivery
-from device_agent.download import Download
-from device_agent.job import Job, Measuring, Trainer
+from device_agent.exchange import state_files as states
+from device_agent.exchange.download import Download
+from device_agent.exchange.outbox import Outbox
+from device_agent.exchange.reports import Reporter
+from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.upload import Delivery
 from device_agent.lifecycle import Event, Phase, follow
-from device_agent.outbox import Outbox
-from device_agent.reporting import Reporter
-from device_agent.splitting import Splitting
-from shared import chunks, wire
-from shared.background import background
-from shared.clock import Clock
+from device_agent.trainer.interface import Job, Measuring, Trainer
 from shared.data.spec import Data
-from shared.durable import explained
 from shared.errors import SessionLost, TaskFailed, TrainerDied, Unreachable, WireError
-from shared.measures import Cost
-from shared.messages import Ack, Task, Update
-from shared.topics import is_name, topic
+from shared.protocol import wire
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Ack, Task, Update
+from shared.protocol.topics import is_name, topic
+from shared.runtime.clock import Clock
+from shared.runtime.durable import explained
+from shared.runtime.tasks import background
+from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class Agent:
         return "failed"
 
     async def _train(self, task: Task) -> None:
-        chunks.check(task.params, limit=self.download.limit)
+        frames.check(task.params, limit=self.download.limit)
         self.outbox.reserve(task.params.size if task.train else 0)
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None

@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from shared.chunks import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.config import read
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.messages import BLOCK_BYTES
 from shared.own import require_entries
-from shared.topics import checked_name
+from shared.protocol.messages import BLOCK_BYTES
+from shared.protocol.topics import checked_name
+from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transport.base import Broker
 
 MAX_MEMORY_MB = 1 << 20

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edge_server import commands
-from edge_server.commands import EXIT_INTERRUPTED, EXIT_SHORT
-from edge_server.report import command as report_command
-from edge_server.study import command as study_command
-from edge_server.trace import command as trace_command
+from edge_server.cli import commands
+from edge_server.cli import report as report_command
+from edge_server.cli import study as study_command
+from edge_server.cli import trace as trace_command
+from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
 from shared import own
 from shared.errors import ConfigError, FieldFleetError
 

@@ -61,7 +61,7 @@ class NoData(FieldFleetError):
     """This board has no such sensor, or it does not answer; not a fault, the reading is simply absent.
 
     Attributes:
-        lack: `not_present`, `denied`, `busy` or `invalid`, see `shared.measures.Absent`.
+        lack: `not_present`, `denied`, `busy` or `invalid`, see `shared.protocol.measurements.Absent`.
     """
 
     def __init__(

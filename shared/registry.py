@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from shared.errors import ConfigError
-from shared.messages import Spec
+from shared.protocol.messages import Spec
 
 T = TypeVar("T")
 

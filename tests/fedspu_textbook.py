@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_server.store.base import AnyRecord, RoundOpened
-from edge_server.trial.plan import Plan, devices, share
-from shared.active import draw
+from edge_server.journal.records import AnyRecord, RoundOpened
+from edge_server.plan.plan import Plan, devices, share
 from shared.data.examples import Examples, split_holdout
 from shared.data.load import load
-from shared.messages import Assignment
+from shared.protocol.messages import Assignment
+from shared.subnetworks.neurons import draw
 
 
 def trained_on(plan: Plan) -> dict[str, Examples]:

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from device_agent.bench import TaskBatches
-from edge_server.trial.plan import Plan, devices, share
-from shared import tree
+from device_agent.trainer.workspace import TaskBatches
+from edge_server.plan.plan import Plan, devices, share
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import (
     Algorithm,
@@ -28,12 +27,13 @@ from shared.algorithms.base import (
 from shared.data.examples import split_holdout
 from shared.data.load import load
 from shared.errors import WireError
-from shared.messages import Assignment
 from shared.models.base import Model
-from shared.models.init import blank, initial, seeded
+from shared.models.build import blank, initial, seeded
+from shared.protocol.messages import Assignment
+from shared.protocol.steps import Missed
 from shared.registry import build
-from shared.steps import Missed
-from shared.tree import Mean, State, Tree
+from shared.tensors import tree
+from shared.tensors.tree import Mean, State, Tree
 
 CUT = 3
 """Layers of the MLP that stay on the device: all but the last."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.store.base import UpdateAccepted, closed_rounds
+from edge_server.journal.records import UpdateAccepted, closed_rounds
 from shared.codecs import CODECS
-from shared.messages import Spec
+from shared.protocol.messages import Spec
 from shared.registry import build
-from shared.tree import Tree
+from shared.tensors.tree import Tree
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import RoundOpened, UpdateAccepted, closed_rounds
-from shared.algorithms.ranked import CHAIN, MASK
+from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.replay.run import replay
+from shared.algorithms.subnetwork.ranked_pruning import CHAIN, MASK
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, SLOW, require_equal
 from tests.test_fedspu import make

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from device_agent import device_state
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.trial.plan import Plan
-from shared.active import chain, draw, numel
-from shared.models.init import blank
-from shared.tree import Tree
+from device_agent.trainer import device_state
+from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.plan.plan import Plan
+from edge_server.replay.run import replay
+from shared.models.build import blank
+from shared.subnetworks.neurons import chain, draw, numel
+from shared.tensors.tree import Tree
 from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from device_agent import device_state
-from edge_server import broker
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import RunOpened, UpdateAccepted
-from edge_server.trial.plan import Plan, load
+from device_agent.trainer import device_state
+from edge_server.fleet import broker
+from edge_server.journal.records import RunOpened, UpdateAccepted
+from edge_server.plan.plan import Plan, load
+from edge_server.replay.run import replay
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROUNDS, TINY, Field, until, waiting
 

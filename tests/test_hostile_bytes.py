@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.store.base import AnyRecord
-from shared import payload, wire
+from edge_server.journal.records import AnyRecord
 from shared.errors import WireError
+from shared.protocol import payload, wire
 from tests.fuzz.readers import READERS
 
 

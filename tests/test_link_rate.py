@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server import broker
+from edge_server.fleet import broker
 from tests.benchmarks import netns
 
 pytestmark = [
@@ -27,7 +27,7 @@ BOARD = """
 import asyncio, sys
 from random import Random
 import msgspec
-from device_agent.link_meter import LinkMeter
+from device_agent.measurement.link_meter import LinkMeter
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from device_agent import device_state
-from device_agent.bench import Bench
-from edge_server.costs import by_round
-from edge_server.replay.__main__ import main, replay
-from edge_server.store.base import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
+from device_agent.trainer import device_state
+from device_agent.trainer.workspace import Bench
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.plan.plan import Plan, devices, load, share
+from edge_server.replay.run import main, replay
 from edge_server.trace.transfer import export
-from edge_server.trial.plan import Plan, devices, load, share
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.errors import ConfigError
-from shared.models.init import initial
-from shared.presence import Session
+from shared.models.build import initial
+from shared.protocol.topics import ALL_BELOW, ROOT
 from shared.registry import build
-from shared.topics import ALL_BELOW, ROOT
-from shared.tree import Mean, State, Tree
+from shared.tensors.tree import Mean, State, Tree
+from shared.transport.presence import Session
 from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
 

@@ -8,11 +8,11 @@ import itertools
 import pytest
 from torch import Tensor
 
-from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, UpdateAccepted, closed_rounds
-from shared import wire
-from shared.messages import Update
-from shared.presence import Session
-from shared.topics import topic
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, UpdateAccepted, closed_rounds
+from shared.protocol import wire
+from shared.protocol.messages import Update
+from shared.protocol.topics import topic
+from shared.transport.presence import Session
 from tests.edge_server.fleets import RUN, Site, until
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook

@@ -8,7 +8,7 @@ import itertools
 import pytest
 from torch import Tensor
 
-from edge_server.store.base import AnyRecord, Rewound, UpdateAccepted, closed_rounds, valid
+from edge_server.journal.records import AnyRecord, Rewound, UpdateAccepted, closed_rounds, valid
 from tests.edge_server.fleets import RUN, Site, Stopping, until
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
 from tests.splits import alone

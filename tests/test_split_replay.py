@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_server.costs import by_round
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import closed_rounds
-from edge_server.trial.plan import Plan
-from shared.flops import step_flops
-from shared.messages import Spec
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import closed_rounds
+from edge_server.plan.plan import Plan
+from edge_server.replay.run import replay
+from shared.models.flops import step_flops
+from shared.protocol.messages import Spec
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
 from tests.splits import alone
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_server import broker
-from edge_server.store.base import RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.trial.plan import Plan, load
+from edge_server.fleet import broker
+from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.plan.plan import Plan, load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import TINY, Field, until, waiting
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server import broker
 from edge_server.__main__ import main
-from edge_server.costs import by_round
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import UpdateAccepted, closed_rounds
-from edge_server.store.kept import FILE, latest
-from edge_server.store.sqlite import JOURNAL, read
-from edge_server.trial.plan import load
+from edge_server.fleet import broker
+from edge_server.journal.costs import by_round
+from edge_server.journal.kept import FILE, latest
+from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.plan.plan import load
+from edge_server.replay.run import replay
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, ROUNDS, TINY, Field, final, folder_of, started, until, waiting
 from tests.edge_server.textbook import require_equal, textbook

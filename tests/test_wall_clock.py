@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_server import broker
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import Evaluated, RoundClosed, UpdateAccepted, closed_rounds
-from edge_server.store.sqlite import read
-from edge_server.trial.plan import load
+from edge_server.fleet import broker
+from edge_server.journal.records import Evaluated, RoundClosed, UpdateAccepted, closed_rounds
+from edge_server.journal.sqlite import read
+from edge_server.plan.plan import load
+from edge_server.replay.run import replay
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, final, folder_of, started
 from tests.edge_server.textbook import require_equal
@@ -114,7 +114,7 @@ def test_a_live_trial_under_jumping_clocks_is_as_any_other(clocks, tmp_path):
         missed = alone()
     took_s = time.monotonic() - began
     modules = {module(path) for path in clocks.glob("jumped-*")}
-    assert modules >= {"edge_server", "device_agent", "device_agent.trainer_main"}
+    assert modules >= {"edge_server", "device_agent", "device_agent.trainer.main"}
     folder = folder_of(tmp_path / "runs")
     records = read(folder)
     rounds = closed_rounds(records)

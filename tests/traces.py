@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from random import Random
 
-from device_agent.energy import Energy, Sample, energy
+from device_agent.measurement.energy import Energy, Sample, energy
 
 FILES = ("rpi3b_ina219_benchmarks.csv.gz", "rpi3b_ina219_usecases.csv.gz")
 COLUMNS = ("run", "suite", "workload", "t_s", "power_mw")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.calibration import FILE, Calibration
-from device_agent.calibration_run import Bench, calibrate, sources
 from device_agent.config import MeterConfig, load
+from device_agent.measurement.calibrate import Bench, calibrate, sources
+from device_agent.measurement.calibration_file import FILE, Calibration
 from device_agent.profile.load import for_board
-from shared import log
-from shared.clock import monotonic
 from shared.errors import ConfigError
-from shared.lock import held
+from shared.runtime import logs
+from shared.runtime.clock import monotonic
+from shared.runtime.folder_lock import held
 
 USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0
 IDLE_S, PHASE_S = 60.0, 20.0
@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Calibrate; the agent must not run meanwhile."""
     config = load(options.config)
-    log.configure(config.log_level)
+    logs.configure(config.log_level)
     if not 0 < options.minutes <= MAX_MINUTES:
         raise ConfigError(f"--minutes must be above 0, up to {MAX_MINUTES:g}")
     meter = meter_of(options.meter) if options.meter else config.board.meter

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent import examine, recording
 from device_agent.config import AgentConfig, BoardConfig, load
-from device_agent.display import columns
-from device_agent.doctor import Check, of_data
+from device_agent.diagnosis import examine, record_board
+from device_agent.diagnosis.board_text import columns
+from device_agent.diagnosis.checks import Check, of_data
+from device_agent.hardware.tools import LIVE
 from device_agent.profile.load import NOBODY, for_board
 from device_agent.profile.schema import Profile
-from device_agent.tools import LIVE
 from shared.errors import ConfigError
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
@@ -27,7 +27,9 @@ PLAIN = "\x1b[0m"
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file: its broker, folder, board")
-    parser.add_argument("--root", type=recording.tree, metavar="DIR", help="a recorded board instead of this machine")
+    parser.add_argument(
+        "--root", type=record_board.tree, metavar="DIR", help="a recorded board instead of this machine"
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
 
 

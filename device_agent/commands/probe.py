@@ -12,20 +12,21 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from device_agent import display, recording, tools
-from device_agent.board import TOTAL, Board, measuring, open_board
 from device_agent.config import BoardConfig, load
-from device_agent.job import Measuring
-from device_agent.link_probe import probe_link
+from device_agent.diagnosis import board_text, record_board
+from device_agent.diagnosis.rates import rates
+from device_agent.hardware import tools
+from device_agent.measurement.board import TOTAL, Board, measuring, open_board
+from device_agent.measurement.link_test import probe_link
+from device_agent.measurement.sensing import sense
 from device_agent.probes import PROBES
 from device_agent.probes.base import Found, absent
 from device_agent.profile.load import for_board
 from device_agent.profile.schema import Profile
-from device_agent.rates import rates
-from device_agent.sensing import sense
-from shared.clock import monotonic
+from device_agent.trainer.interface import Measuring
 from shared.errors import ConfigError, NoData
-from shared.measures import Absent, Reading
+from shared.protocol.measurements import Absent, Reading
+from shared.runtime.clock import monotonic
 
 MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
 SECOND_LOOK_S = 1.0
@@ -45,7 +46,9 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file, for its [board] table")
-    parser.add_argument("--root", type=recording.tree, metavar="DIR", help="a recorded board instead of this machine")
+    parser.add_argument(
+        "--root", type=record_board.tree, metavar="DIR", help="a recorded board instead of this machine"
+    )
     parser.add_argument("--profile", metavar="ID", help="this firmware profile instead of the one that fits")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
     parser.add_argument(
@@ -84,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         if options.link:
             link = asyncio.run(probe_link(load(options.config)))
             found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
-        _print(display.table(board.profile, found) if options.format == "table" else _json(board.profile, found))
+        _print(board_text.table(board.profile, found) if options.format == "table" else _json(board.profile, found))
     return 0
 
 
@@ -128,7 +131,7 @@ async def _watch(board: Board, period_s: float, *, in_place: bool) -> None:
         found = _look(board)
         shown = replace(found, readings=rates(before, found.readings) | found.readings)
         before = found.readings
-        _print(_screen(display.table(board.profile, shown)) if in_place else _json(board.profile, shown))
+        _print(_screen(board_text.table(board.profile, shown)) if in_place else _json(board.profile, shown))
         await asyncio.sleep(period_s)
 
 
@@ -140,16 +143,16 @@ def _screen(lines: Sequence[str]) -> list[str]:
 
 
 def _record(board: Board, folder: Path) -> None:
-    summary = recording.record(board.root, folder)
-    copy = folder / recording.ROOT
+    summary = record_board.record(board.root, folder)
+    copy = folder / record_board.ROOT
     profile = for_board(copy, board.measuring.board.profile)
-    recording.keep(folder, recording.expected(profile, sense(copy, profile, PROBES, monotonic)))
+    record_board.keep(folder, record_board.expected(profile, sense(copy, profile, PROBES, monotonic)))
     rows = [(name, f"did not answer: {lack}") for name, lack in sorted(summary.lacks.items())]
     rows += [(name, "left out: too large") for name in summary.left_out]
     _print(
         [
             f"{folder}: {summary.files} files, {summary.size_bytes / 1024:.0f} KiB; board {profile.id}",
-            *display.columns(rows),
+            *board_text.columns(rows),
             "Serial numbers, addresses, network and host names are removed; read it through before you give it away.",
         ]
     )

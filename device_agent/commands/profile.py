@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent import recording
-from device_agent.profile.apply import JOURNAL, restored, said
+from device_agent.diagnosis import record_board
+from device_agent.exchange.state_dir import writable
 from device_agent.profile.load import NOBODY, SUFFIX, all_profiles, facts, for_board, from_file, source
-from device_agent.profile.plan import Run, Settings, Target, plan
-from device_agent.profile.settings import settings
-from device_agent.state_dir import writable
+from device_agent.tuning.apply import JOURNAL, restored, said
+from device_agent.tuning.plan import Run, Settings, Target, plan
+from device_agent.tuning.settings import settings
 from shared.errors import ConfigError
-from shared.lock import held
+from shared.runtime.folder_lock import held
 
 HERTZ_PER_MHZ = 1e6
 MAX_S = 1e6
@@ -56,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _board(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", default="auto", metavar="NAME", help="an id, a TOML file, or auto (default)")
     help_ = "a recorded board instead of this one"
-    parser.add_argument("--root", type=recording.tree, default="/", metavar="DIR", help=help_)
+    parser.add_argument("--root", type=record_board.tree, default="/", metavar="DIR", help=help_)
 
 
 def run(options: argparse.Namespace) -> int:

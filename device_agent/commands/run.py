@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
-from device_agent.board import Board, measuring, open_board
-from device_agent.compose import compose
+from device_agent.build import compose
 from device_agent.config import AgentConfig, TargetConfig, load
-from device_agent.link_meter import LinkMeter
-from device_agent.profile.apply import JOURNAL, restored
-from device_agent.profile.plan import Target
-from device_agent.state_dir import writable
-from device_agent.trainer import TrainerProcess
-from shared import heap, log
+from device_agent.exchange.state_dir import writable
+from device_agent.measurement.board import Board, measuring, open_board
+from device_agent.measurement.link_meter import LinkMeter
+from device_agent.trainer.process import TrainerProcess
+from device_agent.tuning.apply import JOURNAL, restored
+from device_agent.tuning.plan import Target
 from shared.errors import ConfigError, Unwritable
-from shared.lock import held
-from shared.presence import Session
+from shared.runtime import logs, malloc
+from shared.runtime.folder_lock import held
 from shared.transport.mqtt import MqttTransport
+from shared.transport.presence import Session
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the agent until it is told to stop."""
     config = load(options.config)
-    log.configure(config.log_level)
-    heap.tune()
+    logs.configure(config.log_level)
+    malloc.tune()
     asyncio.run(serve(config))
     return 0
 

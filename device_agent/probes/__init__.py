@@ -8,7 +8,6 @@ from device_agent.probes import (
     disk,
     memory,
     network,
-    power,
     power_mode,
     runtime,
     thermal,
@@ -16,11 +15,12 @@ from device_agent.probes import (
     wifi,
 )
 from device_agent.probes.base import Probe
+from device_agent.probes.power import source
 
 PROBES: Mapping[str, Probe] = {
     "cpu": cpufreq.read,
     "cputime": cputime.read,
-    "power": power.read,
+    "power": source.read,
     "thermal": thermal.read,
     "throttle": throttle.read,
     "mode": power_mode.read,

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from device_agent import recorded
+from device_agent.hardware import recorded
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.measures import Absent, Lack, Reading
+from shared.protocol.measurements import Absent, Lack, Reading
 
 MAX_BYTES, PART_BYTES = 1 << 20, 1 << 12
 

@@ -16,7 +16,7 @@ from device_agent.probes import firmware
 from device_agent.probes.base import absent, number, text
 from device_agent.profile.schema import Cpu
 from shared.errors import NoData
-from shared.measures import Absent, Quality
+from shared.protocol.measurements import Absent, Quality
 
 CPUS = "sys/devices/system/cpu"
 POLICIES = f"{CPUS}/cpufreq"

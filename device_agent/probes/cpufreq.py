@@ -9,7 +9,7 @@ from device_agent.probes.base import Found, absent, text
 from device_agent.probes.clocks import CPUS, UNCERTAINTY, WORST_LAST, CpuClock, clocks, kilohertz, online, policies
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.measures import Absent, Quality, Reading
+from shared.protocol.measurements import Absent, Quality, Reading
 
 MAX_FILES = ("scaling_max_freq", "cpuinfo_max_freq")
 """What power mode and heat leave, which changes while the board runs; what the hardware is made for."""

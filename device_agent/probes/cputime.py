@@ -12,7 +12,7 @@ import msgspec
 from device_agent.probes.base import Found, text
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.measures import Reading
+from shared.protocol.measurements import Reading
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SOURCE = "proc/stat"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from device_agent.hardware.tools import LIVE
 from device_agent.probes.base import LACKS, Found, Probe
 from device_agent.profile.schema import Profile
-from device_agent.tools import LIVE
 from shared.errors import NoData
-from shared.measures import Reading
+from shared.protocol.measurements import Reading
 
 USUAL = ("var/lib", "")
 """Where services keep their state: /var may be a disk of its own while / is read-only."""

@@ -8,10 +8,10 @@ import re
 import struct
 from pathlib import Path
 
+from device_agent.hardware.tools import LIVE, output
 from device_agent.probes.base import LACKS
-from device_agent.tools import LIVE, output
 from shared.errors import NoData
-from shared.measures import Lack
+from shared.protocol.measurements import Lack
 
 DEVICES = ("dev/vcio_gencmd", "dev/vcio")
 """The first answers questions only and belongs to group `video`; older systems have but the second."""

@@ -12,7 +12,7 @@ import msgspec
 from device_agent.probes.base import Found, absent, number, text
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.measures import Absent, Reading
+from shared.protocol.measurements import Absent, Reading
 
 MEMINFO = "proc/meminfo"
 PRESSURE = "proc/pressure/memory"

@@ -7,7 +7,7 @@ from pathlib import Path
 from device_agent.probes.base import Found, absent, number, text
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.measures import Absent, Reading
+from shared.protocol.measurements import Absent, Reading
 
 SOURCE = "proc/net/dev"
 INTERFACES = "sys/class/net"

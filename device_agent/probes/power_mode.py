@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from device_agent.hardware.tools import output
 from device_agent.probes.base import Found, absent, text
 from device_agent.probes.clocks import policies
 from device_agent.profile.schema import PowerMode, Profile
-from device_agent.tools import output
 from shared.errors import NoData
-from shared.measures import Absent
+from shared.protocol.measurements import Absent
 
 
 def read(root: Path, profile: Profile, at: float) -> Found:

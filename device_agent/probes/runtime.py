@@ -16,10 +16,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from device_agent.hardware.library_smoke_test import EXIT_MEMORY, EXIT_MISSING
+from device_agent.hardware.tools import LIVE, python
 from device_agent.probes.base import Found, text
 from device_agent.profile.schema import Profile
-from device_agent.smoke import EXIT_MEMORY, EXIT_MISSING
-from device_agent.tools import LIVE, python
 from shared.errors import NoData
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -102,7 +102,7 @@ def lacking(root: Path, library: str, profile: Profile) -> str:
 
 def check(library: str, timeout_s: float = 180.0, *, board: str = "") -> Verdict:
     """Let a library take its first steps in a child process, and return how that ended."""
-    ended = python("device_agent.smoke", library, timeout_s=timeout_s)
+    ended = python("device_agent.hardware.library_smoke_test", library, timeout_s=timeout_s)
     state, finding = _judged(ended.code, ended.said, timeout_s)
     number = installed(library) or (ended.printed.split() or [""])[-1]
     return Verdict(library=library, state=state, version=number, board=board, finding=finding)

@@ -11,7 +11,7 @@ from device_agent.probes import firmware
 from device_agent.probes.base import Found, absent, number, text
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.measures import Absent, Reading
+from shared.protocol.measurements import Absent, Reading
 
 ZONES = "sys/class/thermal"
 HOTTEST = "thermal.hottest_celsius"

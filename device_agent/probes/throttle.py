@@ -13,7 +13,7 @@ from device_agent.probes import firmware
 from device_agent.probes.base import Found, absent, number, text
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.measures import Absent, Quality, Reading
+from shared.protocol.measurements import Absent, Quality, Reading
 
 ZONES, CPUFREQ = "sys/class/thermal", "sys/devices/system/cpu/cpufreq"
 COPIES = tuple(f"sys/devices/platform/{depth}*firmware*/get_throttled" for depth in ("", "*/", "*/*/"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from device_agent.hardware.tools import output
 from device_agent.probes.base import Found, absent, text
 from device_agent.profile.schema import Profile
-from device_agent.tools import output
 from shared.errors import NoData
-from shared.measures import Absent, Quality, Reading
+from shared.protocol.measurements import Absent, Quality, Reading
 
 NET = "sys/class/net"
 SIGNAL_DBM = (-120.0, 0.0)

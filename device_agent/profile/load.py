@@ -9,7 +9,7 @@ from pathlib import Path
 
 from device_agent.probes.base import text
 from device_agent.profile.check import problems
-from device_agent.profile.choose import Facts, choose
+from device_agent.profile.match import Facts, choose
 from device_agent.profile.schema import Profile
 from shared.config import parse, read
 from shared.errors import ConfigError, NoData

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.lock import held
+from shared.runtime.folder_lock import held
 
 MEMORY_PREFIX, PART_PREFIX = "fieldfleet", ".replay"
 """Of what a replay needs while it lasts, and of the record that it makes."""

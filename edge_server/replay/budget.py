@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from edge_server import cohort
-from edge_server.replay.behaviour import Behaviour, Flow, Work
-from edge_server.trial.plan import Plan
+from edge_server.plan.plan import Plan
+from edge_server.replay.devices.behaviour import Behaviour, Flow, Work
+from edge_server.rounds import cohort
 from shared.errors import ConfigError, Infeasible
 
 TURNS = 6

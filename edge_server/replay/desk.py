@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from device_agent.bench import Bench
-from device_agent.job import Job
-from device_agent.metering import GivenMeter
-from device_agent.training import perform, start_of
+from device_agent.measurement.task_meter import GivenMeter
+from device_agent.trainer.interface import Job
+from device_agent.trainer.task import perform, start_of
+from device_agent.trainer.workspace import Bench
 from edge_server.replay.pool import Ending, Order
-from edge_server.replay.stacked import stacked
+from edge_server.replay.stacked_training import stacked
 from edge_server.replay.together import correction_of, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
-from shared.data.shelf import Shelf
+from shared.data.cache import Shelf
 from shared.errors import FieldFleetError
-from shared.messages import Task
 from shared.own import FAULTS
+from shared.protocol.messages import Task
 from shared.registry import build
 
 log = logging.getLogger(__name__)

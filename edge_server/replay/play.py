@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.config import LinkConfig
-from edge_server.replay.behaviour import Behaviour
+from edge_server.fleet.hub import Server
+from edge_server.journal.records import Store
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.plan import Plan
+from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.jobs import Jobs
-from edge_server.replay.stage import SITE, Stage
+from edge_server.replay.site import SITE, Stage
 from edge_server.replay.trainer import Scale
-from edge_server.run import run_plan
-from edge_server.server import Server
-from edge_server.store.base import Store
-from edge_server.top import Top
-from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.plan import Plan
-from shared.background import background
-from shared.clock import VirtualLoop
+from edge_server.rounds.run import run_plan
+from edge_server.rounds.split.top_model import Top
+from shared.runtime.clock import VirtualLoop
+from shared.runtime.executor import P, R, Worker, inline
+from shared.runtime.tasks import background
+from shared.tensors.tree import State
 from shared.transport.memory import MemoryTransport
-from shared.tree import State
-from shared.worker import P, R, Worker, inline
 
 
 @dataclass(frozen=True)

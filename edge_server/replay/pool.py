@@ -19,8 +19,8 @@ from typing import Protocol, Self, TypeAlias
 import msgspec
 import torch
 
-from device_agent.job import Job
-from device_agent.metering import Spent
+from device_agent.measurement.task_meter import Spent
+from device_agent.trainer.interface import Job
 from shared.errors import FieldFleetError
 
 MESSAGE_BYTES = 1 << 18

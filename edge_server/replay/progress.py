@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from edge_server.store.base import AnyRecord, RoundClosed
-from shared.clock import Clock, monotonic
+from edge_server.journal.records import AnyRecord, RoundClosed
+from shared.runtime.clock import Clock, monotonic
 
 EVERY_S = 5.0
 

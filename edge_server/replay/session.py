@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from device_agent.bench import Bench
-from device_agent.job import Exchange, Job
-from device_agent.metering import Spent
-from device_agent.training import performing
-from edge_server.replay.behaviour import Effort
+from device_agent.measurement.task_meter import Spent
+from device_agent.trainer.interface import Exchange, Job
+from device_agent.trainer.task import performing
+from device_agent.trainer.workspace import Bench
 from edge_server.replay.desk import FAILURES
-from shared.clock import Clock
+from edge_server.replay.devices.behaviour import Effort
 from shared.errors import SessionLost, TaskFailed
-from shared.steps import Missed
+from shared.protocol.steps import Missed
+from shared.runtime.clock import Clock
 
 
 @dataclass

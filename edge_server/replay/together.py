@@ -18,16 +18,16 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from edge_server.replay.stacked import lay_in, stacked, stacks_of
-from edge_server.trial.plan import Plan
+from edge_server.plan.plan import Plan
+from edge_server.replay.stacked_training import lay_in, stacked, stacks_of
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Batch, Batches, Result
 from shared.algorithms.fedavg import Correction, local_sgd
-from shared.evaluate import skeleton
-from shared.messages import Hyper
+from shared.models.evaluate import skeleton
+from shared.protocol.messages import Hyper
 from shared.registry import build
-from shared.sgd import descend
-from shared.tree import Tree
+from shared.tensors.sgd import descend
+from shared.tensors.tree import Tree
 
 ROOM_BYTES = 16 << 20
 FEWEST, MOST = 8, 32

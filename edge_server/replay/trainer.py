@@ -10,28 +10,29 @@ import msgspec
 import torch
 from torch import nn
 
-from device_agent.bench import Bench
-from device_agent.job import Exchange, Job
-from device_agent.metering import Spent
-from edge_server.replay.behaviour import Behaviour, Effort, Work, batches
+from device_agent.measurement.task_meter import Spent
+from device_agent.trainer.interface import Exchange, Job
+from device_agent.trainer.workspace import Bench
+from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.pool import Order
 from edge_server.replay.session import Pass, play
-from shared import payload, spool
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import steps_of
 from shared.algorithms.early_stopping import DEVICE
-from shared.clock import Clock
+from shared.data.cache import Shelf
 from shared.data.examples import held_out, trained_on
-from shared.data.shelf import Shelf
 from shared.data.spec import Data
 from shared.errors import TaskFailed
-from shared.evaluate import skeleton
-from shared.flops import step_flops
-from shared.measures import Cost
-from shared.messages import Spec
-from shared.models.init import blank
+from shared.models.build import blank
+from shared.models.evaluate import skeleton
+from shared.models.flops import step_flops
+from shared.protocol import payload
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Spec
 from shared.registry import build
+from shared.runtime.clock import Clock
+from shared.transfer import to_file
 
 AT_ONCE_S = 1e-9
 """Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""
@@ -74,7 +75,7 @@ class Scale:
             ConfigError: As `of`.
         """
         task, total = job.task, self.shelf.count(job.data)
-        names = payload.unpack(spool.view(Path(job.params))).blobs.keys()
+        names = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
         network = self._network(task.model)
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypedDict
 
-from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, RunOpened, closed_rounds, valid
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunOpened, closed_rounds, valid
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.registry import build

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from shared.measures import Cost, Quality
+from shared.protocol.measurements import Cost, Quality
 
 WORSE: tuple[Quality, ...] = ("measured", "corrected", "modelled")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_server.report.axes import Axis
-from edge_server.report.curves import BOTTOM, LEFT, MANY, RIGHT, TOP, drawing, figure, frame, thinned
+from edge_server.report.charts import BOTTOM, LEFT, MANY, RIGHT, TOP, drawing, figure, frame, thinned
 from edge_server.report.digest import ARRIVALS, Arrival, RoundDigest, TaskDigest
-from edge_server.report.markup import Markup, element, joined, number
+from edge_server.report.html import Markup, element, joined, number
 
 CELL, GAP = 11, 1
 LABELS, LETTER = 24, 5.8

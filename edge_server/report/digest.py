@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from edge_server.plan.plan import Plan
 from edge_server.report.amounts import NONE, Amount
-from edge_server.trial.plan import Plan
 
 Arrival: TypeAlias = Literal["arrived", "late", "failed"]
 Told: TypeAlias = float | str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from edge_server.report.markup import Markup, element
+from edge_server.report.html import Markup, element
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What a browser may load for the page: nothing."""

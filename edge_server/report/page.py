@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from edge_server.report import words
-from edge_server.report.compare import targets as usual_targets
-from edge_server.report.curves import key
-from edge_server.report.decisions import decisions
+from edge_server.report import formatting
+from edge_server.report.charts import key
 from edge_server.report.digest import Digest
 from edge_server.report.document import document
-from edge_server.report.markup import Markup, element, joined
-from edge_server.report.progress import progress
-from edge_server.report.spent import spent
+from edge_server.report.html import Markup, element, joined
+from edge_server.report.section_decisions import decisions
+from edge_server.report.section_progress import progress
+from edge_server.report.section_spent import spent
 from edge_server.report.tables import clock, facts, names, summary, to_targets
+from edge_server.report.targets import targets as usual_targets
 
 
 def page(runs: Sequence[Digest], targets: Sequence[float] = ()) -> str:
@@ -44,7 +44,7 @@ def _runs(runs: Sequence[Digest]) -> Markup:
 
 def _kind(run: Digest) -> str:
     place = f"live, wall seconds, {run.started}" if run.live else "replay, virtual seconds"
-    return f"{words.spec(run.plan.algorithm)} · {words.spec(run.plan.model)} · seed {run.plan.seed} · {place}"
+    return f"{formatting.spec(run.plan.algorithm)} · {formatting.spec(run.plan.model)} · seed {run.plan.seed} · {place}"
 
 
 def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
@@ -80,4 +80,6 @@ def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:
 
 
 def _foot() -> Markup:
-    return element("footer", element("p", words.LEGEND), element("p", f"Made by fieldfleet {version('fieldfleet')}."))
+    return element(
+        "footer", element("p", formatting.LEGEND), element("p", f"Made by fieldfleet {version('fieldfleet')}.")
+    )

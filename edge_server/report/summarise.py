@@ -10,7 +10,18 @@ from typing import TypedDict
 
 import msgspec
 
-from edge_server.costs import by_round
+from edge_server.journal.costs import by_round
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.records import (
+    AnyRecord,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    UpdateAccepted,
+    valid,
+)
 from edge_server.report import accuracies
 from edge_server.report.amounts import NONE, Amount, figure, known, rest, total, worst
 from edge_server.report.digest import (
@@ -24,20 +35,9 @@ from edge_server.report.digest import (
     TaskDigest,
     Told,
 )
-from edge_server.store.base import (
-    AnyRecord,
-    Rewound,
-    RoundClosed,
-    RoundOpened,
-    RunClosed,
-    RunOpened,
-    UpdateAccepted,
-    valid,
-)
-from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
 from shared.errors import ConfigError
-from shared.measures import Cost
-from shared.messages import Assignment, Update, Value
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Assignment, Update, Value
 
 
 class _Counts(TypedDict):

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from edge_server.report import compare, words
+from edge_server.report import formatting
+from edge_server.report import targets as compare
 from edge_server.report.amounts import Amount
-from edge_server.report.curves import key
+from edge_server.report.charts import key
 from edge_server.report.digest import ARRIVALS, Digest, Moved
-from edge_server.report.markup import NOTHING, Markup, element, joined
+from edge_server.report.html import NOTHING, Markup, element, joined
 
 MOST_DEVICES = 20
 """Devices of a plan that are shown of it."""
@@ -72,10 +73,10 @@ def summary(runs: Sequence[Digest]) -> Markup:
 def _spent(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
     """Return what is said of what runs took: its name in `Spending`, its kind, its heading."""
     found = [("seconds", "seconds", seconds_of(runs)), ("joules", "joules", "joules")]
-    found += [(name, "bytes", words.moved(name, split=_any_split(runs))) for name in Moved.__struct_fields__[:2]]
+    found += [(name, "bytes", formatting.moved(name, split=_any_split(runs))) for name in Moved.__struct_fields__[:2]]
     if not _any_split(runs):
         return found
-    exchanged = [(name, "bytes", words.moved(name, split=True)) for name in Moved.__struct_fields__[2:]]
+    exchanged = [(name, "bytes", formatting.moved(name, split=True)) for name in Moved.__struct_fields__[2:]]
     return [*found, *exchanged, ("bytes", "bytes", "bytes in all")]
 
 
@@ -104,30 +105,32 @@ def to_targets(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
         for index, name in enumerate(names(runs)):
             number = str(found[index].round or NOTHING)
             why = "" if found[index].round else _short(runs[index])
-            rows.append([words.share(target), with_change(name, why), number, *(column[index] for column in columns)])
+            rows.append(
+                [formatting.share(target), with_change(name, why), number, *(column[index] for column in columns)]
+            )
     return table(["accuracy", "run", "round", seconds_of(runs), "joules", "bytes"], rows, class_="targets")
 
 
 def _short(run: Digest) -> str:
     top = compare.best(run)
-    return "never evaluated" if top is None else f"not reached; best {words.share(top)}"
+    return "never evaluated" if top is None else f"not reached; best {formatting.share(top)}"
 
 
 def _shares(values: Sequence[float | None]) -> list[Markup]:
-    changes = [words.change_of_share(one, values[0]) for one in values]
-    return _cells([words.share(one) for one in values], changes)
+    changes = [formatting.change_of_share(one, values[0]) for one in values]
+    return _cells([formatting.share(one) for one in values], changes)
 
 
 def _losses(values: Sequence[float | None]) -> list[Markup]:
-    return _cells([words.plain(one) for one in values], [words.change(one, values[0]) for one in values])
+    return _cells([formatting.plain(one) for one in values], [formatting.change(one, values[0]) for one in values])
 
 
 def _amounts(runs: Sequence[Digest], amounts: Sequence[Amount], kind: str) -> list[Markup]:
     """Return amounts and their changes: none between a bound and a figure, none between two kinds of clock."""
-    base, texts = amounts[0], [words.amount(one, kind) for one in amounts]
+    base, texts = amounts[0], [formatting.amount(one, kind) for one in amounts]
     if kind == "seconds" and len({run.live for run in runs}) > 1:
         return [with_change(text, clock(run)) for text, run in zip(texts, runs, strict=True)]
-    changes = [words.change(one.value, base.value) if one.whole and base.whole else "" for one in amounts]
+    changes = [formatting.change(one.value, base.value) if one.whole and base.whole else "" for one in amounts]
     return _cells(texts, changes)
 
 
@@ -141,15 +144,15 @@ FACTS: Sequence[tuple[str, Callable[[Digest], str]]] = (
     ("trial", lambda run: run.plan.name),
     ("kind", lambda run: f"live, {clock(run)} seconds" if run.live else f"replay, {clock(run)} seconds"),
     ("started", lambda run: run.started or NOTHING),
-    ("algorithm", lambda run: words.spec(run.plan.algorithm)),
-    ("model", lambda run: words.spec(run.plan.model)),
-    ("codec", lambda run: words.spec(run.plan.codec)),
-    ("training", lambda run: words.section(run.plan.hyper)),
+    ("algorithm", lambda run: formatting.spec(run.plan.algorithm)),
+    ("model", lambda run: formatting.spec(run.plan.model)),
+    ("codec", lambda run: formatting.spec(run.plan.codec)),
+    ("training", lambda run: formatting.section(run.plan.hyper)),
     ("data", lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip()),
-    ("partition", lambda run: words.section(run.plan.partition)),
-    ("cohort", lambda run: words.section(run.plan.cohort)),
-    ("a round ends", lambda run: words.section(run.plan.round)),
-    ("budget", lambda run: words.section(run.plan.budget) or "none"),
+    ("partition", lambda run: formatting.section(run.plan.partition)),
+    ("cohort", lambda run: formatting.section(run.plan.cohort)),
+    ("a round ends", lambda run: formatting.section(run.plan.round)),
+    ("budget", lambda run: formatting.section(run.plan.budget) or "none"),
     ("seed", lambda run: str(run.plan.seed)),
     ("versions", lambda run: ", ".join(f"{name} {one}" for name, one in sorted(run.versions.items())) or NOTHING),
     ("agents", lambda run: _all(one.version for one in run.devices)),
@@ -160,7 +163,7 @@ FACTS: Sequence[tuple[str, Callable[[Digest], str]]] = (
         "times that devices went away",
         lambda run: str(sum(one.went_away for one in run.devices)) if run.servers else NOTHING,
     ),
-    ("joules of measuring before round 1", lambda run: words.amount(run.measuring, "joules")),
+    ("joules of measuring before round 1", lambda run: formatting.amount(run.measuring, "joules")),
     ("went back after a lost checkpoint", lambda run: f"{run.went_back} times"),
     ("not taken by the server", lambda run: _counts(run) or "nothing"),
     ("notes", lambda run: "; ".join(run.notes) or "none"),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.replay.__main__ import replay
+from edge_server.journal.versions import versions
+from edge_server.replay.run import replay
 from edge_server.report.summarise import digest
 from edge_server.study.result import RESULT, Order, Result, hash_of
-from edge_server.versions import versions
-from shared.clock import Clock, monotonic
 from shared.errors import ConfigError
+from shared.runtime.clock import Clock, monotonic
 
 
 def perform(order: Order, clock: Clock = monotonic) -> Path:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import xxhash
 
+from edge_server.plan.plan import Plan, check, devices, placed
 from edge_server.study.lines import line_of
 from edge_server.study.spec import SEED, Study, Variant, canonical
-from edge_server.trial.plan import Plan, check, devices, placed
 from shared.config import parse
 from shared.errors import ConfigError
 
@@ -51,7 +51,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         settings: Its values of the grid, by key, without the seeds.
         seeds: Its values of those keys that are averaged over.
         plan: What it runs.
-        devices: How many, as `edge_server.trial.plan.devices` takes it.
+        devices: How many, as `edge_server.plan.plan.devices` takes it.
     """
 
     name: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edge_server.journal.sqlite import read
 from edge_server.report.page import page
 from edge_server.report.summarise import digest
-from edge_server.store.sqlite import read
 from edge_server.study.summary import Summary
 
 MOST_RUNS = 8

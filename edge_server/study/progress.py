@@ -6,7 +6,7 @@ from rich.console import Console
 
 from edge_server.study.result import Began, Ended
 from edge_server.trial.progress import bar
-from shared.clock import Clock, monotonic
+from shared.runtime.clock import Clock, monotonic
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
+from edge_server.plan.plan import Plan
 from edge_server.report.digest import Digest
 from edge_server.study.grid import Cell
-from edge_server.trial.plan import Plan
 
 RESULT, JOURNAL = "cell.json", "journal.jsonl"
 
@@ -21,7 +21,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cell: Its name, that of its run and of its folder.
         plan: What it runs.
-        devices: How many, as `edge_server.trial.plan.devices` takes it.
+        devices: How many, as `edge_server.plan.plan.devices` takes it.
         place: Where its folder is made.
     """
 

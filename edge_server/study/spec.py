@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from edge_server.trial.section import Section
+from edge_server.plan.sections import Section
 from shared.config import read
 from shared.errors import ConfigError
-from shared.topics import checked_name
+from shared.protocol.topics import checked_name
 
 SEED = "seed"
 

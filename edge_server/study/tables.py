@@ -10,8 +10,8 @@ import msgspec
 from rich.table import Table
 
 from edge_server.report.amounts import Amount
-from edge_server.report.markup import NOTHING
-from edge_server.report.words import LEGEND, amount, digits, unit_of
+from edge_server.report.formatting import LEGEND, amount, digits, unit_of
+from edge_server.report.html import NOTHING
 from edge_server.study.summary import Group, Outlay, Row, Spread, Summary
 
 KINDS: Mapping[str, str] = {

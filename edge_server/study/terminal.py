@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from edge_server.study.conduct import Runner, conduct, results_in
+from edge_server.journal.runs import made
 from edge_server.study.grid import Cell, cells
 from edge_server.study.pool import Tell, run_here
 from edge_server.study.progress import Display
 from edge_server.study.result import Order
+from edge_server.study.run import Runner, conduct, results_in
 from edge_server.study.spec import load
 from edge_server.study.summary import Summary
 from edge_server.study.tables import tables
-from edge_server.trial.runs import made
 from shared.errors import ConfigError
 
 EXIT_SHORT = 1
@@ -71,7 +71,7 @@ def _runner(options: argparse.Namespace) -> Runner:
         asyncio.run(_ended_by_signals(run_here(orders, options.jobs or len(os.sched_getaffinity(0)), place, tell)))
 
     def away(orders: Sequence[Order], _: Path, tell: Tell) -> None:
-        from edge_server.study.cluster import run_on_ray  # noqa: PLC0415 - Ray and the replay, only where asked for
+        from edge_server.study.ray_cluster import run_on_ray  # noqa: PLC0415 - Ray and the replay, only where asked for
 
         asyncio.run(_ended_by_signals(run_on_ray(options.ray, orders, options.jobs, tell)))
 

@@ -20,8 +20,9 @@ import msgspec
 from edge_server.study.cell import perform
 from edge_server.study.pool import sweep
 from edge_server.study.result import Order
-from shared import log, own
+from shared import own
 from shared.errors import FieldFleetError
+from shared.runtime import logs
 
 OOM_SCORE = "500"
 """Where memory runs out, the kernel takes a cell, which can be run again, rather than the study."""
@@ -37,7 +38,7 @@ def main() -> None:
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints shall not be taken for an answer
     faulthandler.enable()
-    log.configure("warning")
+    logs.configure("warning")
     own.allow(os.environ.get(own.VARIABLE, "").split())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from edge_server.plan.devices import expanded
 from edge_server.trace.header import Trial
-from edge_server.trace.rows import Decision, Row, Step, Task
+from edge_server.trace.schema import Decision, Row, Step, Task
 from edge_server.trace.trace import Trace
-from edge_server.trial.devices_plan import expanded
 from shared.algorithms.base import mix
 from shared.algorithms.early_stopping import DEVICE
 from shared.errors import ConfigError

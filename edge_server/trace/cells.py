@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edge_server.trace.rows import PROVENANCE, TABLES, TOLD, Row, columns, unit_of
+from edge_server.trace.schema import PROVENANCE, TABLES, TOLD, Row, columns, unit_of
 from shared.errors import ConfigError
-from shared.measures import Provenance
+from shared.protocol.measurements import Provenance
 
 T = TypeVar("T")
 

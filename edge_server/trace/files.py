@@ -15,10 +15,10 @@ import msgspec
 from edge_server.trace import header as headers
 from edge_server.trace.cells import cells, row
 from edge_server.trace.header import Table, Trial
-from edge_server.trace.rows import TABLES, Row, columns, unit_of
+from edge_server.trace.schema import TABLES, Row, columns, unit_of
 from edge_server.trace.trace import Trace, checked
-from shared.durable import explained
 from shared.errors import ConfigError
+from shared.runtime.durable import explained
 
 MAX_FILE_BYTES = 1 << 30
 MAX_ROWS = 1_000_000

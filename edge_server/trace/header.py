@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from edge_server.trace.rows import TABLES, columns, unit_of
-from edge_server.trial.plan import Plan, check
+from edge_server.plan.plan import Plan, check
+from edge_server.trace.schema import TABLES, columns, unit_of
 from shared.errors import ConfigError
 
 FORMAT, VERSION = "fieldfleet-trace", 1

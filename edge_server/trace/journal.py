@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edge_server.run_time import timed
-from edge_server.store.base import (
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
@@ -19,10 +19,10 @@ from edge_server.store.base import (
     UpdateAccepted,
     valid,
 )
-from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.run_clock import timed
 from edge_server.trace.header import Back, End, Process
 from shared.errors import ConfigError
-from shared.measures import Cost
+from shared.protocol.measurements import Cost
 
 DIGITS = 6
 """Moments are told to the microsecond: a clock's zero is arbitrary, and so are the digits behind."""

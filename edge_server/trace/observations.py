@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from edge_server.store.observed import Joined, Left, Sensed
-from edge_server.trace.rows import Fact, Presence, Sample, unit_of
-from shared.measures import Provenance
+from edge_server.journal.observed import Joined, Left, Sensed
+from edge_server.trace.schema import Fact, Presence, Sample, unit_of
+from shared.protocol.measurements import Provenance
 
 BOARD = "board"
 """The name under which the id of a board's profile stands among the facts."""

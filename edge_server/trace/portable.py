@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.plan import Plan
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.plan import Plan
 
 
 def portable(plan: Plan, data_root: Path) -> Plan:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from edge_server.trace.header import Trial
-from edge_server.trace.rows import Decision, Fact, Presence, Round, Row, Sample, Step, Task, unit_of
+from edge_server.trace.schema import Decision, Fact, Presence, Round, Row, Sample, Step, Task, unit_of
 from shared.errors import ConfigError
 
 R = TypeVar("R", bound=Row)

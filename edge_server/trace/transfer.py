@@ -7,16 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.store.sqlite import SqliteStore
+from edge_server.journal.runs import exists, find, made
+from edge_server.journal.sqlite import SqliteStore
 from edge_server.trace import files
 from edge_server.trace.anonymous import anonymised
-from edge_server.trace.derive import trace_of
+from edge_server.trace.export import trace_of
+from edge_server.trace.import_run import records_of
 from edge_server.trace.portable import portable
-from edge_server.trace.restore import records_of
 from edge_server.trace.trace import Trace
-from edge_server.trial.runs import exists, find, made
 from shared.errors import ConfigError
-from shared.topics import checked_name
+from shared.protocol.topics import checked_name
 
 
 def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous: bool = False) -> Trace:
@@ -35,7 +35,7 @@ def of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
     """Return a run's trace, in which the path of the data is relative to the folder of data sets.
 
     Raises:
-        ConfigError: As `edge_server.trial.runs.find`.
+        ConfigError: As `edge_server.journal.runs.find`.
     """
     found = trace_of(find(data_dir, run).records)
     return Trace(msgspec.structs.replace(found.header, plan=portable(found.header.plan, data_root)), found.tables)

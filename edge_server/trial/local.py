@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from edge_server.broker import PrivateBroker, end, running
-from edge_server.store.base import AnyRecord, RunClosed
-from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.plan import Plan, devices, share
+from edge_server.fleet.broker import PrivateBroker, end, running
+from edge_server.journal.records import AnyRecord, RunClosed
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.plan import Plan, devices, share
 from edge_server.trial.progress import follow
 from shared import own
 from shared.errors import TaskFailed

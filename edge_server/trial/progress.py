@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, RoundOpened, RunClosed, UpdateAccepted
-from edge_server.store.sqlite import JOURNAL, read
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, RunClosed, UpdateAccepted
+from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.trial.tables import figure
 
 POLL_S = 0.1

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from rich.table import Table
 
-from edge_server.costs import by_round
-from edge_server.devices.tables import MARKS
-from edge_server.store.base import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
-from edge_server.trial.runs import Summary
-from shared.measures import Cost
+from edge_server.fleet.tables import MARKS
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
+from edge_server.journal.runs import Summary
+from shared.protocol.measurements import Cost
 
 MAX_DEVICE_COLUMNS = 6
 MOST_NAMED = 20

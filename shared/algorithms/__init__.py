@@ -4,19 +4,19 @@ from collections.abc import Callable, Mapping
 
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.fedmp import fedmp
 from shared.algorithms.fedprox import fedprox
 from shared.algorithms.fedselect import fedselect
-from shared.algorithms.fedsl import VARIANTS, fedsl
-from shared.algorithms.fedspu import fedspu
-from shared.algorithms.fjord import fjord
-from shared.algorithms.fjord_fixed import fjord_fixed
-from shared.algorithms.hermes import hermes
 from shared.algorithms.local_only import local_only
-from shared.algorithms.pruned_personalization import VARIANTS as PERSONALIZED
-from shared.algorithms.pruned_personalization import pruned_personalization
-from shared.algorithms.prunefl import prunefl
-from shared.algorithms.random_dropout import random_dropout
+from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
+from shared.algorithms.personal.pruned_personalization import pruned_personalization
+from shared.algorithms.split.fedsl import VARIANTS, fedsl
+from shared.algorithms.subnetwork.fedmp import fedmp
+from shared.algorithms.subnetwork.fedspu import fedspu
+from shared.algorithms.subnetwork.fjord import fjord
+from shared.algorithms.subnetwork.fjord_fixed import fjord_fixed
+from shared.algorithms.subnetwork.hermes import hermes
+from shared.algorithms.subnetwork.prunefl import prunefl
+from shared.algorithms.subnetwork.random_dropout import random_dropout
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,

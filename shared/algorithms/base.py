@@ -13,10 +13,10 @@ from typing import Protocol, TypeAlias
 import xxhash
 from torch import Tensor
 
-from shared.messages import Assignment, Hyper, Value
 from shared.models.base import Model
-from shared.steps import Missed
-from shared.tree import Mean, State, Tree
+from shared.protocol.messages import Assignment, Hyper, Value
+from shared.protocol.steps import Missed
+from shared.tensors.tree import Mean, State, Tree
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs of shape (B, ...) and integer labels of shape (B,)."""

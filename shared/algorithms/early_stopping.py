@@ -20,8 +20,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batch, Result
-from shared.messages import Assignment, Scalar
-from shared.tree import Mean, State, Tree
+from shared.protocol.messages import Assignment, Scalar
+from shared.tensors.tree import Mean, State, Tree
 
 STOPPED, LOSS = "stopped", "stopping_loss"
 """What a device says it did, and what it remembers: the loss L of its last participation."""

@@ -15,12 +15,12 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared import tree
 from shared.algorithms.base import Algorithm, Batch, Batches, Outcome, Result, assign_alike
-from shared.messages import Assignment, Hyper
 from shared.models.base import Model
-from shared.sgd import descend
-from shared.tree import Mean, State, Tree
+from shared.protocol.messages import Assignment, Hyper
+from shared.tensors import tree
+from shared.tensors.sgd import descend
+from shared.tensors.tree import Mean, State, Tree
 
 Correction: TypeAlias = Callable[[nn.Module, Tree], None]
 """Change the gradients of a module in place, after backward; given the parameters the round started from.

@@ -17,7 +17,7 @@ from torch import nn
 
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg, local_sgd
-from shared.tree import Tree
+from shared.tensors.tree import Tree
 
 
 def fedprox(mu: float = 0.01) -> Algorithm:

@@ -26,17 +26,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared import tree as trees
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
 from shared.algorithms.early_stopping import Stopping, leaving
-from shared.algorithms.epochs import Tally, epochs
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.neurons import MODEL_SEED, aggregate, assign
+from shared.algorithms.local_training import Tally, epochs
+from shared.algorithms.personal.sparse_update import most_important
 from shared.algorithms.personal_model import require_finite
-from shared.algorithms.sparse import most_important
-from shared.messages import Assignment, Hyper
+from shared.algorithms.subnetwork.server_half import MODEL_SEED, aggregate, assign
 from shared.models.base import Model
-from shared.tree import Mean, State, Tree
+from shared.protocol.messages import Assignment, Hyper
+from shared.tensors import tree as trees
+from shared.tensors.tree import Mean, State, Tree
 
 OWN, BEFORE, CHOSEN = "own/", "before/", "chosen/"
 """What a device remembers: its model, its weights when its choice grew last, and that choice."""

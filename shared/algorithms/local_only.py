@@ -12,11 +12,11 @@ from __future__ import annotations
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
 from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import trained
-from shared.algorithms.neurons import MODEL_SEED, assign
 from shared.algorithms.personal_model import personal, require_finite
-from shared.messages import Assignment
+from shared.algorithms.subnetwork.server_half import MODEL_SEED, assign
 from shared.models.base import Model
-from shared.tree import State, Tree, check_like
+from shared.protocol.messages import Assignment
+from shared.tensors.tree import State, Tree, check_like
 
 
 def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:

@@ -8,12 +8,12 @@ It never travels, nor does the first one, w^0: that follows from the model's bui
 
 from __future__ import annotations
 
-from shared.algorithms.neurons import MODEL_SEED
+from shared.algorithms.subnetwork.server_half import MODEL_SEED
 from shared.errors import TaskFailed, WireError
-from shared.messages import Assignment
 from shared.models.base import Model
-from shared.models.init import initial
-from shared.tree import State, Tree, check_like
+from shared.models.build import initial
+from shared.protocol.messages import Assignment
+from shared.tensors.tree import State, Tree, check_like
 
 
 def personal(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from shared.errors import WireError
-from shared.messages import Blob, Payload
-from shared.tree import Tree, raw
+from shared.protocol.messages import Blob, Payload
+from shared.tensors.tree import Tree, raw
 
 Memory: TypeAlias = Tree | None
 """What an encoder did not send last time (error feedback); None before the first call."""

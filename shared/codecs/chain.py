@@ -16,8 +16,8 @@ from shared.codecs.base import Codec, Memory
 from shared.codecs.dense import dense
 from shared.codecs.quantize import quantize
 from shared.errors import WireError
-from shared.messages import Payload, Scalar
-from shared.tree import Tree
+from shared.protocol.messages import Payload, Scalar
+from shared.tensors.tree import Tree
 
 LAST: Mapping[str, Callable[..., Codec]] = {"dense": dense, "quantize": quantize}
 OVER: Mapping[str, Callable[..., Codec]] = {"masked": masked.over}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shared.codecs.base import Codec, Coded, Memory, from_blob, to_blob
 from shared.errors import WireError
-from shared.messages import Payload
-from shared.tree import Tree
+from shared.protocol.messages import Payload
+from shared.tensors.tree import Tree
 
 
 def _encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:

@@ -23,14 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.codecs import entries
+from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
 from shared.codecs.bits import pack, unpack
 from shared.codecs.dense import dense
-from shared.codecs.entries import Entries, Outline
+from shared.codecs.masked_entries import Entries, Outline
 from shared.errors import WireError
-from shared.messages import Payload
-from shared.tree import Tree
+from shared.protocol.messages import Payload
+from shared.tensors.tree import Tree
 
 _INTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 16
@@ -61,22 +61,22 @@ def over(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all") -> Co
     prefix = f"{name}/"
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
-        sparse = {key: leaf for key, leaf in tree.items() if entries.divisible(leaf, dims)}
+        sparse = {key: leaf for key, leaf in tree.items() if masked_entries.divisible(leaf, dims)}
         kept = {key: (leaf != 0).flatten() for key, leaf in sparse.items()}
         values, memory = inner.encode({key: _taken(leaf, kept[key]) for key, leaf in sparse.items()}, memory)
         bitmap = pack(np.concatenate([np.empty(0, bool), *(mask.numpy() for mask in kept.values())]), 1)
-        blobs = entries.written(tree, dims) | {"bitmap": to_blob(torch.from_numpy(bitmap))}
+        blobs = masked_entries.written(tree, dims) | {"bitmap": to_blob(torch.from_numpy(bitmap))}
         return Payload(codec="masked", blobs=blobs | {prefix + key: blob for key, blob in values.blobs.items()}), memory
 
     def decode(payload: Payload) -> Coded:
-        below, held = entries.under(entries.read(payload, "masked"), prefix)
+        below, held = masked_entries.under(masked_entries.read(payload, "masked"), prefix)
         kept = _kept(held)
         values = _values(inner, Payload(codec=name, blobs=below), held.outlines, kept)
         filled = {key: _put(outline, kept[key], values[key]) for key, outline in held.outlines.items()}
         masks = {key: torch.from_numpy(kept[key]).view(leaf.shape) for key, leaf in filled.items()}
         return Coded(held.tree(filled), masks if coverage == "holders" else {})
 
-    return Codec(encode, decode, lambda payload: entries.read(payload, "masked").hollow())
+    return Codec(encode, decode, lambda payload: masked_entries.read(payload, "masked").hollow())
 
 
 def _taken(leaf: Tensor, kept: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _taken(leaf: Tensor, kept: Tensor) -> Tensor:
 def _kept(held: Entries) -> dict[str, NDArray[np.bool_]]:
     """Return which values of each outlined leaf were sent."""
     outlines = held.outlines
-    bitmap = entries.own(held, {"bitmap": ("u8", 1)})["bitmap"]
+    bitmap = masked_entries.own(held, {"bitmap": ("u8", 1)})["bitmap"]
     counts = [outline.count for outline in outlines.values()]
     bits = unpack(bitmap.numpy(), sum(counts), 1).view(bool)
     return dict(zip(outlines, np.split(bits, np.cumsum(counts)[:-1]), strict=True)) if outlines else {}

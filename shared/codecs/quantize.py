@@ -1,4 +1,4 @@
-"""The stochastic q-bit quantizer on the wire: one sign bit and q bits of magnitude a value; see `shared.quantize`.
+"""The stochastic q-bit quantizer on the wire: one sign bit and q bits of magnitude a value; see `shared.tensors.quantizer`.
 
 M values take ⌈M (q + 1) / 8⌉ + 8 bytes, two 32-bit floats among them: the least and the greatest magnitude. With scope
 `leaf`, M counts one leaf's values, and each leaf has a range and bytes of its own; with `tree`, it counts those of all
@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from shared import quantize as quantizer
-from shared.codecs import entries
+from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
 from shared.codecs.bits import Numbers, pack, packed_bytes, unpack
-from shared.codecs.entries import Outline
+from shared.codecs.masked_entries import Outline
 from shared.errors import WireError
-from shared.messages import Blob, Payload
-from shared.payload import digest
-from shared.tree import Tree, raw
+from shared.protocol.messages import Blob, Payload
+from shared.protocol.payload import digest
+from shared.tensors import quantizer
+from shared.tensors.tree import Tree, raw
 
 MAX_BITS = 16
 
@@ -58,20 +58,20 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
     bits, seed = index(bits), index(seed) % (1 << 64)
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
-        leaves = [leaf for leaf in tree.values() if entries.divisible(leaf, dims)]
+        leaves = [leaf for leaf in tree.values() if masked_entries.divisible(leaf, dims)]
         groups = [[leaf] for leaf in leaves] if scope == "leaf" else [leaves] if leaves else []
         generator = _drawn_from(leaves, seed)
         ranges, packed = torch.empty(len(groups), 2), [np.empty(0, np.uint8)]
         for place, group in enumerate(groups):
             ranges[place] = _span(group)
             packed.append(pack(_codes(group, bits, ranges[place], generator), bits + 1))
-        blobs = entries.written(tree, dims)
+        blobs = masked_entries.written(tree, dims)
         blobs["bits"] = Blob("u8", (0, bits), memoryview(b""))
         blobs["range"] = to_blob(ranges)
         blobs["codes"] = to_blob(torch.from_numpy(np.concatenate(packed)))
         return Payload(codec="quantize", blobs=blobs), memory
 
-    return Codec(encode, _decode, lambda payload: entries.read(payload, "quantize").hollow())
+    return Codec(encode, _decode, lambda payload: masked_entries.read(payload, "quantize").hollow())
 
 
 def _drawn_from(leaves: list[Tensor], seed: int) -> Generator:
@@ -96,8 +96,8 @@ def _codes(leaves: list[Tensor], bits: int, limits: Tensor, generator: Generator
 
 
 def _decode(payload: Payload) -> Coded:
-    held = entries.read(payload, "quantize")
-    mine = entries.own(held, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
+    held = masked_entries.read(payload, "quantize")
+    mine = masked_entries.own(held, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
     (none, bits), outlines = mine["bits"].shape, held.outlines
     if none or not 1 <= bits <= MAX_BITS:
         raise WireError(f"{bits} bits a magnitude, at most {MAX_BITS} may be")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from shared.errors import ConfigError
-from shared.messages import Spec
-from shared.tree import Tree
+from shared.protocol.messages import Spec
+from shared.tensors.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from shared.topics import ALL_BELOW, ANY, matches
+from shared.protocol.topics import ALL_BELOW, ANY, matches
 from shared.transport.base import Inbox
-from shared.transport.limit import MOST_BYTES
+from shared.transport.packet_limit import MOST_BYTES
 
 
 class MemoryTransport:

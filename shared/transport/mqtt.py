@@ -15,14 +15,14 @@ from random import Random
 
 import msgspec
 
-from shared.background import background
 from shared.errors import TooLarge, Unreachable
-from shared.topics import matches
+from shared.protocol.topics import matches
+from shared.runtime.tasks import background
 from shared.transport.backoff import LAST_S, STEADY_S, longest_wait
 from shared.transport.base import Broker, Inbox, Presence
-from shared.transport.connection import MQTT_5, NO_ANSWER, PACKET_TOO_LARGE, SILENT, TAKEN_OVER, Connection
-from shared.transport.limit import Limit, announce, arrived, ended, refused
-from shared.transport.traffic import Traffic
+from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, PACKET_TOO_LARGE, SILENT, TAKEN_OVER, Connection
+from shared.transport.packet_limit import Limit, announce, arrived, ended, refused
+from shared.transport.tcp_info import Traffic
 
 log = logging.getLogger(__name__)
 

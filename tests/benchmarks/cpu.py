@@ -111,16 +111,16 @@ def awake() -> Iterator[None]:
 
 def train(side: int, batch: int) -> None:
     """Be the worker: a real training step, set up and metered as the trainer does."""
-    from shared import heap  # noqa: PLC0415
+    from shared.runtime import malloc  # noqa: PLC0415
 
-    heap.huge_pages()
+    malloc.huge_pages()
     import torch  # noqa: PLC0415 - the measuring process has no need of it
     from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
-    from device_agent.cycles import CycleCounter  # noqa: PLC0415
-    from device_agent.metering import ProcessMeter  # noqa: PLC0415
+    from device_agent.measurement.cpu_cycles import CycleCounter  # noqa: PLC0415
+    from device_agent.measurement.task_meter import ProcessMeter  # noqa: PLC0415
     from device_agent.profile.load import for_board  # noqa: PLC0415
-    from shared.models.cnn import cnn  # noqa: PLC0415
+    from shared.models.small import cnn  # noqa: PLC0415
 
     torch.set_num_threads(THREADS)
     network = cnn(side=side or 8).layers

@@ -17,7 +17,7 @@ from dataclasses import replace
 import lone
 from measure import Figure
 
-from shared.messages import Spec
+from shared.protocol.messages import Spec
 
 MODEL, SHALLOW = Spec(name="vgg19"), 4
 CUTS = tuple(map(int, os.environ.get("CUTS", "2,4,8,12,16").split(",")))

@@ -10,15 +10,15 @@ import shutil
 import sys
 from pathlib import Path
 
-from device_agent import outbox
-from device_agent.compose import compose
+from device_agent.build import compose
 from device_agent.config import AgentConfig
-from device_agent.job import Job
+from device_agent.exchange import outbox
+from device_agent.trainer.interface import Job
 from shared.data.spec import Data
-from shared.messages import Update
-from shared.presence import Session
+from shared.protocol.messages import Update
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
+from shared.transport.presence import Session
 
 
 class Echo:

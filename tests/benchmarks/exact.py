@@ -9,7 +9,7 @@ from pathlib import Path
 
 from measure import Figure
 
-from edge_server.replay.__main__ import cores, replay
+from edge_server.replay.run import cores, replay
 from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
 
 DEVICES, COHORT, ROUNDS = 10_000, 100, int(os.environ.get("ROUNDS", "100"))

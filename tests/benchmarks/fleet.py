@@ -24,12 +24,12 @@ from pathlib import Path
 import psutil
 from counter import Counted, counting
 
-from edge_server.broker import end, running
-from edge_server.store.base import closed_rounds
-from edge_server.store.sqlite import read
-from shared.spool import NOTED_BYTES
+from edge_server.fleet.broker import end, running
+from edge_server.journal.records import closed_rounds
+from edge_server.journal.sqlite import read
+from shared.transfer.to_file import NOTED_BYTES
 
-ROUND_LINE = re.compile(r"^(\S+)Z INFO edge_server.run round=", re.MULTILINE)
+ROUND_LINE = re.compile(r"^(\S+)Z INFO edge_server.rounds.run round=", re.MULTILINE)
 WARM_UP = 2
 HIDDEN_PER_PARAMETER = 64 + 1 + 10
 PLAN = """
@@ -168,7 +168,7 @@ async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = F
             relay = await stack.enter_async_context(counting(broker.port)) if echo else Counted(broker.port)
             server = {"plan": "plan.toml", "run": "bench", "data_dir": str(place.path), "threads": 1}
             pid = await place.configured("server", "edge_server", {**server, "broker": {"port": relay.port}})
-            await until(lambda: "INFO edge_server.commands run " in place.log("server"))
+            await until(lambda: "INFO edge_server.cli.commands run " in place.log("server"))
             peak, queued = Peak(pid), Peak(broker.process.pid)
             if memory:
                 peak.start()

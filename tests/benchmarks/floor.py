@@ -21,7 +21,7 @@ from pathlib import Path
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_server.broker import end, running
+from edge_server.fleet.broker import end, running
 
 FRAME, WINDOW = 256 * 1024, 16
 HEAD = struct.Struct("<I")

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared import heap
-from shared.active import Active, chain, coverage, draw, extract
-from shared.frozen import frozen
-from shared.messages import Hyper
-from shared.models.cnn import cnn
+from shared.models.small import cnn
 from shared.models.spu import spu_emnist
-from shared.narrow import narrowed
-from shared.sgd import descend
-from shared.tree import Tree
+from shared.protocol.messages import Hyper
+from shared.runtime import malloc
+from shared.subnetworks.frozen_network import frozen
+from shared.subnetworks.narrow import narrowed
+from shared.subnetworks.neurons import Active, chain, coverage, draw, extract
+from shared.tensors.sgd import descend
+from shared.tensors.tree import Tree
 
 KEEPS, HELD = (0.25, 0.5, 0.75), 4
 TURNS = {"mlp": 75, "cnn": 50, "vgg": 20, "spu_emnist": 100, "small mlp": 200}
@@ -133,7 +133,7 @@ def _hooked(name: str, active: Active) -> Callable[[], None]:
 
 def timed(name: str) -> dict[str, float]:
     """Return CPU seconds of each kind of step: medians of turns."""
-    heap.tune(KEPT_BYTES, 8 * KEPT_BYTES)
+    malloc.tune(KEPT_BYTES, 8 * KEPT_BYTES)
     steps = variants(name)
     taken: dict[str, list[float]] = {kind: [] for kind in steps}
     for turn in range(TURNS[name] + 2):

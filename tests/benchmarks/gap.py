@@ -26,10 +26,10 @@ import netns
 from measure import Figure
 from rich.console import Console
 
-from edge_server.broker import mosquitto
-from edge_server.replay.gap import Gap
-from edge_server.replay.gap_table import lines, table
-from edge_server.trial.plan import devices, load, share
+from edge_server.fleet.broker import mosquitto
+from edge_server.plan.plan import devices, load, share
+from edge_server.replay.compare import Gap
+from edge_server.replay.compare_text import lines, table
 
 ROUNDS, HIDDEN = int(os.environ.get("ROUNDS", "6")), int(os.environ.get("HIDDEN", "4000"))
 PATIENCE_S = 400.0

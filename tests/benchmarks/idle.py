@@ -14,7 +14,7 @@ import fleet
 import psutil
 from measure import Figure
 
-from edge_server.broker import running
+from edge_server.fleet.broker import running
 
 TURNS = 5
 

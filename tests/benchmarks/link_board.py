@@ -12,19 +12,20 @@ import struct
 import sys
 from pathlib import Path
 
-from device_agent import outbox
-from device_agent.compose import compose
+from device_agent.build import compose
 from device_agent.config import AgentConfig
-from device_agent.job import Job
-from device_agent.link_meter import LinkMeter
-from shared import log, payload
-from shared.chunks import FRAME_BYTES
+from device_agent.exchange import outbox
+from device_agent.measurement.link_meter import LinkMeter
+from device_agent.trainer.interface import Job
 from shared.data.spec import Data
-from shared.messages import Transfer, Update
-from shared.presence import Session
-from shared.spool import view
+from shared.protocol import payload
+from shared.protocol.messages import Transfer, Update
+from shared.runtime import logs
+from shared.transfer.frames import FRAME_BYTES
+from shared.transfer.to_file import view
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
+from shared.transport.presence import Session
 
 
 class Nudge:
@@ -56,7 +57,7 @@ class Nudge:
 
 async def main(broker: Broker, folder: Path) -> None:
     """Run the agent for ever."""
-    log.configure("debug")
+    logs.configure("debug")
     config = AgentConfig(device="a", state_dir=str(folder), data=Data(source="digits"), broker=broker)
     session = Session(folder / "session", config.device, config.site, "board")
     async with MqttTransport(broker, "lab.a", session.presence).running() as transport:

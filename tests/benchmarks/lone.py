@@ -17,19 +17,20 @@ import msgspec
 import numpy as np
 import torch
 
-from device_agent.job import Job
-from device_agent.outbox import Outbox
-from device_agent.pipe import HEAD_BYTES, Answer, Failed, FromTrainer, Start, Step, frame
-from shared import heap, payload
+from device_agent.exchange.outbox import Outbox
+from device_agent.trainer.interface import Job
+from device_agent.trainer.pipe_messages import HEAD_BYTES, Answer, Failed, FromTrainer, Start, Step, frame
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs.dense import dense
 from shared.data.spec import Data
-from shared.measures import Cost
-from shared.messages import Assignment, Hyper, Spec, Task, Transfer
-from shared.models.init import initial
+from shared.models.build import initial
+from shared.protocol import payload
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Assignment, Hyper, Spec, Task, Transfer
 from shared.registry import build
-from shared.tree import Tree
+from shared.runtime import malloc
+from shared.tensors.tree import Tree
 
 BATCH, KIB = 64, 1024
 
@@ -67,7 +68,7 @@ def take(model: Spec, algorithm: Spec, steps: int, *, lean: bool = False) -> Tak
         folder = Path(name)
         draft = Outbox(folder / "outbox", folder / "states").draft("lone", 1)
         job = msgspec.structs.replace(_job(folder, model, algorithm, steps), draft=str(draft))
-        with _trainer(heap.ENVIRONMENT if lean else {}) as process:
+        with _trainer(malloc.ENVIRONMENT if lean else {}) as process:
             base, began = _resident(process.pid, "VmRSS"), _cpu_s(process.pid)
             _converse(process, job)
             return Taken(base, _resident(process.pid, "VmHWM"), _cpu_s(process.pid) - began)
@@ -75,7 +76,7 @@ def take(model: Spec, algorithm: Spec, steps: int, *, lean: bool = False) -> Tak
 
 @contextmanager
 def _trainer(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "device_agent.trainer_main", "--threads", "1", "--log-level", "debug"]
+    command = [sys.executable, "-m", "device_agent.trainer.main", "--threads", "1", "--log-level", "debug"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, env=os.environ | environment, **pipes)
     try:

@@ -15,10 +15,10 @@ from statistics import median
 import numpy as np
 from measure import Figure
 
-from edge_server.optimizers import bandwidth, hcef, hcef_cvxpy, hcef_joint
-from edge_server.optimizers.bandwidth import Bandwidth, Shares
-from edge_server.optimizers.base import Array
-from edge_server.optimizers.hcef_problem import Terms, joules, steps_cap, terms, value
+from edge_server.allocation.optimizers import bandwidth, hcef, hcef_cvxpy, hcef_joint
+from edge_server.allocation.optimizers.bandwidth import Bandwidth, Shares
+from edge_server.allocation.optimizers.base import Array
+from edge_server.allocation.optimizers.hcef_problem import Terms, joules, steps_cap, terms, value
 from tests.edge_server.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from measure import Figure
 
-from shared import payload
 from shared.codecs import CODECS
 from shared.codecs.bits import pack, unpack
-from shared.messages import Spec
-from shared.models.init import initial
-from shared.quantize import codes, dequantize, span
-from shared.tree import Tree
+from shared.models.build import initial
+from shared.protocol import payload
+from shared.protocol.messages import Spec
+from shared.tensors.quantizer import codes, dequantize, span
+from shared.tensors.tree import Tree
 
 TURNS = 7
 VALUES = 8_000_000

@@ -21,8 +21,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.costs import by_round
-from edge_server.store.base import AnyRecord, Evaluated, RoundOpened, RunOpened, UpdateAccepted
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, RunOpened, UpdateAccepted
 from edge_server.study.result import JOURNAL, RESULT
 
 POINT = 0.01

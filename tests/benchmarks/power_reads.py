@@ -11,12 +11,12 @@ from pathlib import Path
 
 from measure import Figure
 
-from device_agent.power_log import PowerLog
-from device_agent.probes import power
-from device_agent.probes.power import PowerSource, open_source
+from device_agent.measurement.power_log import PowerLog
+from device_agent.probes.power import source as power
+from device_agent.probes.power.source import PowerSource, open_source
 from device_agent.profile.load import for_board
-from shared.clock import monotonic
 from shared.errors import NoData
+from shared.runtime.clock import monotonic
 
 READS, SAMPLED_S = 500, 10.0
 HWMON, RAPL, CPU = "sys/class/hwmon/hwmon1", "sys/class/powercap/intel-rapl", "sys/devices/system/cpu"

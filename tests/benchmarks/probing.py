@@ -14,11 +14,11 @@ import fleet
 import psutil
 from measure import Figure
 
-from device_agent.board import measuring, open_board
 from device_agent.config import BoardConfig, MeterConfig
-from device_agent.link_meter import LinkMeter
+from device_agent.measurement.board import measuring, open_board
+from device_agent.measurement.link_meter import LinkMeter
 from device_agent.probes import PROBES
-from edge_server.broker import running
+from edge_server.fleet.broker import running
 from shared.errors import NoData
 from tests.device_agent.plug import plugged
 

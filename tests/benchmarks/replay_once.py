@@ -8,9 +8,9 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import AnyRecord, RoundClosed
-from edge_server.trial.plan import load
+from edge_server.journal.records import AnyRecord, RoundClosed
+from edge_server.plan.plan import load
+from edge_server.replay.run import replay
 
 
 def main() -> None:

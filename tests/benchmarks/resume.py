@@ -25,8 +25,8 @@ from counter import Counted, counting
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.broker import mosquitto
-from shared.chunks import FRAME_BYTES
+from edge_server.fleet.broker import mosquitto
+from shared.transfer.frames import FRAME_BYTES
 
 HIDDEN = 83_300
 MODEL_BYTES = 4 * (HIDDEN * 75 + 10)

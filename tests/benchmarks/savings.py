@@ -22,19 +22,19 @@ from measure import Figure
 from torch import Tensor
 from torch.nn import functional
 
-from device_agent.bench import TaskBatches
+from device_agent.trainer.workspace import TaskBatches
 from shared.algorithms.base import Cohort
-from shared.algorithms.bottom import Bottom
-from shared.algorithms.fedsl import splitfed
+from shared.algorithms.split.bottom import Bottom
+from shared.algorithms.split.fedsl import splitfed
 from shared.codecs.base import Codec
 from shared.codecs.dense import dense
 from shared.codecs.masked import masked
 from shared.data.digits import read
 from shared.data.spec import Data
-from shared.messages import Hyper, Spec
-from shared.models.init import blank, initial, seeded
-from shared.pruning import prune
-from shared.tree import State, Tree
+from shared.models.build import blank, initial, seeded
+from shared.protocol.messages import Hyper, Spec
+from shared.tensors.pruning import prune
+from shared.tensors.tree import State, Tree
 
 SPARSITIES = (0.0, 0.35, 0.7, 0.9)
 BATCH, CUT, TURNS = 64, 4, 3

@@ -19,14 +19,14 @@ from measure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.costs import by_round
-from edge_server.explain import explain
-from edge_server.explain_text import lines
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import RoundOpened, valid
-from edge_server.store.sqlite import read
-from edge_server.trial.plan import load
-from shared.measures import Cost
+from edge_server.allocation.explain import explain
+from edge_server.allocation.explain_text import lines
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import RoundOpened, valid
+from edge_server.journal.sqlite import read
+from edge_server.plan.plan import load
+from edge_server.replay.run import replay
+from shared.protocol.measurements import Cost
 
 ROUNDS, FIRST, DEADLINE_S = int(os.environ.get("ROUNDS", "10")), 2, float(os.environ.get("DEADLINE_S", "2"))
 MOST_LIVE, MOST_REPLAYED = 1.1, 1.0

@@ -41,8 +41,8 @@ from split_run import (
     steps_s,
 )
 
-from edge_server.broker import running
-from edge_server.trial.plan import Plan
+from edge_server.fleet.broker import running
+from edge_server.plan.plan import Plan
 
 STEPS, TURNS, ROUNDS = 12, 3, 3
 MOST_OVER = "<= 1.5"

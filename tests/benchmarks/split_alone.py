@@ -14,17 +14,17 @@ from pathlib import Path
 import psutil
 import torch
 
-from device_agent.bench import TaskBatches
-from edge_server.trial.plan import Plan, devices, load, share
-from shared import heap
+from device_agent.trainer.workspace import TaskBatches
+from edge_server.plan.plan import Plan, devices, load, share
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, Session, mix
 from shared.data import load as data
-from shared.messages import Assignment
-from shared.models.init import blank, initial, seeded
+from shared.models.build import blank, initial, seeded
+from shared.protocol.messages import Assignment
+from shared.protocol.topics import SERVER
 from shared.registry import build
-from shared.topics import SERVER
-from shared.tree import State, Tree
+from shared.runtime import malloc
+from shared.tensors.tree import State, Tree
 
 
 def alone(plan: Plan, count: int) -> tuple[list[float], float]:
@@ -57,8 +57,8 @@ def _up(session: Session, down: Tree | None, told: Assignment, step: int, device
 def main() -> None:
     """Do what the command line names."""
     path, count, threads = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    heap.tune()
-    heap.huge_pages()
+    malloc.tune()
+    malloc.huge_pages()
     torch.set_num_threads(threads)
     taken, spent = alone(load(path, path.parent), count)
     sys.stdout.write(json.dumps([taken, spent, psutil.Process().memory_info().rss]) + "\n")

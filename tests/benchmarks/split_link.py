@@ -19,7 +19,7 @@ from measure import Figure
 from resume import Site
 from split_run import CORES, agent_keys, alone, carried, median_s, planned, server_keys, steps_s
 
-from edge_server.trial.plan import load
+from edge_server.plan.plan import load
 
 MBIT, STEPS, PATIENCE_S = 5, 6, 900.0
 MOST_OFF = "<= 15"

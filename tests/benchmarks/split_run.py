@@ -17,15 +17,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge_server.store.base import UpdateAccepted, closed_rounds
-from edge_server.store.sqlite import read
-from edge_server.trial.plan import Plan, devices, load, share
+from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.sqlite import read
+from edge_server.plan.plan import Plan, devices, load, share
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 CIFAR = ROOT / os.environ.get("FIELDFLEET_DATA", "../shared/data") / "cifar10" / "cifar10_20k.npz"
 CORES = os.cpu_count() or 1
 DEVICES, BATCH, WARM = 4, 64, 2
-BARRIER = re.compile(r"^(\S+)Z DEBUG edge_server.splitting step of round ", re.MULTILINE)
+BARRIER = re.compile(r"^(\S+)Z DEBUG edge_server.rounds.split.session step of round ", re.MULTILINE)
 PLAN = """
 name = "split"
 rounds = {rounds}

@@ -9,7 +9,13 @@ import sys
 from measure import Figure
 
 TURNS = 5
-MODULES = ("shared", "device_agent.__main__", "edge_server.__main__", "edge_server.run", "device_agent.training")
+MODULES = (
+    "shared",
+    "device_agent.__main__",
+    "edge_server.__main__",
+    "edge_server.rounds.run",
+    "device_agent.trainer.task",
+)
 PROBE = """
 import sys, time
 started = time.perf_counter()

@@ -17,16 +17,16 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from edge_server.replay.stacked import stacked
+from edge_server.replay.stacked_training import stacked
 from edge_server.replay.together import at_once, train
-from shared import heap
 from shared.algorithms.base import Batch
 from shared.algorithms.fedavg import local_sgd
-from shared.messages import Assignment, Hyper
 from shared.models.base import Model
-from shared.models.cnn import cnn
 from shared.models.mlp import mlp
-from shared.tree import State, Tree
+from shared.models.small import cnn
+from shared.protocol.messages import Assignment, Hyper
+from shared.runtime import malloc
+from shared.tensors.tree import State, Tree
 
 TURNS, STEPS, CLASSES = 5, 6, 10
 BATCH_SIZES, COHORTS = (8, 32), (2, 5, 10, 50)
@@ -167,7 +167,7 @@ def run() -> list[Figure]:
 
 
 def _prepare(threads: int) -> None:
-    heap.tune()
+    malloc.tune()
     torch.set_num_threads(threads)
 
 

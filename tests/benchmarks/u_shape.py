@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from measure import Figure
 
-from edge_server.costs import by_round
-from edge_server.replay.__main__ import replay
-from edge_server.trial.plan import load
+from edge_server.journal.costs import by_round
+from edge_server.plan.plan import load
+from edge_server.replay.run import replay
 
 PERIOD, BATCH = 5, 64
 EXPECTED_MS = {2: (1196, 9), 4: (598, 59), 8: (299, 531), 12: (149, 2415), 16: (37, 4568)}

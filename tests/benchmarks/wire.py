@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from measure import Figure
 
-from shared import payload
 from shared.codecs.dense import dense
-from shared.payload import Scattered
+from shared.protocol import payload
+from shared.protocol.payload import Scattered
 
 TURNS = 11
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from device_agent.measurement.sensing import sense
 from device_agent.probes import PROBES
 from device_agent.probes.base import Found
 from device_agent.profile.load import for_board
-from device_agent.sensing import sense
 
 TOTAL = "power.total_watts"
 EXACT, OF_TOTAL = 1e-6, 0.01

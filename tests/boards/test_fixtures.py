@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent import recording
+from device_agent.diagnosis import record_board
 from tests.boards.compare import Expected, compare
 
 BOARDS = Path(__file__).parent.parent / "fixtures" / "boards"
@@ -22,9 +22,9 @@ def test_the_folders_are_found() -> None:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_gives_what_it_expects(name) -> None:
     """`root/` has what the probes read, `expected.json` what they must make of it, as `probe --record` writes it."""
-    told = msgspec.json.decode((BOARDS / name / recording.EXPECTED).read_bytes(), type=recording.Expected)
+    told = msgspec.json.decode((BOARDS / name / record_board.EXPECTED).read_bytes(), type=record_board.Expected)
     expected = Expected(profile=told.board, readings=told.readings, absent=dict(told.absent), facts=told.facts)
-    lines = compare(BOARDS / name / recording.ROOT, expected)
+    lines = compare(BOARDS / name / record_board.ROOT, expected)
     assert len(lines) > len(told.readings)
     assert [line for line in lines if not line.same] == []
 
@@ -35,4 +35,4 @@ def test_a_folder_names_nobody(name) -> None:
     for path in sorted((BOARDS / name).rglob("*")):
         if path.is_file():
             content = path.read_text()
-            assert recording.redacted(content) == content, path
+            assert record_board.redacted(content) == content, path

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.measurement.sensing import sense
 from device_agent.probes import PROBES
 from device_agent.probes.base import Found
 from device_agent.profile.load import for_board
-from device_agent.sensing import sense
 from tests.boards.test_fixtures import BOARDS, FOLDERS
 from tests.trees import as_nobody, busy
 

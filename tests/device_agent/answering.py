@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from shared import chunks, wire
-from shared.exchange import Receiving, Sending, room, sending
-from shared.messages import Task, Want
-from shared.pace import Pace
-from shared.steps import Features, Gradient, Skip
-from shared.topics import topic
+from shared.protocol import wire
+from shared.protocol.messages import Task, Want
+from shared.protocol.steps import Features, Gradient, Skip
+from shared.protocol.topics import topic
+from shared.transfer import frames as chunks
+from shared.transfer.in_memory import Receiving, Sending, room, sending
+from shared.transfer.pace import Pace
 from shared.transport.memory import MemoryTransport
 
 SITE, DEVICE = "lab", "board"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from device_agent import outbox
-from device_agent.outbox import Outbox
-from shared import payload
-from shared.durable import explained
-from shared.messages import Transfer, Update
+from device_agent.exchange import outbox
+from device_agent.exchange.outbox import Outbox
+from shared.protocol import payload
+from shared.protocol.messages import Transfer, Update
+from shared.runtime.durable import explained
 
 BYTES = Random(3).randbytes(1 << 20)
 

@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from device_agent.delivery import Delivery
-from device_agent.job import Job
-from device_agent.outbox import Outbox
-from shared import chunks, payload
-from shared.background import background
-from shared.clock import VirtualLoop
+from device_agent.exchange.outbox import Outbox
+from device_agent.exchange.upload import Delivery
+from device_agent.trainer.interface import Job
 from shared.data.spec import Data
-from shared.measures import Cost
-from shared.messages import Assignment, Blob, Hyper, Payload, Spec, Task, Transfer
+from shared.protocol import payload
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Assignment, Blob, Hyper, Payload, Spec, Task, Transfer
+from shared.runtime.clock import VirtualLoop
+from shared.runtime.tasks import background
+from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.desk import Desk
 from tests.device_agent.sender import DATA, Sender, download
@@ -55,7 +56,7 @@ def cut() -> Callable[[bytes, Transfer, int], bytes]:
 
     def frame(data: bytes, transfer: Transfer, index: int) -> bytes:
         begin = index * transfer.frame_bytes
-        return chunks.encode(transfer, index, [memoryview(data)[begin : begin + transfer.frame_bytes]])
+        return frames.encode(transfer, index, [memoryview(data)[begin : begin + transfer.frame_bytes]])
 
     return frame
 

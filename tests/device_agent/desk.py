@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from device_agent import outbox as files
-from device_agent.delivery import FIRST_PATIENCE_S, Delivery
-from device_agent.outbox import Outbox
-from shared import chunks, wire
-from shared.background import background
-from shared.messages import Ack, Status, Transfer, Update, Want
-from shared.topics import topic
+from device_agent.exchange import outbox as files
+from device_agent.exchange.outbox import Outbox
+from device_agent.exchange.upload import FIRST_PATIENCE_S, Delivery
+from shared.protocol import wire
+from shared.protocol.messages import Ack, Status, Transfer, Update, Want
+from shared.protocol.topics import topic
+from shared.runtime.tasks import background
+from shared.transfer import frames as chunks
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent import outbox
-from device_agent.bench import Bench
-from device_agent.metering import ProcessMeter
-from device_agent.outbox import Outbox
-from device_agent.training import perform
-from shared import payload, spool
+from device_agent.exchange import outbox
+from device_agent.exchange.outbox import Outbox
+from device_agent.measurement.task_meter import ProcessMeter
+from device_agent.trainer.task import perform
+from device_agent.trainer.workspace import Bench
 from shared.codecs.dense import dense
-from shared.messages import Update
-from shared.tree import Tree
+from shared.protocol import payload
+from shared.protocol.messages import Update
+from shared.tensors.tree import Tree
+from shared.transfer import to_file
 
 METER = ProcessMeter()
 
@@ -48,4 +49,4 @@ def update_of(draft: Path) -> Update:
 
 
 def moved(draft: Path) -> Tree:
-    return dense().decode(payload.unpack(spool.view(draft / outbox.PAYLOAD))).tree
+    return dense().decode(payload.unpack(to_file.view(draft / outbox.PAYLOAD))).tree

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from device_agent.outbox import Outbox
-from shared import payload
+from device_agent.exchange.outbox import Outbox
 from shared.codecs.dense import dense
-from shared.messages import Assignment, Hyper, Spec, Task
-from shared.steps import Missed
+from shared.protocol import payload
+from shared.protocol.messages import Assignment, Hyper, Spec, Task
+from shared.protocol.steps import Missed
 
 STEPS = 4
 ALGORITHM = Spec(name="fedsl", options={"period": STEPS, "drop": 0.3, "sparsity": 0.2})

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.outbox import Outbox
-from device_agent.trainer import TrainerProcess
-from shared.messages import Assignment, Hyper, Task
+from device_agent.exchange.outbox import Outbox
+from device_agent.trainer.process import TrainerProcess
+from shared.protocol.messages import Assignment, Hyper, Task
 
 ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
 START_S = 60.0

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from device_agent.download import Download
-from shared import chunks, wire
-from shared.background import background
-from shared.messages import BLOCK_BYTES, Transfer, Want
-from shared.topics import topic
+from device_agent.exchange.download import Download
+from shared.protocol import wire
+from shared.protocol.messages import BLOCK_BYTES, Transfer, Want
+from shared.protocol.topics import topic
+from shared.runtime.executor import inline
+from shared.runtime.tasks import background
+from shared.transfer import frames
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
-from shared.worker import inline
 
 SITE, DEVICE, WINDOW, PATIENCE_S = "lab", "board", 6, 2.0
 DATA = Random(5).randbytes(20 * 1024 - 100)
@@ -49,7 +50,7 @@ class Sender:
         async for _, data in inbox:
             want = wire.decode_as(Want, data)
             assert want.digest == self.transfer.digest
-            for index, _ in chunks.pieces(want, self.transfer, BLOCK_BYTES):
+            for index, _ in frames.pieces(want, self.transfer, BLOCK_BYTES):
                 self.asked.append(index)
                 waiting.put_nowait(index)
             self.times.append(asyncio.get_running_loop().time())

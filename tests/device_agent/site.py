@@ -8,22 +8,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_agent import outbox as files
 from device_agent.agent import Agent
-from device_agent.delivery import Delivery
-from device_agent.download import Download
-from device_agent.job import Exchange, Job
-from device_agent.outbox import Outbox
-from device_agent.reporting import Reporter
-from device_agent.splitting import Splitting
-from shared import chunks, payload, wire
-from shared.background import background
+from device_agent.exchange import outbox as files
+from device_agent.exchange.download import Download
+from device_agent.exchange.outbox import Outbox
+from device_agent.exchange.reports import Reporter
+from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.upload import Delivery
+from device_agent.trainer.interface import Exchange, Job
 from shared.data.spec import Data
-from shared.messages import BLOCK_BYTES, Message, Report, Transfer, Update, Want
-from shared.topics import topic
+from shared.protocol import payload, wire
+from shared.protocol.messages import BLOCK_BYTES, Message, Report, Transfer, Update, Want
+from shared.protocol.topics import topic
+from shared.runtime.executor import inline
+from shared.runtime.tasks import background
+from shared.transfer import frames
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
-from shared.worker import inline
 
 SITE, DEVICE = "lab", "board"
 RESULT = b"moved" * 10
@@ -126,7 +127,7 @@ class Site:
                     pass
                 case Want() as want:
                     transfer = Transfer(digest=want.digest, size=len(self.parameters), frame_bytes=BLOCK_BYTES)
-                    for index, _ in chunks.pieces(want, transfer, BLOCK_BYTES):
+                    for index, _ in frames.pieces(want, transfer, BLOCK_BYTES):
                         await asyncio.sleep(self.frame_s)
                         frame = self.cut(self.parameters, transfer, index)
                         await self.transport.publish(topic(SITE, DEVICE, "model"), frame)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.clock import Clock, monotonic
 from shared.errors import NoData
-from shared.measures import Provenance, Reading
+from shared.protocol.measurements import Provenance, Reading
+from shared.runtime.clock import Clock, monotonic
 
 PROVENANCE = Provenance(source="given", quality="measured", uncertainty=0.02)
 

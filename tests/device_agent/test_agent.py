@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shared import chunks, wire
 from shared.data.spec import Data
-from shared.messages import Ack, Report
-from shared.topics import topic
+from shared.protocol import wire
+from shared.protocol.messages import Ack, Report
+from shared.protocol.topics import topic
+from shared.transfer import frames
 from tests.device_agent.site import DEVICE, RESULT, SITE
 
 
@@ -32,7 +33,7 @@ def test_a_task_is_fetched_trained_and_offered(site, live, make_task, parameters
         assert (job.task, job.data, job.frame_bytes) == (make_task(), Data(source="digits"), 4096)
         assert Path(job.state) == site.folder / "state" / "trial"
         assert job.cost.download_s == pytest.approx(0.25)
-        assert job.cost.bytes_down == len(parameters) + chunks.HEADER_BYTES
+        assert job.cost.bytes_down == len(parameters) + frames.HEADER_BYTES
         (offer,) = site.offers
         assert (offer.round, offer.failure, offer.params.size) == (1, None, len(RESULT))
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from device_agent.job import Measuring
-from device_agent.power_log import PowerLog
-from shared.measures import Cost
-from shared.messages import Task
+from device_agent.measurement.power_log import PowerLog
+from device_agent.trainer.interface import Measuring
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Task
 from tests.device_agent.site import Site
 from tests.device_agent.sources import Given
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import outbox
-from device_agent.job import Job
-from device_agent.outbox import Outbox
+from device_agent.exchange import outbox
+from device_agent.exchange.outbox import Outbox
+from device_agent.trainer.interface import Job
 from shared.errors import Unwritable
-from shared.messages import Ack
+from shared.protocol.messages import Ack
 from tests.device_agent.device import Device, update_of
 from tests.device_agent.site import DEVICE, Site, StubTrainer
 

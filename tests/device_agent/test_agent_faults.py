@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import outbox as files
-from device_agent.job import Job
+from device_agent.exchange import outbox as files
+from device_agent.trainer.interface import Job
 from shared.errors import TaskFailed, Unreachable
-from shared.messages import Transfer, Update
+from shared.protocol.messages import Transfer, Update
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.site import DEVICE, StubTrainer
 

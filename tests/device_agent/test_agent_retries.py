@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import outbox as files
 from device_agent.agent import ATTEMPTS
-from device_agent.job import Job
+from device_agent.exchange import outbox as files
+from device_agent.trainer.interface import Job
 from shared.errors import TaskFailed, TrainerDied
-from shared.messages import Ack
+from shared.protocol.messages import Ack
 from tests.device_agent.site import DEVICE, StubTrainer
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import outbox as files
-from device_agent.job import Exchange, Job
+from device_agent.exchange import outbox as files
+from device_agent.trainer.interface import Exchange, Job
 from shared.errors import SessionLost
-from shared.messages import Ack, Assignment, Hyper
+from shared.protocol.messages import Ack, Assignment, Hyper
 from tests.device_agent.site import DEVICE, StubTrainer
 
 SPLIT = Assignment(seed=3, hyper=Hyper(), steps=4)

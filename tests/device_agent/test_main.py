@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.broker import free_port, running
-from shared import chunks, wire
-from shared.messages import BLOCK_BYTES, Assignment, Hyper, Status, Task, Transfer, Update, Want
-from shared.topics import topic
+from edge_server.fleet.broker import free_port, running
+from shared.protocol import wire
+from shared.protocol.messages import BLOCK_BYTES, Assignment, Hyper, Status, Task, Transfer, Update, Want
+from shared.protocol.topics import topic
+from shared.transfer import frames
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
 from tests.device_agent.process import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, write_config
@@ -49,7 +50,7 @@ async def serve(inbox: Inbox, transport: MqttTransport, parameters: bytes, cut, 
     lacking = set(range(task.params.blocks))
     async for _, data in inbox:
         want = wire.decode_as(Want, data)
-        for index, _ in chunks.pieces(want, task.params, BLOCK_BYTES):
+        for index, _ in frames.pieces(want, task.params, BLOCK_BYTES):
             await transport.publish(topic(SITE, DEVICE, "model"), cut(parameters, task.params, index))
             lacking.discard(index)
         if not lacking:

@@ -12,30 +12,30 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
-from device_agent.bench import Bench
-from device_agent.compose import compose
+from device_agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.config import LinkConfig as AgentLink
-from device_agent.job import Exchange, Job
-from device_agent.metering import GivenMeter, Spent
-from device_agent.training import perform, performing
+from device_agent.measurement.task_meter import GivenMeter, Spent
+from device_agent.trainer.interface import Exchange, Job
+from device_agent.trainer.task import perform, performing
+from device_agent.trainer.workspace import Bench
 from edge_server.config import LinkConfig
-from edge_server.run import run_plan
-from edge_server.server import Server
-from edge_server.store.base import AnyRecord
-from edge_server.store.sqlite import SqliteStore
-from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.plan import Plan, share
-from shared.clock import VirtualLoop
+from edge_server.fleet.hub import Server
+from edge_server.journal.records import AnyRecord
+from edge_server.journal.sqlite import SqliteStore
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.plan import Plan, share
+from edge_server.rounds.run import run_plan
 from shared.errors import TaskFailed
-from shared.presence import Session
-from shared.steps import Missed
-from shared.topics import SERVER, topic
+from shared.protocol.steps import Missed
+from shared.protocol.topics import SERVER, topic
+from shared.runtime.clock import VirtualLoop
+from shared.runtime.executor import inline
+from shared.tensors.tree import State
 from shared.transport.base import Broker, Presence, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
-from shared.tree import State
-from shared.worker import inline
+from shared.transport.presence import Session
 
 T = TypeVar("T")
 End: TypeAlias = tuple[State, list[AnyRecord]]

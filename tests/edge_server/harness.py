@@ -14,22 +14,23 @@ import numpy as np
 import torch
 
 from edge_server.config import LinkConfig
-from edge_server.run import run_plan
-from edge_server.server import Server
-from edge_server.store.base import RoundClosed, closed_rounds
-from edge_server.store.sqlite import SqliteStore
-from edge_server.trial import plan as plans
-from edge_server.trial.runs import exists
-from shared import chunks, payload, wire
-from shared.clock import VirtualLoop
+from edge_server.fleet.hub import Server
+from edge_server.journal.records import RoundClosed, closed_rounds
+from edge_server.journal.runs import exists
+from edge_server.journal.sqlite import SqliteStore
+from edge_server.plan import plan as plans
+from edge_server.rounds.run import run_plan
 from shared.codecs.dense import dense
-from shared.messages import BLOCK_BYTES, Ack, Message, Status, Task, Transfer, Update, Want
-from shared.models.init import initial
-from shared.topics import topic
+from shared.models.build import initial
+from shared.protocol import payload, wire
+from shared.protocol.messages import BLOCK_BYTES, Ack, Message, Status, Task, Transfer, Update, Want
+from shared.protocol.topics import topic
+from shared.runtime.clock import VirtualLoop
+from shared.runtime.executor import inline
+from shared.tensors.tree import State, Tree
+from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
 from shared.transport.memory import MemoryTransport
-from shared.tree import State, Tree
-from shared.worker import inline
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class Puppet:
         await self.say(update)
         while isinstance(message := await self.heard(), Want):
             assert update.params is not None
-            for index, _ in chunks.pieces(message, update.params, BLOCK_BYTES):
+            for index, _ in frames.pieces(message, update.params, BLOCK_BYTES):
                 await self.say(frame(update.params, index, data))
         return message
 
@@ -144,7 +145,7 @@ class Puppet:
 def frame(transfer: Transfer, index: int, data: bytes) -> bytes:
     """Return one frame of `data`."""
     start = index * transfer.frame_bytes
-    return chunks.encode(transfer, index, [memoryview(data)[start : start + transfer.frame_bytes]])
+    return frames.encode(transfer, index, [memoryview(data)[start : start + transfer.frame_bytes]])
 
 
 @dataclass

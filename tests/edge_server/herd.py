@@ -11,13 +11,13 @@ import time
 import uuid
 from pathlib import Path
 
-from device_agent.compose import compose
+from device_agent.build import compose
 from device_agent.config import AgentConfig
-from device_agent.job import Job
+from device_agent.trainer.interface import Job
 from shared.data.spec import Data
-from shared.presence import Session
 from shared.transport.base import Broker, Presence
 from shared.transport.mqtt import MqttTransport
+from shared.transport.presence import Session
 
 
 class Endless:

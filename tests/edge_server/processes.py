@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edge_server import broker
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
-from edge_server.store.checkpoints import path_of
-from edge_server.store.sqlite import JOURNAL, read
-from edge_server.trial.plan import Plan, load, share
-from shared import tensorfile
-from shared.tree import State
+from edge_server.fleet import broker
+from edge_server.journal.checkpoints import path_of
+from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
+from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.plan.plan import Plan, load, share
+from edge_server.replay.run import replay
+from shared.tensors import file
+from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import require_equal
 
@@ -76,7 +76,7 @@ def folder_of(runs: Path) -> Path:
 
 def final(folder: Path, number: int) -> dict[str, Any]:
     """Return the parameters a run ended with."""
-    return tensorfile.load(path_of(folder / "checkpoints", number)).tree
+    return file.load(path_of(folder / "checkpoints", number)).tree
 
 
 @dataclass

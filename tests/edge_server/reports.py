@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from shared.measures import Absent, Cost, Reading, Spent
-from shared.messages import Report
+from shared.protocol.measurements import Absent, Cost, Reading, Spent
+from shared.protocol.messages import Report
 
 CONSTANT = {
     "cpu.policy0_max_hertz": 1.728e9,

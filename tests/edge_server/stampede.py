@@ -15,17 +15,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server import broker
 from edge_server.config import LinkConfig
-from edge_server.run import run_plan
-from edge_server.server import Server
-from edge_server.store.sqlite import SqliteStore
-from edge_server.trial import plan as plans
-from shared.presence import Session
-from shared.topics import SERVER
+from edge_server.fleet import broker
+from edge_server.fleet.hub import Server
+from edge_server.journal.sqlite import SqliteStore
+from edge_server.plan import plan as plans
+from edge_server.rounds.run import run_plan
+from shared.protocol.topics import SERVER
+from shared.runtime.executor import in_thread
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
-from shared.worker import in_thread
+from shared.transport.presence import Session
 from tests.edge_server.harness import RUN, SITE, write_examples, write_plan
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ from random import Random
 import msgspec
 import torch
 
-from shared import payload
 from shared.codecs import CODECS
 from shared.errors import WireError
-from shared.tree import Tree
+from shared.protocol import payload
+from shared.tensors.tree import Tree
 from tests.fuzz import payloads
 from tests.fuzz.payloads import PREFIX, whole
 from tests.fuzz.trees import cut_and_spliced

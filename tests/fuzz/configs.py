@@ -12,8 +12,8 @@ import msgspec
 
 from device_agent.config import AgentConfig
 from edge_server.config import ServerConfig
-from edge_server.trial import plan as plans
-from edge_server.trial.plan import Plan
+from edge_server.plan import plan as plans
+from edge_server.plan.plan import Plan
 from shared import config
 from shared.errors import ConfigError
 from tests.fuzz.trees import cut_and_spliced, damaged

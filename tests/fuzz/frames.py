@@ -16,13 +16,13 @@ from random import Random
 
 import xxhash
 
-from shared import chunks
 from shared.errors import WireError
-from shared.exchange import Receiving
-from shared.messages import BLOCK_BYTES, Transfer
-from shared.pace import Pace
-from shared.payload import digest
-from shared.spool import NOTED_BYTES, Spool
+from shared.protocol.messages import BLOCK_BYTES, Transfer
+from shared.protocol.payload import digest
+from shared.transfer import frames as chunks
+from shared.transfer.in_memory import Receiving
+from shared.transfer.pace import Pace
+from shared.transfer.to_file import NOTED_BYTES, Spool
 from tests.fuzz.trees import cut_and_spliced
 from tests.fuzz.wires import golden
 

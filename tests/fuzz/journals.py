@@ -7,8 +7,9 @@ from random import Random
 
 import msgspec
 
-from edge_server.store import rows
-from edge_server.store.base import (
+from edge_server.journal import rows
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
@@ -20,12 +21,12 @@ from edge_server.store.base import (
     RunOpened,
     UpdateAccepted,
 )
-from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
-from edge_server.trial.plan import Plan
-from shared import config, wire
+from edge_server.plan.plan import Plan
+from shared import config
 from shared.errors import CorruptFile
-from shared.measures import Cost, Provenance, StepCost
-from shared.messages import Assignment, Hyper, Update
+from shared.protocol import wire
+from shared.protocol.measurements import Cost, Provenance, StepCost
+from shared.protocol.messages import Assignment, Hyper, Update
 from tests.fuzz.configs import PLAN
 from tests.fuzz.trees import cut_and_spliced, damaged
 from tests.fuzz.wires import golden

@@ -9,10 +9,10 @@ from random import Random
 import msgspec
 import torch
 
-from shared import payload
 from shared.codecs.dense import dense
 from shared.errors import WireError
-from shared.messages import Payload
+from shared.protocol import payload
+from shared.protocol.messages import Payload
 from tests.fuzz.trees import cut_and_spliced, damaged
 from tests.fuzz.wires import golden
 

@@ -8,10 +8,10 @@ from random import Random
 
 import torch
 
-from shared import tensorfile
 from shared.errors import CorruptFile
-from shared.payload import digest
-from shared.tree import State, raw
+from shared.protocol.payload import digest
+from shared.tensors import file
+from shared.tensors.tree import State, raw
 from tests.fuzz.frames import folder
 from tests.fuzz.trees import cut_and_spliced, damaged
 
@@ -23,7 +23,7 @@ def seeds() -> list[bytes]:
     states = [State(), State({"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(3)}, {"round": 2, "name": "x"})]
     found = []
     for state in states:
-        tensorfile.save(folder() / "seed", state)
+        file.save(folder() / "seed", state)
         found.append((folder() / "seed").read_bytes())
     return found
 
@@ -33,11 +33,11 @@ def read(data: bytes) -> str:
     path = folder() / "state"
     path.write_bytes(data)
     try:
-        state = tensorfile.load(path)
+        state = file.load(path)
     except CorruptFile as error:
         return f"corrupt: {error.__cause__ or str(error).partition(': ')[2]}"
-    tensorfile.save(path, state)
-    again = tensorfile.load(path)
+    file.save(path, state)
+    again = file.load(path)
     assert again.facts == state.facts
     assert {key: digest([raw(leaf)]) for key, leaf in again.tree.items()} == {
         key: digest([raw(leaf)]) for key, leaf in state.tree.items()

@@ -8,11 +8,11 @@ from random import Random
 
 import msgspec
 
-from shared import wire
 from shared.errors import WireError
+from shared.protocol import wire
 from tests.fuzz.trees import cut_and_spliced, damaged
 
-GOLDEN = Path(__file__).parents[1] / "shared" / "golden_wire.txt"
+GOLDEN = Path(__file__).parents[1] / "shared" / "protocol" / "golden_wire.txt"
 
 
 def golden() -> dict[str, bytes]:

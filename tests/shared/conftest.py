@@ -10,8 +10,8 @@ import msgspec.inspect as shape
 import pytest
 from hypothesis import strategies as st
 
-from shared.clock import VirtualLoop
-from shared.messages import Assignment, Hyper, Report
+from shared.protocol.messages import Assignment, Hyper, Report
+from shared.runtime.clock import VirtualLoop
 
 T = TypeVar("T")
 

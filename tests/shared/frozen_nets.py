@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared.active import Active, chain, coverage, draw
-from shared.messages import Hyper
-from shared.sgd import descend
-from shared.tree import Tree
+from shared.protocol.messages import Hyper
+from shared.subnetworks.neurons import Active, chain, coverage, draw
+from shared.tensors.sgd import descend
+from shared.tensors.tree import Tree
 
 NETS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
     "mlp": (

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from shared import own
-from shared.cuts import table
 from shared.errors import ConfigError
-from shared.evaluate import skeleton
-from shared.messages import Spec
-from shared.models.init import blank, initial
+from shared.models.build import blank, initial
+from shared.models.cost import table
+from shared.models.evaluate import skeleton
+from shared.protocol.messages import Spec
 
 SOURCE = """
 from os import system  # what somebody else defined

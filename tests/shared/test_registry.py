@@ -7,8 +7,8 @@ import pytest
 from shared.algorithms import ALGORITHMS
 from shared.codecs import CODECS
 from shared.errors import ConfigError
-from shared.messages import Spec
 from shared.models import MODELS
+from shared.protocol.messages import Spec
 from shared.registry import build
 
 

@@ -7,9 +7,9 @@ import time
 import psutil
 import pytest
 
+from device_agent.hardware.tools import LIVE
 from device_agent.probes import cputime
 from device_agent.profile.schema import Profile
-from device_agent.tools import LIVE
 from shared.errors import NoData
 from tests.trees import grow
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from device_agent.hardware.tools import LIVE
 from device_agent.probes.disk import of_folder, read
 from device_agent.profile.schema import Profile
-from device_agent.tools import LIVE
 from shared.errors import NoData
 from tests.trees import as_nobody, open_to_all
 

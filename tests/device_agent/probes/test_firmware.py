@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.hardware.tools import LIVE
 from device_agent.probes import firmware
-from device_agent.tools import LIVE
 from shared.errors import NoData
 from tests.shared_data import shared
 from tests.trees import as_nobody, grow, open_to_all

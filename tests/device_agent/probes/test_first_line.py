@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.tools import first_line, until_newline
+from device_agent.hardware.tools import first_line, until_newline
 from shared.errors import NoData
 
 

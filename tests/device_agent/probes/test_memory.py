@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from device_agent.hardware.tools import LIVE
 from device_agent.probes import memory
 from device_agent.profile.schema import Profile
-from device_agent.tools import LIVE
 from shared.errors import NoData
 from tests.shared_data import shared
 from tests.trees import grow

@@ -63,7 +63,7 @@ def test_the_real_libraries_compute_here() -> None:
 def test_the_child_offers_itself_to_the_killer_of_processes(tmp_path, monkeypatch) -> None:
     """Where memory is short the kernel takes the trial, not the agent."""
     fake(tmp_path, "torch", "print(open('/proc/self/oom_score_adj').read()); raise OSError('seen')", monkeypatch)
-    ended = runtime.python("device_agent.smoke", "torch", timeout_s=30.0)
+    ended = runtime.python("device_agent.hardware.library_smoke_test", "torch", timeout_s=30.0)
     assert ended.printed.split() == ["500"]
 
 

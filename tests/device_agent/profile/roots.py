@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.profile.plan import CPUFREQ
+from device_agent.tuning.plan import CPUFREQ
 from tests.trees import grow
 
 KHZ = (600_000, 900_000, 1_200_000, 1_500_000)

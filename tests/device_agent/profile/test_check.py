@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from device_agent.profile.check import rivals
-from device_agent.profile.choose import Facts, choose
 from device_agent.profile.load import from_file
+from device_agent.profile.match import Facts, choose
 from device_agent.profile.schema import Match, Profile
 from shared.errors import ConfigError
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from device_agent.profile.check import ZONE_ROLES, problems, rivals
-from device_agent.profile.choose import choose, matches
 from device_agent.profile.load import NOBODY, all_profiles, facts, for_board, from_file
+from device_agent.profile.match import choose, matches
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
 from tests.shared_data import shared

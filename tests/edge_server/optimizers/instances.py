@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_server.optimizers.bandwidth import Bandwidth
-from edge_server.optimizers.hcef_problem import Hcef
+from edge_server.allocation.optimizers.bandwidth import Bandwidth
+from edge_server.allocation.optimizers.hcef_problem import Hcef
 
 BANDWIDTHS = ("link", "compute", "mixed", "tight", "loose", "partly")
 CONTROLS = ("balanced", "time", "energy", "loose", "link", "partly")

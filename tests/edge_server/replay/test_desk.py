@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import torch
 
-from device_agent import outbox
+from device_agent.exchange import outbox
 from edge_server.replay.desk import Desk
-from shared import payload
 from shared.codecs.dense import dense
-from shared.data.shelf import Shelf
+from shared.data.cache import Shelf
 from shared.data.spec import Data, Even
-from shared.messages import Assignment, Hyper, Spec, Transfer, Update
-from shared.models.init import initial
+from shared.models.build import initial
+from shared.protocol import payload
+from shared.protocol.messages import Assignment, Hyper, Spec, Transfer, Update
 from tests.edge_server.harness import packed, write_examples
 from tests.edge_server.replay.test_pool import order
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_server.replay import command
-from edge_server.replay.__main__ import main, replay
-from edge_server.replay.sources import gateway
-from edge_server.replay.sources.trace import behaviours
-from edge_server.store.base import closed_rounds
-from edge_server.trace.derive import trace_of
-from edge_server.trace.rows import Round, Row, Sample
+from edge_server.cli import replay as command
+from edge_server.journal.records import closed_rounds
+from edge_server.journal.runs import Run
+from edge_server.plan.plan import placed
+from edge_server.replay.devices import recorded_gateway
+from edge_server.replay.devices.recorded_run import behaviours
+from edge_server.replay.run import main, replay
+from edge_server.trace.export import trace_of
+from edge_server.trace.schema import Round, Row, Sample
 from edge_server.trace.trace import Trace
-from edge_server.trial.plan import placed
-from edge_server.trial.runs import Run
 from tests.edge_server.textbook import make_plan
 from tests.edge_server.trace.field import field_run, trained_alone
 
@@ -72,11 +72,11 @@ def test_a_round_is_the_servers_own_from_the_last_update_to_its_end(tmp_path):
     tasks = [task for task in trace.tasks if task.round == 1 and task.outcome == "arrived"]
     parts_s = max(task.download_s + task.compute_s + task.upload_s for task in tasks)
     ended_s = max(*(task.arrived_s for task in tasks), one.opened_s + parts_s)
-    assert gateway.seconds(trace)(1) == pytest.approx(one.closed_s - ended_s)
+    assert recorded_gateway.seconds(trace)(1) == pytest.approx(one.closed_s - ended_s)
     assert one.closed_s - ended_s > 0
     rest_s = one.closed_s - one.opened_s - tasks[0].download_s - tasks[0].compute_s
     longer = with_rows(trace, "tasks", lambda row: msgspec.structs.replace(row, upload_s=rest_s - 0.25))
-    assert gateway.seconds(longer)(1) == pytest.approx(0.25)
+    assert recorded_gateway.seconds(longer)(1) == pytest.approx(0.25)
 
 
 def test_who_is_waited_for_until_the_deadline_is_not_the_servers_time(played):
@@ -88,7 +88,7 @@ def test_who_is_waited_for_until_the_deadline_is_not_the_servers_time(played):
     assert trace.header.plan.round.deadline_s < 500
     due_s = trace.header.plan.round.deadline_s
     ended = with_rows(missing, "rounds", lambda row: msgspec.structs.replace(row, closed_s=row.opened_s + due_s + 1.0))
-    assert gateway.seconds(ended)(1) == pytest.approx(1.0)
+    assert recorded_gateway.seconds(ended)(1) == pytest.approx(1.0)
 
 
 def test_a_round_that_nobody_knows_of_takes_the_median(played):
@@ -98,10 +98,10 @@ def test_a_round_that_nobody_knows_of_takes_the_median(played):
         msgspec.structs.replace(row, arrived_s=row.arrived_s + 3.0 * (row.round == 2)) for row in slow.tables["tasks"]
     )
     slow = Trace(slow.header, {**slow.tables, "tasks": tasks})
-    own_s = gateway.seconds(slow)
+    own_s = recorded_gateway.seconds(slow)
     assert (own_s(1), own_s(2), own_s(9)) == pytest.approx((3.0, 5.0, 4.0), abs=0.01)
     unknown = with_rows(slow, "tasks", lambda row: msgspec.structs.replace(row, arrived_s=None))
-    assert gateway.seconds(unknown)(1) == 0.0
+    assert recorded_gateway.seconds(unknown)(1) == 0.0
 
 
 def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):

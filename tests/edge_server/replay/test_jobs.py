@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edge_server.replay.jobs import Jobs
-from shared.clock import VirtualLoop
+from shared.runtime.clock import VirtualLoop
 from tests.edge_server.replay.test_pool import order
 
 

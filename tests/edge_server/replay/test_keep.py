@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.explain import Explanation, explain
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import RoundOpened
-from edge_server.trial import plan as plans
+from edge_server.allocation.explain import Explanation, explain
+from edge_server.journal.records import RoundOpened
+from edge_server.plan import plan as plans
+from edge_server.replay.run import replay
 from tests.edge_server.harness import write_examples, write_plan
 
 DEVICES = """

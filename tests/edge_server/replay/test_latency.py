@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_server.costs import by_round
-from edge_server.replay.__main__ import replay
-from edge_server.replay.behaviours import behaviour
-from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.links_plan import WirelessLink
-from edge_server.trial.plan import load
-from shared.cuts import table
-from shared.messages import Spec
+from edge_server.journal.costs import by_round
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.links import WirelessLink
+from edge_server.plan.plan import load
+from edge_server.replay.devices.build import behaviour
+from edge_server.replay.run import replay
+from shared.models.cost import table
+from shared.protocol.messages import Spec
 from tests.edge_server.harness import write_plan
 
 AT_200_M = "link = { kind = 'wireless', bandwidth_hz = 5e6, distance_m = 200.0, tx_dbm = 23.0, server_dbm = 37.0 }"

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from device_agent.job import Job
-from device_agent.metering import Spent
+from device_agent.measurement.task_meter import Spent
+from device_agent.trainer.interface import Job
 from edge_server.replay.pool import Beside, Here, Order, pool_of
 from shared.data.spec import Data
 from shared.errors import FieldFleetError
-from shared.messages import Assignment, Cost, Hyper, Spec, Task, Transfer
+from shared.protocol.messages import Assignment, Cost, Hyper, Spec, Task, Transfer
 
 
 def order(name: str) -> Order:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
+from edge_server.journal.records import RoundClosed, RunClosed
 from edge_server.replay.progress import Progress
-from edge_server.store.base import RoundClosed, RunClosed
 
 
 def test_a_line_every_few_seconds_and_none_for_a_quick_replay():

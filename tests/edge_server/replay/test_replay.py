@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.replay.__main__ import main, name_of, replay, scratch
+from edge_server.journal import checkpoints
+from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
+from edge_server.journal.sqlite import read
+from edge_server.plan.plan import devices
 from edge_server.replay.desk import Desk
-from edge_server.store import checkpoints
-from edge_server.store.base import AnyRecord, UpdateAccepted, closed_rounds
-from edge_server.store.sqlite import read
-from edge_server.trial.plan import devices
+from edge_server.replay.run import main, name_of, replay, scratch
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import started, until

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replace_field
 
-from edge_server.costs import by_round
-from edge_server.replay.__main__ import main, replay
-from edge_server.replay.behaviour import Work, batches
-from edge_server.replay.command import between
-from edge_server.replay.sources import gateway
-from edge_server.replay.sources.recorded import recorded
-from edge_server.replay.sources.recorded_link import rates
-from edge_server.replay.sources.recorded_work import weights_of
-from edge_server.replay.sources.trace import behaviours
-from edge_server.store.base import closed_rounds
-from edge_server.trace.derive import trace_of
+from edge_server.cli.replay import between
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import closed_rounds
+from edge_server.journal.runs import Run
+from edge_server.plan.plan import placed
+from edge_server.replay.devices import recorded_gateway
+from edge_server.replay.devices.behaviour import Work, batches
+from edge_server.replay.devices.recorded_device import recorded
+from edge_server.replay.devices.recorded_link import rates
+from edge_server.replay.devices.recorded_run import behaviours
+from edge_server.replay.devices.recorded_work import weights_of
+from edge_server.replay.run import main, replay
+from edge_server.trace.export import trace_of
 from edge_server.trace.trace import Trace
-from edge_server.trial.plan import placed
-from edge_server.trial.runs import Run
-from shared.measures import Provenance
+from shared.protocol.measurements import Provenance
 from tests.edge_server.textbook import LINKS, make_plan
 
 STEPS = 4
@@ -142,10 +142,10 @@ def busier(trace: Trace, seconds: float) -> Trace:
 def test_what_a_step_takes_the_server_is_what_nobody_s_link_explains(trial, tmp_path):
     """Half a second more in every step of every device is the server's; the replay's rounds are as much longer."""
     folder, run, trace = trial
-    before_s = gateway.step_seconds(trace)
+    before_s = recorded_gateway.step_seconds(trace)
     assert before_s < 0.1, "nobody serves in a replay of a plan"
     busy = busier(trace, 0.5 * STEPS)
-    assert gateway.step_seconds(busy) == pytest.approx(before_s + 0.5, rel=0.1)
+    assert recorded_gateway.step_seconds(busy) == pytest.approx(before_s + 0.5, rel=0.1)
     _, records = replay(placed(busy.header.plan, folder), tmp_path / "run", trace=busy)
     for before, after in zip(closed_rounds(run.records), closed_rounds(records), strict=True):
         assert after.seconds == pytest.approx(before.seconds + 0.5 * STEPS, rel=0.05)

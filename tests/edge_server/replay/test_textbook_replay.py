@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.replay.__main__ import replay
-from edge_server.store.base import closed_rounds
+from edge_server.journal.records import closed_rounds
+from edge_server.replay.run import replay
 from tests.edge_server.replay import textbook_fleet, textbook_replay
 from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
 from tests.edge_server.replay.textbook_replay import Device

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from device_agent.bench import TaskBatches
-from edge_server.replay.stacked import stacked
+from device_agent.trainer.workspace import TaskBatches
+from edge_server.replay.stacked_training import stacked
 from edge_server.replay.together import MOST, at_once, correction_of, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg, local_sgd
 from shared.data.examples import Examples
-from shared.messages import Assignment, Hyper
 from shared.models.base import Model
-from shared.models.cnn import cnn
-from shared.models.init import seeded
+from shared.models.build import seeded
 from shared.models.mlp import mlp
-from shared.tree import State
+from shared.models.small import cnn
+from shared.protocol.messages import Assignment, Hyper
+from shared.tensors.tree import State
 
 STACKED = sorted(name for name in ALGORITHMS if correction_of(ALGORITHMS[name]())[0])
 CLASSES = 5

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from edge_server.journal.observed import Noted
+from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.sqlite import read
+from edge_server.plan.replay_plan import ReplayPlan
 from edge_server.replay import together
-from edge_server.replay.__main__ import exactly, main, name_of, replay
-from edge_server.store.base import UpdateAccepted, closed_rounds
-from edge_server.store.observed import Noted
-from edge_server.store.sqlite import read
-from edge_server.trial.replay_plan import ReplayPlan
+from edge_server.replay.run import exactly, main, name_of, replay
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import make_plan, require_equal
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.replay.behaviour import Behaviour, Work
-from edge_server.replay.behaviours import behaviour
-from edge_server.trial.devices_plan import DevicePlan
-from edge_server.trial.links_plan import TraceLink
-from edge_server.trial.sources_plan import GivenCompute, TracePower
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.links import TraceLink
+from edge_server.plan.simulated_devices import GivenCompute, TracePower
+from edge_server.replay.devices.behaviour import Behaviour, Work
+from edge_server.replay.devices.build import behaviour
 from shared.errors import ConfigError
 from tests.shared_data import shared
 

@@ -14,16 +14,16 @@ from random import Random
 
 import xxhash
 
-from edge_server.costs import by_round
-from edge_server.store.base import AnyRecord, closed_rounds
-from edge_server.trial.plan import Plan, devices, share
-from shared import payload, wire
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import AnyRecord, closed_rounds
+from edge_server.plan.plan import Plan, devices, share
 from shared.algorithms.base import mix
 from shared.codecs.dense import dense
-from shared.data.shelf import Shelf
-from shared.measures import Cost, Provenance, Spent
-from shared.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want
-from shared.models.init import initial
+from shared.data.cache import Shelf
+from shared.models.build import initial
+from shared.protocol import payload, wire
+from shared.protocol.measurements import Cost, Provenance, Spent
+from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want
 from tests.edge_server.harness import write_examples
 from tests.edge_server.replay.textbook_replay import Device, simulate
 from tests.edge_server.textbook import make_plan

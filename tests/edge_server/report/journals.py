@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.store.base import (
+from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
@@ -12,11 +12,11 @@ from edge_server.store.base import (
     RunOpened,
     UpdateAccepted,
 )
-from edge_server.trial.plan import Plan
-from edge_server.trial.section import Chosen
+from edge_server.plan.plan import Plan
+from edge_server.plan.sections import Chosen
 from shared.data.spec import Data
-from shared.measures import Cost, Provenance
-from shared.messages import Assignment, Hyper, Update, Value
+from shared.protocol.measurements import Cost, Provenance
+from shared.protocol.messages import Assignment, Hyper, Update, Value
 
 MODELLED = Provenance(source="cpu time", quality="modelled")
 CORRECTED = Provenance(source="pmic", quality="corrected")

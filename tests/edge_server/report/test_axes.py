@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.report import words
+from edge_server.report import formatting
 from edge_server.report.amounts import UNKNOWN, Amount, quantile, rest, total
 from edge_server.report.axes import Axis, label, ticks, whole_ticks
 
@@ -94,12 +94,12 @@ def test_sums_count_what_is_known_and_say_whether_it_is_all():
     ],
 )
 def test_an_amount_in_words(said, kind, text):
-    assert words.amount(said, kind) == text
+    assert formatting.amount(said, kind) == text
 
 
 def test_changes_in_words():
-    assert words.change(110.0, 100.0) == "+10.0 %"
-    assert words.change(99.99, 100.0) == "± 0.0 %".replace(" ", "", 1)
-    assert words.change_of_share(0.85, 0.9) == "\N{MINUS SIGN}5.0 points"
-    assert [words.change(1.0, None), words.change(None, 1.0), words.change(1.0, 0.0)] == ["", "", ""]
-    assert words.plain(math.pi * 1e200) == "3.14e+200"
+    assert formatting.change(110.0, 100.0) == "+10.0 %"
+    assert formatting.change(99.99, 100.0) == "± 0.0 %".replace(" ", "", 1)
+    assert formatting.change_of_share(0.85, 0.9) == "\N{MINUS SIGN}5.0 points"
+    assert [formatting.change(1.0, None), formatting.change(None, 1.0), formatting.change(1.0, 0.0)] == ["", "", ""]
+    assert formatting.plain(math.pi * 1e200) == "3.14e+200"

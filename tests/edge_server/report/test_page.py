@@ -7,12 +7,12 @@ import re
 import msgspec
 import pytest
 
-from edge_server.report.compare import reached
-from edge_server.report.curves import MOST, thinned
+from edge_server.journal.records import RoundOpened, RunClosed
+from edge_server.report.charts import MOST, thinned
 from edge_server.report.page import page
 from edge_server.report.summarise import digest
-from edge_server.store.base import RoundOpened, RunClosed
-from shared.messages import Assignment, Hyper
+from edge_server.report.targets import reached
+from shared.protocol.messages import Assignment, Hyper
 from tests.edge_server.report.journals import MODELLED, begin, closed, cost, many, opened, small, update
 from tests.edge_server.report.markup import parsed, rows
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from edge_server.journal.records import CostSettled, RoundOpened
 from edge_server.report.amounts import NONE, UNKNOWN, Amount
-from edge_server.report.compare import comparison
-from edge_server.report.long import csv_of
+from edge_server.report.csv_export import csv_of
 from edge_server.report.page import page
 from edge_server.report.summarise import digest, joules
-from edge_server.store.base import CostSettled, RoundOpened
+from edge_server.report.targets import comparison
 from edge_server.trial.tables import rounds_table, slowest, total_joules
-from shared.measures import Cost
-from shared.messages import Assignment, Hyper
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Assignment, Hyper
 from tests.edge_server.report.journals import begin, closed, cost, small, update
 from tests.edge_server.report.markup import parsed, rows
 from tests.edge_server.report.test_page import section

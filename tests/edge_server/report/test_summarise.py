@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.records import CostSettled, Rewound, RoundOpened, RunOpened
 from edge_server.report.amounts import NONE, UNKNOWN, Amount
 from edge_server.report.summarise import digest, joules
-from edge_server.store.base import CostSettled, Rewound, RoundOpened, RunOpened
-from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
 from shared.errors import ConfigError
-from shared.measures import Cost
-from shared.messages import Assignment, Hyper
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Assignment, Hyper
 from tests.edge_server.report.journals import CORRECTED, MODELLED, begin, closed, cost, opened, small, update
 
 

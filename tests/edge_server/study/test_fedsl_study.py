@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_server.plan.plan import Chosen, EvaluationPlan
 from edge_server.study.cell import perform
 from edge_server.study.grid import Cell, cells
 from edge_server.study.result import finished, order_of
 from edge_server.study.spec import load
-from edge_server.trial.plan import Chosen, EvaluationPlan
 from tests.shared_data import shared
 
 STUDY = Path(__file__).resolve().parents[3] / "deploy" / "studies" / "fedsl.toml"

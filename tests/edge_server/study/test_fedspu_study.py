@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.store.base import Evaluated
+from edge_server.journal.records import Evaluated
+from edge_server.plan.devices import expanded
 from edge_server.study.cell import perform
 from edge_server.study.grid import Cell, cells
 from edge_server.study.result import Result, finished, order_of
 from edge_server.study.spec import load
-from edge_server.trial.devices_plan import expanded
 from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPPING, Ran, claims, curve_of, read
 from tests.shared_data import shared
 

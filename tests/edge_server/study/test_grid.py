@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_server.plan.plan import load
 from edge_server.study.grid import cells, setting_of
 from edge_server.study.lines import line_of
 from edge_server.study.spec import load as load_study
-from edge_server.trial.plan import load
 from shared.errors import ConfigError
-from shared.topics import is_name
+from shared.protocol.topics import is_name
 from tests.edge_server.study.studies import HEAD, TWO_SEEDS, VARIANTS, grid_of, write_study
 
 RATES = f'{TWO_SEEDS}"hyper.learning_rate" = [0.1, 0.2]\n'

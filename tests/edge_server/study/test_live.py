@@ -15,16 +15,16 @@ import msgspec
 import psutil
 import pytest
 
-from edge_server.replay.__main__ import replay
-from edge_server.store.sqlite import JOURNAL
+from edge_server.journal.sqlite import JOURNAL
+from edge_server.replay.run import replay
 from edge_server.study.cell import perform
-from edge_server.study.conduct import PART, AsRun, Runner, conduct
 from edge_server.study.pool import MEMORY, Tell, run_here, sweep
 from edge_server.study.result import RESULT, Began, Ended, Order, finished, order_of
+from edge_server.study.run import PART, AsRun, Runner, conduct
 from edge_server.study.summary import Summary
 from edge_server.study.terminal import run_study
 from shared.errors import ConfigError
-from shared.lock import held
+from shared.runtime.folder_lock import held
 from tests.edge_server.processes import started, until
 from tests.edge_server.study.studies import HEAD, grid_of
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edge_server.store.base import (
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
@@ -19,10 +20,9 @@ from edge_server.store.base import (
     RunOpened,
     UpdateAccepted,
 )
-from edge_server.store.observed import Joined, Left, Noted, Sensed, ServerBegan
-from edge_server.trial import plan as plans
-from shared.measures import Cost, Provenance, StepCost
-from shared.messages import Assignment, Hyper, Transfer, Update
+from edge_server.plan import plan as plans
+from shared.protocol.measurements import Cost, Provenance, StepCost
+from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 from tests.edge_server.harness import write_plan
 
 BEGAN = 1000.0

@@ -13,7 +13,7 @@ from edge_server.trace import files
 from edge_server.trace.cells import FORMULA, cells, row
 from edge_server.trace.header import FILE
 from edge_server.trace.observations import BOARD
-from edge_server.trace.rows import Fact, Sample, columns
+from edge_server.trace.schema import Fact, Sample, columns
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import bring, export
 from tests.edge_server.trace.test_round_trip import export_field_run, texts

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_server.store import rows
+from edge_server.journal import rows
 from edge_server.trace import files
-from edge_server.trace.restore import records_of
+from edge_server.trace.import_run import records_of
 from shared.errors import ConfigError
 from tests.edge_server.trace.test_round_trip import export_field_run
 

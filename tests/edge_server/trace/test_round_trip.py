@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.costs import by_round
-from edge_server.store.base import CostSettled, RoundOpened, RunOpened, UpdateAccepted, closed_rounds
-from edge_server.store.sqlite import SqliteStore, read
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import CostSettled, RoundOpened, RunOpened, UpdateAccepted, closed_rounds
+from edge_server.journal.runs import find, summary, unfinished
+from edge_server.journal.sqlite import SqliteStore, read
+from edge_server.plan.plan import load
 from edge_server.trace import files
-from edge_server.trace.derive import trace_of
+from edge_server.trace.export import trace_of
 from edge_server.trace.header import FILE
-from edge_server.trace.rows import TABLES, columns, unit_of
+from edge_server.trace.schema import TABLES, columns, unit_of
 from edge_server.trace.transfer import bring, export
-from edge_server.trial.plan import load
-from edge_server.trial.runs import find, summary, unfinished
 from shared.algorithms.base import mix
 from shared.errors import ConfigError
 from tests.edge_server.trace.field import cost, field_run

@@ -10,9 +10,9 @@ import torch
 
 from shared.algorithms.base import Algorithm, Cohort
 from shared.data.examples import Examples, batches
-from shared.messages import Hyper, Spec
-from shared.models.init import blank, initial
-from shared.tree import State
+from shared.models.build import blank, initial
+from shared.protocol.messages import Hyper, Spec
+from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import drive
 
 MODEL = Spec(name="mlp", options={"features": 6, "hidden": 5, "classes": 3})

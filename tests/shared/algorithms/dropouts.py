@@ -9,13 +9,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.active import PREFIX, chain, coverage, unpack
 from shared.algorithms.base import Algorithm, Cohort, Result
 from shared.algorithms.fedavg import local_sgd
-from shared.messages import Assignment, Hyper
 from shared.models.base import Model
-from shared.models.init import seeded
-from shared.tree import Mean, State, Tree
+from shared.models.build import seeded
+from shared.protocol.messages import Assignment, Hyper
+from shared.subnetworks.neurons import PREFIX, chain, coverage, unpack
+from shared.tensors.tree import Mean, State, Tree
 from tests.shared.algorithms.small import Own, examples, normed
 
 HYPER = Hyper(local_epochs=3, batch_size=4, learning_rate=0.1)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Cohort, Result
 from shared.data.examples import Examples
-from shared.messages import Assignment, Hyper, Spec, Value
 from shared.models.base import Model
-from shared.models.init import initial
-from shared.tree import Mean, State, Tree
+from shared.models.build import initial
+from shared.protocol.messages import Assignment, Hyper, Spec, Value
+from shared.tensors.tree import Mean, State, Tree
 from tests.shared.algorithms.small import Own
 
 CNN = Spec(name="cnn", options={"side": 8, "width": 4, "hidden": 9, "classes": 3})

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shared.algorithms.base import Algorithm, Batches, Result, Session
-from shared.messages import Assignment
 from shared.models.base import Model
-from shared.steps import Missed
-from shared.tree import State, Tree
+from shared.protocol.messages import Assignment
+from shared.protocol.steps import Missed
+from shared.tensors.tree import State, Tree
 
 
 @dataclass

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from shared.algorithms.base import Algorithm, Cohort
 from shared.data.examples import Examples, batches
-from shared.messages import Assignment, Hyper
 from shared.models.base import Model
-from shared.models.cnn import cnn
-from shared.models.init import seeded
+from shared.models.build import seeded
 from shared.models.mlp import mlp
-from shared.tree import Mean, State
+from shared.models.small import cnn
+from shared.protocol.messages import Assignment, Hyper
+from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.sessions import Driven, drive
 
 HYPER = Hyper(batch_size=4, learning_rate=0.1)

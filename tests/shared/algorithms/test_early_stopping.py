@@ -15,9 +15,9 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result
 from shared.algorithms.early_stopping import LOSS, STOPPED, Stopping, leaving
 from shared.algorithms.fedavg import fedavg
-from shared.messages import Assignment, Hyper
-from shared.models.init import seeded
-from shared.tree import Mean, State
+from shared.models.build import seeded
+from shared.protocol.messages import Assignment, Hyper
+from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.dropouts import Site, network
 from tests.shared.algorithms.small import Own, examples
 

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
-from shared.messages import Spec
+from shared.protocol.messages import Spec
 from shared.registry import build
-from shared.tree import Mean, State
+from shared.tensors.tree import Mean, State
 
 
 @pytest.fixture(params=sorted(ALGORITHMS))
@@ -28,7 +28,7 @@ def test_has_its_own_tests(name):
     builder = ALGORITHMS[name]
     while isinstance(builder, partial):
         builder = builder.func
-    assert (Path(__file__).parent / f"test_{builder.__module__.rpartition('.')[2]}.py").exists()
+    assert list(Path(__file__).parent.rglob(f"test_{builder.__module__.rpartition('.')[2]}.py"))
 
 
 def test_rounds_lower_the_loss(algorithm, play, fleet, model, hyper):

@@ -14,9 +14,9 @@ from torch.nn import functional
 from shared.algorithms.base import Cohort, Result, mix
 from shared.algorithms.fedavg import fedavg
 from shared.data.examples import batches
-from shared.messages import Assignment, Hyper
 from shared.models.base import Model
-from shared.tree import Mean, State
+from shared.protocol.messages import Assignment, Hyper
+from shared.tensors.tree import Mean, State
 
 
 def equal(a: dict, b: dict) -> bool:

@@ -11,9 +11,9 @@ from shared.algorithms.fedavg import fedavg
 from shared.algorithms.fedprox import fedprox
 from shared.data.examples import batches
 from shared.errors import ConfigError
-from shared.messages import Assignment, Spec
+from shared.protocol.messages import Assignment, Spec
 from shared.registry import build
-from shared.tree import State
+from shared.tensors.tree import State
 
 
 def test_mu_zero_is_fedavg_bit_for_bit(play, fleet, hyper):

@@ -12,9 +12,9 @@ from shared.algorithms.early_stopping import STOPPED
 from shared.algorithms.fedavg import fedavg, local_sgd
 from shared.algorithms.fedselect import BEFORE, CHOSEN, OWN, Growth, fedselect
 from shared.codecs import CODECS
-from shared.messages import Spec
+from shared.protocol.messages import Spec
 from shared.registry import build
-from shared.tree import State
+from shared.tensors.tree import State
 from tests.shared.algorithms.dropouts import HYPER, Site, network, same
 from tests.shared.algorithms.small import Own
 

@@ -7,9 +7,9 @@ import torch
 
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
-from shared.messages import Spec
+from shared.protocol.messages import Spec
 from shared.registry import build
-from shared.tree import State, Tree
+from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.conftest import HYPER, Own
 
 NAMES = ("keep", "prune")

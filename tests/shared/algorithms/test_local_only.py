@@ -9,9 +9,9 @@ from shared.algorithms.base import Cohort, Result
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.local_only import local_only
 from shared.errors import WireError
-from shared.messages import Hyper, Spec
-from shared.models.init import initial
-from shared.tree import Mean, State, add
+from shared.models.build import initial
+from shared.protocol.messages import Hyper, Spec
+from shared.tensors.tree import Mean, State, add
 from tests.shared.algorithms.small import Own, examples
 
 HYPER = Hyper(local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.9)

@@ -8,12 +8,12 @@ import torch
 
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.fedselect import fedselect
-from shared.algorithms.fedspu import fedspu
-from shared.algorithms.hermes import hermes
 from shared.algorithms.local_only import local_only
+from shared.algorithms.subnetwork.fedspu import fedspu
+from shared.algorithms.subnetwork.hermes import hermes
 from shared.errors import TaskFailed
-from shared.models.init import seeded
-from shared.tree import State, Tree
+from shared.models.build import seeded
+from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.dropouts import HYPER, Site, network, same
 from tests.shared.algorithms.small import Own
 

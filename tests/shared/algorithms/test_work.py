@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shared.algorithms import ALGORITHMS
-from shared.messages import Assignment, Hyper, Spec
-from shared.models.init import blank
+from shared.models.build import blank
+from shared.protocol.messages import Assignment, Hyper, Spec
 
 LARGE = blank(Spec(name="mlp", options={"features": 784, "hidden": 1024, "classes": 10}))
 SMALL = blank(Spec(name="mlp", options={"features": 8, "hidden": 16, "classes": 4}))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from shared import payload
 from shared.codecs import CODECS
 from shared.codecs.base import DTYPES, from_blob, to_blob
 from shared.errors import WireError
-from shared.messages import Blob, Payload
-from shared.payload import ITEM_BYTES
+from shared.protocol import payload
+from shared.protocol.messages import Blob, Payload
+from shared.protocol.payload import ITEM_BYTES
 
 DENSE = CODECS["dense"]()
 

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import payload
 from shared.codecs import CODECS
 from shared.codecs.base import Codec, Coded
 from shared.errors import ConfigError, WireError
-from shared.messages import Blob, Payload, Spec
+from shared.protocol import payload
+from shared.protocol.messages import Blob, Payload, Spec
 from shared.registry import build
-from shared.tree import Mean, Tree, accumulate, check_like, finish
+from shared.tensors.tree import Mean, Tree, accumulate, check_like, finish
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SHAPES = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=5)

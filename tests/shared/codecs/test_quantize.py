@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import payload
 from shared.codecs import CODECS
 from shared.codecs.base import Codec
 from shared.errors import ConfigError, WireError
-from shared.messages import Blob, Payload, Spec
-from shared.quantize import dequantize, levels
+from shared.protocol import payload
+from shared.protocol.messages import Blob, Payload, Spec
 from shared.registry import build
-from shared.tree import Tree, check_like
+from shared.tensors.quantizer import dequantize, levels
+from shared.tensors.tree import Tree, check_like
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=4)
 
@@ -72,7 +72,7 @@ def test_every_value_is_within_a_step(scope, shapes, seed, bits):
 
 
 def test_it_is_the_quantizer_of_the_mathematics():
-    """A leaf is quantized as `shared.quantize` does with the generator of its content."""
+    """A leaf is quantized as `shared.tensors.quantizer` does with the generator of its content."""
     leaf = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     content = payload.digest([memoryview((5).to_bytes(8, "little")), memoryview(leaf.numpy().tobytes())])
     generator = torch.Generator().manual_seed(int.from_bytes(content[:8], "little", signed=True))

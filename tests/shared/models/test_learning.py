@@ -10,8 +10,8 @@ from torch.nn import functional
 from shared.data.examples import batches
 from shared.data.load import load
 from shared.data.spec import Data
-from shared.messages import Spec
-from shared.models.init import initial
+from shared.models.build import initial
+from shared.protocol.messages import Spec
 from tests.shared_data import shared
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from shared import active
 from shared.errors import ConfigError
-from shared.messages import Spec
 from shared.models import MODELS
 from shared.models.base import Model
-from shared.models.init import blank, initial, seeded
+from shared.models.build import blank, initial, seeded
+from shared.protocol.messages import Spec
+from shared.subnetworks import neurons
 
 SMALL = {
     "alexnet": ({"side": 8, "width": 0.1, "hidden": 9, "classes": 4}, (3, 3, 8, 8)),
@@ -167,11 +167,11 @@ def test_parameters_are_as_many_as_papers_say(spec, count):
 def test_fedspus_networks_send_what_its_paper_counts(name, sizes, bitmaps):
     """Active parameters, running statistics included, of a fifth to all of the neurons, and bytes of bitmaps."""
     layers = blank(Spec(name=name)).layers
-    found = active.chain(layers)
+    found = neurons.chain(layers)
     tree = dict(layers.state_dict())
-    drawn = [active.draw(found.hidden, keep, 3) for keep in (0.2, 0.4, 0.6, 0.8, 1.0)]
-    assert [active.numel(found.index(one), tree) for one in drawn] == sizes
-    assert sum(leaf.nbytes for leaf in active.pack(drawn[0], found.hidden).values()) == bitmaps
+    drawn = [neurons.draw(found.hidden, keep, 3) for keep in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert [neurons.numel(found.index(one), tree) for one in drawn] == sizes
+    assert sum(leaf.nbytes for leaf in neurons.pack(drawn[0], found.hidden).values()) == bitmaps
 
 
 def test_a_blank_network_takes_no_memory():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server import broker
-from edge_server.broker import PrivateBroker
+from edge_server.fleet import broker
+from edge_server.fleet.broker import PrivateBroker
 
 
 @asynccontextmanager

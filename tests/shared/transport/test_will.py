@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared import wire
-from shared.messages import Status
-from shared.topics import ANY, topic
+from shared.protocol import wire
+from shared.protocol.messages import Status
+from shared.protocol.topics import ANY, topic
 
 pytestmark = pytest.mark.broker
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 DEVICE = """
 import asyncio, sys
 from pathlib import Path
-from shared.presence import Session
+from shared.transport.presence import Session
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 

@@ -1,0 +1,96 @@
+"""Put an agent together from what its file says."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from device_agent.agent import Agent
+from device_agent.config import AgentConfig
+from device_agent.exchange.download import Download
+from device_agent.exchange.outbox import Outbox
+from device_agent.exchange.reports import Charge, Reporter
+from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.upload import Delivery
+from device_agent.measurement.board import Board
+from device_agent.measurement.link_meter import LinkMeter
+from device_agent.trainer.interface import Trainer
+from shared.protocol.messages import Report
+from shared.runtime.clock import Clock, monotonic
+from shared.runtime.executor import Worker, in_thread
+from shared.transport.base import Transport
+
+
+def compose(  # noqa: PLR0913 - the seams that replay exchanges
+    config: AgentConfig,
+    folder: Path,
+    transport: Transport,
+    trainer: Trainer,
+    *,
+    clock: Clock = monotonic,
+    worker: Worker = in_thread,
+    board: Board | None = None,
+    link: LinkMeter | None = None,
+    charge: Charge | None = None,
+    seed: int | None = None,
+) -> Agent:
+    """Return the agent that a configuration describes.
+
+    Args:
+        config: What its file says.
+        folder: Of its outbox, its states and what it receives.
+        transport: Its way to the broker.
+        trainer: Does its tasks.
+        clock: Time.
+        worker: Runs what would block.
+        board: What measures; None where nothing does, as in replay.
+        link: Measures the link from what passes; None where nothing does.
+        charge: Tells what transfers cost; None where the board's power log does.
+        seed: Of the jitter of its offers; None for another one every time.
+    """
+    meter = link or LinkMeter(clock=clock)
+    us, sense = (transport, config.site, config.device), partial(_sense, config.device, board, meter, folder, clock)
+    power = board.power if board else None
+    reporter = Reporter(*us, clock, worker, sense=sense, report_s=config.report_s, power=power, charge=charge)
+    outbox, jitter = Outbox(folder / "outbox", folder / "state", config.outbox_mb << 20), Random(seed)  # noqa: S311
+    return Agent(
+        *(config.device, config.site, transport, clock, trainer, outbox),
+        download=_download(config, folder, transport, meter, worker, clock),
+        delivery=Delivery(
+            *us, outbox, jitter, clock=clock, link=meter, sending=reporter.sending, sent=reporter.settled
+        ),
+        splitting=_splitting(config, transport, clock, seed),
+        data=config.data,
+        states=folder / "state",
+        frame_bytes=config.link.frame_bytes,
+        reporter=reporter,
+        measuring=board.measuring if board else None,
+    )
+
+
+def _download(
+    config: AgentConfig, folder: Path, transport: Transport, link: LinkMeter, worker: Worker, clock: Clock
+) -> Download:
+    return Download(
+        *(transport, config.site, config.device, folder, worker, clock),
+        window=config.link.window,
+        patience_s=config.link.patience_s,
+        limit=config.link.max_payload_mb << 20,
+        link=link,
+    )
+
+
+def _splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> Splitting:
+    return Splitting(
+        *(transport, config.site, config.device, clock),
+        frame_bytes=config.link.frame_bytes,
+        window=config.link.window,
+        patience_s=config.link.patience_s,
+        limit=config.link.max_payload_mb << 20,
+        jitter=Random(seed),  # noqa: S311 - spreads offers in time
+    )
+
+
+def _sense(device: str, board: Board | None, link: LinkMeter, folder: Path, clock: Clock) -> Report:
+    return board.report(device, link, folder) if board else Report(device=device, at=clock())

@@ -1,0 +1,174 @@
+"""Copy what a board's sensors say into a folder that replays anywhere: the same figures, the same lacks, no owner.
+
+The folder is a test fixture at once: `root/` with the files that probes read and the outputs of the board's tools, and
+`expected.json` with what the probes make of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from device_agent.diagnosis.redaction import redacted
+from device_agent.hardware import recorded, tools
+from device_agent.probes import firmware, memory
+from device_agent.probes.base import Found, text
+from device_agent.probes.power import tegrastats
+from device_agent.profile.schema import Profile
+from shared.errors import ConfigError, NoData
+from shared.protocol.measurements import Lack
+
+ROOT, EXPECTED = "root", "expected.json"
+MAX_FILE_BYTES = 64 << 10
+MAX_TREE_BYTES = 4 << 20
+
+CPU, HWMON, NET = "sys/devices/system/cpu", "sys/class/hwmon/hwmon*", "sys/class/net/*"
+RADIO = ("wireless", "phy80211")
+IIO, SUPPLY, ZONE = "sys/bus/i2c/drivers/ina3221x/*/iio:device*", "sys/class/power_supply/*", "sys/class/powercap/*"
+PATHS = (
+    *("proc/cpuinfo", "proc/stat", "proc/meminfo", "proc/net/dev", "proc/net/wireless", "proc/pressure/*"),
+    *("proc/sys/kernel/osrelease", "proc/device-tree/compatible", "proc/device-tree/model", "proc/self/cgroup"),
+    *("etc/nv_tegra_release", "etc/nvpmodel.conf", "var/lib/nvpmodel/status"),
+    *(f"sys/class/dmi/id/{name}" for name in ("sys_vendor", "product_name", "board_name")),
+    *(f"{CPU}/{name}" for name in ("online", "offline", "present", "possible", "cpu[0-9]*/online")),
+    *(f"{CPU}/cpufreq/policy*/{name}" for name in ("*_freq", "*_cpus", "*_governor", "*_driver", "*_frequencies")),
+    f"{CPU}/cpufreq/policy*/stats/time_in_state",
+    *(f"sys/class/thermal/thermal_zone*/{name}" for name in ("type", "temp", "mode", "trip_point_*")),
+    *(f"sys/class/thermal/cooling_device*/{name}" for name in ("type", "cur_state", "max_state")),
+    *(f"{HWMON}/{name}" for name in ("name", "*_label", "*_input", "*_max", "*_crit", "*_alarm", "*_cnt", "*_en")),
+    *(f"{HWMON}/{name}" for name in ("label", "update_interval", "shunt*_resistor")),
+    *(f"{IIO}/{name}" for name in ("rail_name_*", "in_*_input", "*_limit_*", "name")),
+    *(f"{ZONE}/{name}" for name in ("name", "energy_uj", "max_energy_range_uj", "constraint_*_uw", "enabled")),
+    *(f"{SUPPLY}/{name}" for name in ("type", "scope", "status", "capacity", "online", "present", "*_now")),
+    *(f"sys/devices/platform/{depth}*firmware*/get_throttled" for depth in ("", "*/", "*/*/")),
+    *(f"{NET}/{name}" for name in ("type", "speed", "operstate", "carrier", "statistics/[rt]x_bytes")),
+    *(f"{NET}/{name}" for name in ("device/modalias", "phy80211/index", "wireless/*")),
+    *(f"sys/class/devfreq/*/{name}" for name in ("cur_freq", "max_freq")),
+    *(f"sys/fs/cgroup/{name}" for name in ("memory.pressure", "cpu.max", "cpu.stat")),
+)
+"""All that is copied, as patterns below the root: what probes read now, and what a board's next probe may want."""
+
+FIRMWARE_QUESTIONS = ("measure_clock arm", "measure_temp", "get_throttled", "pmic_read_adc")
+RADIO_QUESTIONS = (("link",), ("station", "dump"))
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What was recorded: files, bytes, files that did not answer, and what was left out for its size."""
+
+    files: int = 0
+    size_bytes: int = 0
+    lacks: dict[str, Lack] = {}
+    left_out: tuple[str, ...] = ()
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What the probes make of a recorded board: figures, lacks and facts, by name.
+
+    Attributes:
+        board: Id of the profile that is chosen.
+    """
+
+    board: str
+    readings: dict[str, float] = {}
+    absent: dict[str, Lack] = {}
+    facts: dict[str, str] = {}
+
+
+def record(root: Path, folder: Path) -> Summary:
+    """Copy the board below `root` into `folder`/root.
+
+    Raises:
+        ConfigError: The folder is there already and not empty, or cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there and not empty; name a new folder")
+    private = (os.uname().nodename,)
+    files: dict[str, str] = {}
+    lacks: dict[str, Lack] = {}
+    left_out, room = [], MAX_TREE_BYTES
+    for question, ask in _questions(root):
+        name, (content, lack) = redacted(question, private), _answer(ask)
+        content = redacted(content, private) + "\n"
+        size = len(content.encode())
+        if lack == "not_present" or name in files:
+            continue
+        if size > min(MAX_FILE_BYTES, room):
+            left_out.append(name)
+            continue
+        room -= size
+        files[name] = content
+        if lack is not None:
+            lacks[name] = lack
+    _write(folder, {f"{ROOT}/{name}": content for name, content in files.items()})
+    return Summary(files=len(files), size_bytes=MAX_TREE_BYTES - room, lacks=lacks, left_out=tuple(left_out))
+
+
+def tree(folder: str) -> Path:
+    """Return the root of a recorded board, whether that is named or the folder that `record` wrote around it."""
+    return Path(folder, ROOT) if Path(folder, EXPECTED).is_file() else Path(folder)
+
+
+def keep(folder: Path, expected: Expected) -> None:
+    """Write what is expected beside the tree; raises ConfigError where it cannot be written."""
+    _write(folder, {EXPECTED: msgspec.json.format(msgspec.json.encode(expected)).decode() + "\n"})
+
+
+def expected(profile: Profile, found: Found) -> Expected:
+    """Return the figures, lacks and facts of what was found, without sources, times and causes."""
+    return Expected(
+        board=profile.id,
+        readings={name: reading.value for name, reading in sorted(found.readings.items())},
+        absent={name: lack.lack for name, lack in sorted(found.absent.items())},
+        facts=dict(sorted(found.facts.items())),
+    )
+
+
+def _questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    for pattern in PATHS:
+        for path in sorted(root.glob(pattern)):
+            if not path.is_dir():
+                yield str(path.relative_to(root)), partial(text, path)
+    for path in _own_groups(root):
+        yield str(path.relative_to(root)), partial(text, path)
+    for question in FIRMWARE_QUESTIONS:
+        yield f"{tools.RECORDED}/vcgencmd {question}", partial(firmware.ask, root, question)
+    commands: list[tuple[tuple[str, ...], Callable[..., str]]] = [
+        (("nvpmodel", "-q"), tools.output),
+        (tegrastats.COMMAND, tools.first_line),
+    ]
+    radios = [folder for folder in sorted(root.glob(NET)) if any((folder / name).exists() for name in RADIO)]
+    commands += [(("iw", "dev", radio.name, *words), tools.output) for radio in radios for words in RADIO_QUESTIONS]
+    for command, ask in commands:
+        yield f"{tools.RECORDED}/{' '.join(command)}", partial(ask, root, *command)
+
+
+def _own_groups(root: Path) -> Iterator[Path]:
+    """Yield the files of the control groups around this process, out of which its memory is limited."""
+    try:
+        own = text(root / memory.OWN_CGROUP)
+    except NoData:
+        return
+    for mount, group, files in memory.hierarchies(own):
+        for folder in (root / mount / one for one in (group, *group.parents)):
+            yield from (folder / name for name in (*files.limits, files.usage, "memory.stat"))
+
+
+def _answer(ask: Callable[[], str]) -> tuple[str, Lack | None]:
+    try:
+        return ask().rstrip("\n"), None
+    except NoData as error:
+        return recorded.MARK + error.lack, error.lack
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    try:
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error}; name a folder this user may write") from error

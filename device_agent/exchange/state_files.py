@@ -1,0 +1,54 @@
+"""The states of a device: for each run the one after its last round, and the one before that round.
+
+A server that lost a round has it repeated, which begins with what the device had before it. `<run>` is the newest
+state, `<run>@<round>` what was there before that round; empty where nothing was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.runtime.durable import explained, sync
+
+
+def before(states: Path, run: str, number: int) -> Path:
+    """Return the state that a task of a round begins with, be it done for the first time or again.
+
+    Args:
+        states: Where they lie.
+        run: Of the task.
+        number: Of its round.
+    """
+    kept = states / f"{run}@{number:06d}"
+    return kept if kept.exists() else states / run
+
+
+def says_none(path: Path) -> bool:
+    """Tell whether a file says that there was no state before a round; a run's own state is never empty."""
+    return "@" in path.name and path.exists() and not path.stat().st_size
+
+
+def promote(state: Path, states: Path) -> None:
+    """Make the state that a task left the newest of its run; may be cut short anywhere, and done again.
+
+    Args:
+        state: In the folder of the task's update, which is named `<run>@<round>`.
+        states: Where they lie.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    run = state.parent.name.rpartition("@")[0]
+    newest, kept = states / run, states / state.parent.name
+    with explained(states):
+        if not kept.exists():  # else this round is repeated, or we were killed on the way
+            if newest.is_file():
+                newest.replace(kept)
+            else:
+                kept.touch()
+            sync(states)
+            for older in states.glob(f"{run}@*"):
+                if older != kept:
+                    older.unlink()
+        state.replace(newest)
+        sync(states)

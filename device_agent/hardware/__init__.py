@@ -1,0 +1,1 @@
+"""A board's command-line tools and recorded folders, and whether its libraries run."""

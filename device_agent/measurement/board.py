@@ -1,0 +1,141 @@
+"""The board this process runs on: its profile, and what samples its power."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from device_agent.config import BoardConfig
+from device_agent.measurement.calibration_file import applied, load
+from device_agent.measurement.cpu_cycles import CycleCounter
+from device_agent.measurement.link_meter import LinkMeter
+from device_agent.measurement.power_log import IDLE_PERIOD_S, MAX_SAMPLES, PowerLog
+from device_agent.measurement.sensing import sense
+from device_agent.measurement.task_meter import ProcessMeter
+from device_agent.probes import PROBES, disk, runtime
+from device_agent.probes.power.source import open_source
+from device_agent.profile.load import for_board
+from device_agent.profile.schema import Profile
+from device_agent.trainer.interface import Job, Measuring
+from shared.errors import CorruptFile, NoData
+from shared.protocol.messages import Report
+from shared.runtime.clock import Clock, monotonic
+
+log = logging.getLogger(__name__)
+
+NEVER_S = 1e6
+LONG_SAMPLES = 1 << 16
+"""At 5 Hz they are 3.6 hours of training, and 7 MiB of a trainer's hundreds."""
+TOTAL = "power.total_watts"
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a process of this device knows of its board.
+
+    Attributes:
+        measuring: How it is measured, for the trainer.
+        power: Samples its power; None where nothing tells it.
+    """
+
+    measuring: Measuring
+    root: Path
+    profile: Profile
+    power: PowerLog | None
+    clock: Clock
+
+    def report(self, device: str, link: LinkMeter, state_dir: Path) -> Report:
+        """Ask all probes, which blocks; the total of a source that has to be watched, such as a meter, is the log's."""
+        found = sense(self.root, self.profile, {**PROBES, "disk": disk.of_folder(state_dir)}, self.clock)
+        carried = link.found(self.clock())
+        readings, absent = found.readings | carried.readings, found.absent | carried.absent
+        total = self.power.latest() if self.power else None
+        if total:
+            readings[TOTAL] = total
+            absent.pop(TOTAL, None)
+            absent.pop("power", None)
+        facts = found.facts | runtime.facts(runtime.remembered(state_dir, self.profile.id))
+        return Report(
+            device=device, at=self.clock(), board=self.profile.id, readings=readings, absent=absent, facts=facts
+        )
+
+    def meter(self, idle_w: float | None) -> ProcessMeter:
+        """Return a meter of this process's tasks.
+
+        Args:
+            idle_w: Watts of the idle board, where they are known.
+        """
+        return ProcessMeter(
+            clock=self.clock, cycles=CycleCounter(self.root, self.profile), power=self.power, idle_w=idle_w
+        )
+
+
+@dataclass(frozen=True)
+class Meters:
+    """The meters of a trainer's process, made when the first job says how to measure; they live as long as it does."""
+
+    boards: dict[Measuring, Board] = field(default_factory=dict)
+
+    def of(self, job: Job) -> ProcessMeter:
+        """Return the meter for a job.
+
+        Raises:
+            ConfigError: There is no such profile.
+        """
+        if job.measuring is None:
+            return ProcessMeter()
+        if job.measuring not in self.boards:
+            board = open_board(job.measuring, idle_period_s=NEVER_S, samples=LONG_SAMPLES)
+            if board.power:
+                board.power.start()
+            self.boards[job.measuring] = board
+        return self.boards[job.measuring].meter(job.cost.idle_w)
+
+
+def measuring(config: BoardConfig, folder: Path) -> Measuring:
+    """Return how a device measures: as its file says, with what was fitted on it, if that can be read.
+
+    Args:
+        config: Of the board.
+        folder: Where the fit lies, if there is one.
+    """
+    try:
+        return Measuring(board=config, calibration=load(folder))
+    except CorruptFile as error:
+        log.warning("%s", error)
+        return Measuring(board=config)
+
+
+def open_board(
+    measuring: Measuring,
+    *,
+    clock: Clock = monotonic,
+    idle_period_s: float = IDLE_PERIOD_S,
+    samples: int = MAX_SAMPLES,
+) -> Board:
+    """Find out what board this is, and what tells its power; the log is not started yet.
+
+    Args:
+        measuring: How.
+        clock: Of all figures.
+        idle_period_s: Seconds between two samples of power while nothing is going on.
+        samples: Most of them that are kept.
+
+    Raises:
+        ConfigError: There is no such profile.
+    """
+    config, fitted = measuring.board, measuring.calibration
+    root = Path(config.root)
+    profile = applied(for_board(root, config.profile), fitted)
+    if fitted and fitted.profile != profile.id:
+        log.warning("what was fitted on a %s is left aside: this is a %s; calibrate again", fitted.profile, profile.id)
+    model = fitted.model if fitted and fitted.profile == profile.id else None
+    try:
+        source = open_source(root, profile, clock, meter=config.meter, calibrated=model)
+    except NoData as error:
+        log.info("nothing tells this board's power, joules stay unknown: %s", error)
+        return Board(measuring, root, profile, None, clock)
+    period_s = 1.0 / config.sample_hz if config.sample_hz else 0.0
+    power = PowerLog(source, clock, period_s=period_s, idle_period_s=idle_period_s, size=samples)
+    return Board(measuring, root, profile, power, clock)

@@ -1,0 +1,223 @@
+"""Calibrate a board against a meter: at rest, then in real training at several clocks and numbers of threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from device_agent.config import MeterConfig
+from device_agent.measurement.calibration_file import Calibration, save
+from device_agent.measurement.power_fit import Seen, fit_line, fit_model
+from device_agent.measurement.power_log import PowerLog
+from device_agent.probes import thermal
+from device_agent.probes.power.model import State
+from device_agent.probes.power.source import PowerSource, open_source
+from device_agent.profile.schema import Profile
+from device_agent.tuning.apply import JOURNAL, restored
+from device_agent.tuning.plan import CPUFREQ, Target
+from device_agent.tuning.settings import settings
+from shared.errors import NoData, TaskFailed
+from shared.runtime.clock import Clock, monotonic, utc_stamp
+
+DROPPED = 0.25
+"""Of every phase, until it is steady."""
+WINDOW_S = 5.0
+START_PATIENCE_S, END_PATIENCE_S = 120.0, 5.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A board on the bench.
+
+    Attributes:
+        folder: Where the fit is kept, and what is to be undone after a kill.
+        reference: The meter that is believed.
+        own: The board's own sensor, where it is not the reference itself.
+        idle_s: How long it rests.
+        phase_s: How long each training lasts.
+        say: Told of every phase.
+    """
+
+    root: Path
+    profile: Profile
+    folder: Path
+    reference: PowerSource
+    own: PowerSource | None
+    idle_s: float = 60.0
+    phase_s: float = 20.0
+    say: Say = print
+    clock: Clock = monotonic
+
+
+def sources(
+    root: Path, profile: Profile, meter: MeterConfig | None, clock: Clock
+) -> tuple[PowerSource, PowerSource | None]:
+    """Return what to calibrate against, and the board's own sensor beside it, uncorrected, if there are both.
+
+    Raises:
+        NoData: Nothing measures this board; says what to do.
+    """
+    plain = msgspec.structs.replace(profile, power=msgspec.structs.replace(profile.power, gain=1.0, offset_w=0.0))
+    try:
+        own: PowerSource | None = open_source(root, plain, clock)
+    except NoData:
+        own = None
+    if own and own.provenance.quality == "modelled":
+        own = None
+    if meter:
+        return open_source(root, profile, clock, meter=meter), own
+    if own is None:
+        raise NoData(
+            "nothing measures what this board draws. Put a meter before its supply, such as a smart plug of Shelly or "
+            "one with Tasmota, and name it: `--meter shelly=http://ADDRESS`, or [board.meter] of the configuration; "
+            "or wire an INA219 or INA226 to the board's I2C bus and load its kernel driver"
+        )
+    return own, None
+
+
+async def calibrate(bench: Bench) -> Calibration:
+    """Go through all phases, fit, and keep the fit.
+
+    Raises:
+        NoData: The meter does not answer, or what was seen makes no model; nothing is kept then.
+        TaskFailed: Training does not start here.
+    """
+    async with _exercise() as process, _logs(bench) as logs:
+        bench.say(f"idle, {bench.idle_s:.0f} s")
+        seen = await _watch(bench, logs, bench.idle_s)
+        for hertz in _clocks(bench):
+            with restored(bench.root, bench.profile, Target(max_hertz=hertz), bench.folder / JOURNAL):
+                for count in _counts():
+                    at = f" at {hertz / 1e6:.0f} MHz" if hertz else ""
+                    bench.say(f"training with {count} thread{'s' * (count > 1)}{at}, {bench.phase_s:.0f} s")
+                    _ask(process, count)
+                    seen += await _watch(bench, logs, bench.phase_s)
+                    _ask(process, 0)
+    bench.say("the radio is not loaded: what sending and receiving take stays as the profile says")
+    return keep(bench, seen)
+
+
+def keep(bench: Bench, seen: Sequence[Seen]) -> Calibration:
+    """Fit what was seen and keep the fit in the bench's folder; raises NoData where it makes none."""
+    model, quality = fit_model(seen, os.cpu_count() or 1)
+    usual = bench.profile.power.model
+    if usual:
+        model = msgspec.structs.replace(model, tx_w=usual.tx_w, rx_w=usual.rx_w)
+    line, judged = fit_line(seen) if bench.own else (None, quality)
+    meter, stamp = bench.reference.provenance.source, utc_stamp()
+    calibration = Calibration(
+        profile=bench.profile.id,
+        meter=meter,
+        stamp=stamp,
+        governor=next((one.governor for one in settings(bench.root, bench.profile).policies.values()), ""),
+        celsius=_hottest(bench),
+        residual_w=judged.residual_w,
+        r_squared=judged.r_squared,
+        model=msgspec.structs.replace(model, provenance=f"{meter} {stamp}"),
+        line=line,
+    )
+    save(bench.folder, calibration)
+    return calibration
+
+
+def _hottest(bench: Bench) -> float | None:
+    try:
+        found = thermal.read(bench.root, bench.profile, bench.clock()).readings.get("thermal.hottest_celsius")
+    except NoData:
+        return None
+    return found.value if found else None
+
+
+def _counts() -> list[int]:
+    """Return the numbers of threads to train with."""
+    most = len(os.sched_getaffinity(0))
+    return sorted({1, min(2, most), most})
+
+
+def _clocks(bench: Bench) -> list[float]:
+    """Return the highest clocks to train at; 0 for the clock as it is, where nobody lets us set it."""
+    policies = settings(bench.root, bench.profile).policies
+    writable = all(os.access(bench.root / CPUFREQ / name / "scaling_max_freq", os.W_OK) for name in policies)
+    if not policies or not writable:
+        bench.say("the clock cannot be set here (it takes root and a cpufreq policy): training at whatever it is")
+        return [0.0]
+    lowest = max(one.lowest_hertz for one in policies.values())
+    highest = max(one.highest_hertz for one in policies.values())
+    return [float(lowest), (lowest + highest) / 2, float(highest)]
+
+
+async def _watch(bench: Bench, logs: Sequence[PowerLog], seconds: float) -> list[Seen]:
+    """Return what is seen in the steady part of a phase, window by window."""
+    await asyncio.sleep(DROPPED * seconds)
+    steady_s = (1 - DROPPED) * seconds
+    count = max(1, round(steady_s / WINDOW_S))
+    return [await _window(bench, logs, steady_s / count) for _ in range(count)]
+
+
+async def _window(bench: Bench, logs: Sequence[PowerLog], seconds: float) -> Seen:
+    before = State(bench.root, bench.profile, bench.clock(), radio=False)
+    await asyncio.sleep(seconds)
+    after = State(bench.root, bench.profile, bench.clock(), radio=False)
+    reference, *own = [log.energy(before.at, after.at) for log in logs]
+    if reference is None:
+        raise NoData(f"{logs[0].source.provenance.source} said nothing for {seconds:.0f} s", lack="busy")
+    return Seen(
+        watts=reference.joules / reference.seconds,
+        busy_cores=(after.busy_s - before.busy_s) / (after.at - before.at),
+        hertz=(before.hertz + after.hertz) / 2,
+        sensed_w=own[0].joules / own[0].seconds if own and own[0] else None,
+    )
+
+
+@asynccontextmanager
+async def _logs(bench: Bench) -> AsyncIterator[list[PowerLog]]:
+    """Sample the meter, and the board's own sensor beside it, at full rate while the block lasts."""
+    with ExitStack() as stack:
+        logs = [stack.enter_context(PowerLog(one, bench.clock)) for one in (bench.reference, bench.own) if one]
+        for log in logs:
+            stack.enter_context(log.busy())
+        yield logs
+
+
+@asynccontextmanager
+async def _exercise() -> AsyncIterator[Process]:
+    """Have a process that trains when asked while the block lasts.
+
+    Raises:
+        TaskFailed: It does not start.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "device_agent.measurement.cpu_load"), stdin=PIPE, stdout=PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_PATIENCE_S):
+            if not await process.stdout.readline():
+                raise TaskFailed(f"training ends with {await process.wait()} here; ask `device-agent doctor` why")
+        yield process
+    except TimeoutError:
+        raise TaskFailed(f"training does not start within {START_PATIENCE_S:.0f} s") from None
+    finally:
+        process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_PATIENCE_S):
+                await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _ask(process: Process, threads: int) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"%d\n" % threads)

@@ -1,0 +1,179 @@
+"""CPU cycles of a block of computation: its busy CPU seconds, each times the clock of its moment.
+
+Performance counters would be exact, but few of these boards let a process have them. Cycles in which a core waits for
+memory count too: right for energy, not for operations.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from device_agent.probes import cputime, time_in_state
+from device_agent.probes.base import text
+from device_agent.probes.clocks import POLICIES, UNCERTAINTY, WORST_LAST, CpuClock, clocks, corrected
+from device_agent.profile.schema import Cpu, Profile
+from shared.errors import NoData
+from shared.protocol.measurements import Provenance
+from shared.runtime.clock import Clock, monotonic
+
+SHARE_OF_TIME = 0.01
+"""Of the time, at most so much goes into reading clocks; what takes longer is read less often."""
+
+MAX_PAUSE_S = 2.0
+
+
+class Cycles(msgspec.Struct, frozen=True, kw_only=True):
+    """What a block of computation took; None where no clock is known.
+
+    Attributes:
+        cpu_s: Busy seconds of this process, all threads and children that have ended together.
+        mean_hertz: The clock while it was busy.
+    """
+
+    cpu_s: float
+    cycles: float | None = None
+    mean_hertz: float | None = None
+    provenance: Provenance | None = None
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything read at once. Kernel accounts are cumulative, `states` by policy; what is not there is empty."""
+
+    clocks: tuple[CpuClock, ...]
+    states: dict[str, dict[float, float]] = {}
+    cpus: dict[str, cputime.Seconds] = {}
+
+
+def cpu_seconds() -> float:
+    """Return CPU seconds of this process: all threads, and children that were waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def moment(root: Path, cpu: Cpu) -> Moment:
+    """Read the clocks and what weighs them; raises NoData where no clock is known."""
+    found = clocks(root, cpu).found
+    return Moment(clocks=found, states=_states(root, found), cpus=_cpus(root) if len(found) > 1 else {})
+
+
+def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
+    """Return the mean clock of busy CPUs between two moments.
+
+    A clock is the mean of its states where the kernel counts them, else that of both ends. Several clocks weigh as
+    busy as their CPUs were, with whatever: which of them ran this process is not known. The time in states has pauses
+    in it, so moments should not lie much further apart than a governor takes to follow the load.
+    """
+    busy = cputime.busy_between(before.cpus, after.cpus)
+    weights = [sum(busy.get(one, 0.0) for one in clock.cpus) for clock in after.clocks]
+    if not any(weights):
+        weights = [float(max(1, len(clock.cpus))) for clock in after.clocks]
+    earlier = {clock.name: clock.hertz for clock in before.clocks}
+    each = []
+    for clock in after.clocks:
+        spent = time_in_state.between(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
+        ends = (earlier.get(clock.name, clock.hertz) + clock.hertz) / 2
+        each.append(_mean_of(spent, cpu) if spent else ends)
+    return sum(weight * hertz for weight, hertz in zip(weights, each, strict=True)) / sum(weights)
+
+
+class CycleCounter:
+    """Counts the cycles of what this process computes between `start` and `stop`.
+
+    `tick` may be called from another thread, as often as its caller likes: it reads the clocks only as often as is
+    cheap, and takes no exception to clocks that cannot be read now.
+    """
+
+    def __init__(
+        self, root: Path, profile: Profile, *, cpu_seconds: Clock = cpu_seconds, clock: Clock = monotonic
+    ) -> None:
+        self._root = root
+        self._cpu = profile.cpu
+        self._cpu_seconds = cpu_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._started = self._counted = self._cycles = self._next = 0.0
+        self._last: Moment | None = None
+        self._provenance: Provenance | None = None
+
+    def start(self) -> None:
+        """Begin a block."""
+        with self._lock:
+            self._cycles, self._next = 0.0, 0.0
+            self._last = self._provenance = None
+            self._started = self._counted = self._cpu_seconds()
+            self._read()
+
+    def tick(self) -> None:
+        """Read the clocks, unless it was just done."""
+        with self._lock:
+            if self._clock() >= self._next:
+                self._read()
+
+    def stop(self) -> Cycles:
+        """End the block and return what it took."""
+        with self._lock:
+            self._read()
+            busy_s = self._cpu_seconds()
+            cpu_s = busy_s - self._started
+            if self._last is None:
+                return Cycles(cpu_s=cpu_s)
+            self._charge(busy_s, self._last)  # what this reading took, or all since the last one that succeeded
+            mean = self._cycles / cpu_s if cpu_s > 0 else None
+            return Cycles(cpu_s=cpu_s, cycles=self._cycles, mean_hertz=mean, provenance=self._provenance)
+
+    def _read(self) -> None:
+        """Charge what was computed since the last reading; where there is none now, the next one pays for both."""
+        began, busy_s = self._clock(), self._cpu_seconds()
+        try:
+            now = moment(self._root, self._cpu)
+        except NoData:
+            return
+        finally:
+            self._next = began + min(MAX_PAUSE_S, (self._clock() - began) / SHARE_OF_TIME)
+        self._charge(busy_s, now)
+
+    def _charge(self, busy_s: float, now: Moment) -> None:
+        self._cycles += (busy_s - self._counted) * mean_hertz(self._last or now, now, self._cpu)
+        self._counted, self._last = busy_s, now
+        self._provenance = worse(self._provenance, provenance(now))
+
+
+def provenance(now: Moment) -> Provenance:
+    """Return where the cycles counted by these clocks come from, as good as the worst of them."""
+    worst = max(now.clocks, key=lambda clock: WORST_LAST.index(clock.quality))
+    source = "cpufreq time_in_state" if worst.name in now.states else worst.source
+    return Provenance(source=f"CPU seconds by {source}", quality=worst.quality, uncertainty=UNCERTAINTY[worst.quality])
+
+
+def worse(one: Provenance | None, other: Provenance) -> Provenance:
+    """Return the one of lesser quality, of equals the first."""
+    if one is None or WORST_LAST.index(one.quality) < WORST_LAST.index(other.quality):
+        return other
+    return one
+
+
+def _mean_of(spent: Mapping[float, float], cpu: Cpu) -> float:
+    return time_in_state.mean_hertz({corrected(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
+
+
+def _states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, float]]:
+    """Return the time in states of the policies that count it; what a firmware overrides is not worth counting."""
+    states = {}
+    for clock in found:
+        if clock.name.startswith("policy") and clock.quality != "modelled":
+            with suppress(NoData):
+                states[clock.name] = time_in_state.read(root / POLICIES / clock.name)
+    return states
+
+
+def _cpus(root: Path) -> dict[str, cputime.Seconds]:
+    try:
+        return cputime.parse(text(root / cputime.SOURCE))
+    except NoData:
+        return {}

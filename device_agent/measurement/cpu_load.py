@@ -1,0 +1,60 @@
+"""Real training steps without an end, in a process of its own: what a calibration loads the CPU with.
+
+Each line on standard input is a number of threads, 0 to rest; the end of it ends the process. Says `ready` once.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from shared.protocol.messages import Spec
+
+BATCH, SIDE, CLASSES = 32, 28, 10
+MODEL = Spec(name="cnn")
+
+
+class Threads(threading.Thread):
+    """Reads how many threads are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(name="threads", daemon=True)
+        self.count, self.ended = 0, False
+        self.changed = threading.Event()
+
+    def run(self) -> None:
+        """Read until the other end is closed."""
+        for line in sys.stdin:
+            self.count = int(line)
+            self.changed.set()
+        self.ended = True
+        self.changed.set()
+
+
+def main() -> None:
+    """Train as asked."""
+    import torch  # noqa: PLC0415 - nothing heavy where this module is only named
+
+    from shared.models.build import initial  # noqa: PLC0415
+
+    layers = initial(MODEL, seed=0).layers
+    inputs, labels = torch.randn(BATCH, 1, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
+    descent = torch.optim.SGD(layers.parameters(), lr=0.01)
+    threads = Threads()
+    threads.start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while not threads.ended:
+        if threads.changed.is_set():
+            threads.changed.clear()
+            torch.set_num_threads(max(1, threads.count))
+        if not threads.count:
+            threads.changed.wait()
+            continue
+        descent.zero_grad()
+        torch.nn.functional.cross_entropy(layers(inputs), labels).backward()
+        descent.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Measure the link now, through the broker that the agent uses anyway: no other service, no other port.
+
+Up: filler is published to a topic of this device that nobody hears. Down: a piece of it is retained there, and
+subscribing again brings it again. So each way is measured alone; an echo would show the slower of the two for both.
+
+A bucket of credit makes the start of a transfer faster than what follows, and TCP begins slowly: the first second does
+not count, and of the rest the last third is told, with its distance from the first as its uncertainty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from device_agent.config import AgentConfig
+from device_agent.probes.base import Found, absent
+from shared.errors import NoData, Unreachable
+from shared.protocol.measurements import Absent, Reading
+from shared.protocol.topics import topic
+from shared.runtime.tasks import background
+from shared.transport.base import Inbox
+from shared.transport.mqtt import MqttTransport
+from shared.transport.tcp_info import Counts, Traffic
+
+log = logging.getLogger(__name__)
+
+ENOUGH_BYTES = 4 << 20
+AHEAD_S = 0.25
+"""Seconds of the link's own rate that are under way: enough to keep it busy, little for others to wait behind."""
+AHEAD_BYTES = 32 * 1024
+PIECE_BYTES, LARGE_BYTES, FAST_BITS_PER_S = 16 * 1024, 64 * 1024, 20e6
+SWOLLEN, SWOLLEN_S = 5.0, 0.1
+PAUSE_S = 0.005
+FEW_BYTES = 48 * 1024
+"""A third of less says little: such a slow link is told by all that counts."""
+CLEAR_S = 2.0
+SOURCE = "active probe through the broker"
+
+Point: TypeAlias = tuple[float, int]
+"""A moment, and the bytes so far."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Seconds of one way: those that do not count, all at least, and all at most."""
+
+    skipped_s: float = 1.0
+    least_s: float = 3.0
+    most_s: float = 5.0
+
+
+USUAL = Schedule()
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """The rates of the first third of what counts and of the last, in bits a second."""
+
+    first: float
+    last: float
+
+
+def sustained(points: Sequence[Point], skipped_s: float = USUAL.skipped_s) -> Sustained:
+    """Return what a link carried for longer than its credit lasts.
+
+    Raises:
+        NoData: It was too short for that, or nothing passed.
+    """
+    counted = [(at, done) for at, done in points if at >= points[0][0] + skipped_s]
+    third_s = (counted[-1][0] - counted[0][0]) / 3 if counted else 0.0
+    if not third_s > 0:
+        raise NoData(f"the probe lasted less than {skipped_s} s", lack="invalid")
+    early = next(one for one in counted if one[0] >= counted[0][0] + third_s)
+    late = next(one for one in reversed(counted) if one[0] <= counted[-1][0] - third_s)
+    if counted[-1][1] - late[1] < FEW_BYTES:
+        late = counted[0]
+    rates = [8 * (end[1] - begin[1]) / (end[0] - begin[0]) for begin, end in ((counted[0], early), (late, counted[-1]))]
+    if not rates[1] > 0:
+        raise NoData("nothing passed the link", lack="invalid")
+    return Sustained(*rates)
+
+
+async def probe_link(config: AgentConfig, schedule: Schedule = USUAL, connect_s: float = 10.0) -> Found:
+    """Fill the link for 3 to 5 s each way and return `link.up_bits_per_s` and `link.down_bits_per_s`.
+
+    The agent may run meanwhile; what it transfers then is not counted, and makes the result smaller.
+    """
+    broker = msgspec.structs.replace(config.broker, session_expiry_s=0)
+    names = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
+    transport = MqttTransport(broker, f"{config.site}.{config.device}.probe")
+    place = topic(config.site, config.device, "probe")
+    found: dict[str, Reading] = {}
+    lacking: dict[str, Absent] = {}
+    async with transport.running():
+        for way, measure in (("up", _up), ("down", _down)):
+            is_fast = names["up"] in found and found[names["up"]].value > FAST_BITS_PER_S
+            piece_bytes = LARGE_BYTES if is_fast else PIECE_BYTES
+            try:
+                async with asyncio.timeout(connect_s):
+                    await transport.connected.wait()
+                points = await measure(transport, place, piece_bytes, schedule)
+                found[names[way]] = _reading(sustained(points, schedule.skipped_s), transport.traffic)
+            except NoData as error:
+                lacking[names[way]] = absent(error)
+            except (Unreachable, TimeoutError) as error:
+                cause = f"broker {broker.host}:{broker.port}: {error or 'no connection'}"
+                lacking[names[way]] = Absent(lack="not_present", cause=cause)
+    return Found(readings=found, absent=lacking)
+
+
+def _reading(rates: Sustained, traffic: Traffic) -> Reading:
+    log.debug("probe first=%.0f last=%.0f bits_per_s", rates.first, rates.last)
+    return Reading(
+        value=rates.last,
+        unit="bits_per_s",
+        source=SOURCE,
+        quality="measured",
+        at=traffic.clock(),
+        uncertainty=abs(rates.first - rates.last),
+    )
+
+
+async def _up(transport: MqttTransport, place: str, piece_bytes: int, schedule: Schedule) -> list[Point]:
+    filler = os.urandom(piece_bytes)
+
+    async def more() -> None:
+        await transport.publish(place, filler, assured=False)
+
+    return await _fill(transport.traffic, lambda counts: counts.acked_bytes, more, piece_bytes, schedule)
+
+
+async def _down(transport: MqttTransport, place: str, piece_bytes: int, schedule: Schedule) -> list[Point]:
+    async with transport.subscribe(place) as inbox, background(_drop(inbox)), asyncio.TaskGroup() as asking:
+
+        async def again() -> None:
+            async with transport.subscribe(place):  # brings what is retained to all who hear it
+                pass
+
+        async def more() -> None:
+            asking.create_task(again())
+
+        await transport.publish(place, os.urandom(piece_bytes), retain=True)
+        try:
+            return await _fill(transport.traffic, lambda counts: counts.received_bytes, more, piece_bytes, schedule)
+        finally:
+            async with asyncio.timeout(CLEAR_S):
+                await transport.publish(place, b"", retain=True, assured=False)
+
+
+async def _drop(inbox: Inbox) -> None:
+    async for _ in inbox:
+        pass
+
+
+async def _fill(
+    traffic: Traffic,
+    passed: Callable[[Counts], int],
+    more: Callable[[], Awaitable[None]],
+    piece_bytes: int,
+    schedule: Schedule,
+) -> list[Point]:
+    """Keep a link busy until it is known; return the bytes so far at each moment.
+
+    Raises:
+        NoData: The kernel does not count, or there was more than one connection.
+        Unreachable: The connection was lost.
+    """
+    points: list[Point] = []
+    begun, asked = None, 0
+    while True:
+        if not (counts := traffic.counts()):
+            raise NoData("the kernel tells no bytes of this connection")
+        begun = begun or counts
+        if counts.connection != begun.connection:
+            raise NoData("the connection was lost meanwhile", lack="busy")
+        done, lasted_s = passed(counts) - passed(begun), counts.at - begun.at
+        points.append((counts.at, done))
+        if _is_enough(counts, done, lasted_s, schedule):
+            return points
+        if asked - done < max(AHEAD_BYTES, AHEAD_S * done / max(lasted_s, AHEAD_S)):
+            asked += piece_bytes
+            await more()
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(PAUSE_S)
+
+
+def _is_enough(counts: Counts, done: int, lasted_s: float, schedule: Schedule) -> bool:
+    """Tell whether to stop: enough has passed, or queues on the way have grown, at whose end others wait."""
+    swollen = counts.rtt_s > max(SWOLLEN * counts.min_rtt_s, SWOLLEN_S)
+    return lasted_s >= schedule.most_s or (lasted_s >= schedule.least_s and (swollen or done >= ENOUGH_BYTES))

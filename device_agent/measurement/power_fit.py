@@ -1,0 +1,171 @@
+"""Fit what a board draws to how busy and how fast it was: least squares, by hand, since an agent has no numpy.
+
+The model is that of `device_agent.profile.schema.PowerModel`. Given the exponent it is linear in all else; the exponent
+is searched for, and only where more than one clock was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from device_agent.measurement.calibration_file import Line
+from device_agent.profile.schema import PowerModel
+from shared.errors import NoData
+
+MIN_R_SQUARED = 0.9
+EXPONENTS = tuple(0.5 + 0.05 * step for step in range(61))
+USUAL_EXPONENT = 1.7
+SAME_CLOCK = 0.05
+"""Clocks that differ by a smaller share tell nothing of the exponent."""
+BUSY_CORES = 0.1
+"""Fewer are none."""
+SINGULAR = 1e-9
+HEADROOM = 1.1
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen together over some seconds.
+
+    Attributes:
+        watts: By the meter.
+        busy_cores: Mean number of cores that computed.
+        hertz: Their clock.
+        sending: Share of the link's full rate.
+        receiving: See there.
+        sensed_w: By the board's own sensor, where it has one.
+    """
+
+    watts: float
+    busy_cores: float
+    hertz: float
+    sending: float = 0.0
+    receiving: float = 0.0
+    sensed_w: float | None = None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a fit holds: root mean square of what it leaves, as watts and as a share of the mean; R squared."""
+
+    residual_w: float
+    residual_ratio: float
+    r_squared: float
+
+
+def fit_model(seen: Sequence[Seen], cores: int) -> tuple[PowerModel, Quality]:
+    """Return the power model that leaves the least.
+
+    Args:
+        seen: At several loads; at several clocks where they can be set.
+        cores: How many the board has; a model is clamped to what all of them can take.
+
+    Raises:
+        NoData: What was seen makes no model; says why.
+    """
+    most = max((one.busy_cores for one in seen), default=0.0)
+    busy = [one.hertz for one in seen if one.busy_cores >= most / 2]
+    if most < BUSY_CORES:
+        raise NoData("no core was ever busy: there is nothing to fit to", lack="invalid")
+    max_hertz = max(busy)
+    exponents = EXPONENTS if min(busy) < (1 - SAME_CLOCK) * max_hertz else (USUAL_EXPONENT,)
+    watts = [one.watts for one in seen]
+    radio = [name for name in ("sending", "receiving") if any(getattr(one, name) > 0 for one in seen)]
+
+    def rows(exponent: float) -> list[list[float]]:
+        return [
+            [1.0, one.busy_cores * (one.hertz / max_hertz) ** exponent, *(getattr(one, name) for name in radio)]
+            for one in seen
+        ]
+
+    exponent = min(exponents, key=lambda tried: _left(rows(tried), watts, least_squares(rows(tried), watts)))
+    found = least_squares(rows(exponent), watts)
+    quality = judge(watts, predicted(rows(exponent), found))
+    idle_w, core_w, *rest = found
+    if idle_w <= 0 or core_w <= 0:
+        raise NoData(f"the fit says {idle_w:.2f} W idle and {core_w:.2f} W a core, which cannot be", lack="invalid")
+    extra = dict(zip(radio, (max(0.0, one) for one in rest), strict=True))
+    model = PowerModel(
+        idle_w=idle_w,
+        max_w=HEADROOM * max(*watts, idle_w + cores * core_w + sum(extra.values())),
+        core_joules_per_cycle=core_w / max_hertz,
+        max_hertz=max_hertz,
+        exponent=exponent,
+        tx_w=extra.get("sending", 0.0),
+        rx_w=extra.get("receiving", 0.0),
+        uncertainty=quality.residual_ratio,
+    )
+    return model, quality
+
+
+def fit_line(seen: Sequence[Seen]) -> tuple[Line, Quality]:
+    """Return the line from what the board's own sensor sees to what the meter sees.
+
+    Raises:
+        NoData: What was seen makes no line; says why.
+    """
+    both = [(one.sensed_w, one.watts) for one in seen if one.sensed_w is not None]
+    rows, watts = [[sensed, 1.0] for sensed, _ in both], [watts for _, watts in both]
+    gain, offset_w = least_squares(rows, watts)
+    quality = judge(watts, predicted(rows, [gain, offset_w]))
+    if gain <= 0:
+        raise NoData(f"the meter falls when the board's own sensor rises (gain {gain:.2f})", lack="invalid")
+    return Line(gain=gain, offset_w=offset_w, uncertainty=quality.residual_ratio), quality
+
+
+def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Return the x that leaves the least of `rows x = values`, by the normal equations.
+
+    Raises:
+        NoData: The rows do not tell their columns apart.
+    """
+    width = len(rows[0]) if rows else 0
+    scale = [math.sqrt(math.fsum(row[i] ** 2 for row in rows)) or 1.0 for i in range(width)]
+    matrix = [
+        [math.fsum(row[i] * row[j] for row in rows) / (scale[i] * scale[j]) for j in range(width)]
+        + [math.fsum(row[i] * value for row, value in zip(rows, values, strict=True)) / scale[i]]
+        for i in range(width)
+    ]
+    for i in range(width):
+        pivot = max(range(i, width), key=lambda row: abs(matrix[row][i]))
+        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        if abs(matrix[i][i]) < SINGULAR:
+            raise NoData("the load hardly changed: there is nothing to fit to", lack="invalid")
+        for row in range(width):
+            if row != i:
+                factor = matrix[row][i] / matrix[i][i]
+                matrix[row] = [one - factor * other for one, other in zip(matrix[row], matrix[i], strict=True)]
+    if not width:
+        raise NoData("nothing was seen", lack="busy")
+    return [matrix[i][width] / matrix[i][i] / scale[i] for i in range(width)]
+
+
+def predicted(rows: Sequence[Sequence[float]], found: Sequence[float]) -> list[float]:
+    """Return `rows x`."""
+    return [math.fsum(one * other for one, other in zip(row, found, strict=True)) for row in rows]
+
+
+def judge(values: Sequence[float], fitted: Sequence[float]) -> Quality:
+    """Return how well a fit holds.
+
+    Raises:
+        NoData: It explains less than nine tenths of what changed.
+    """
+    mean = math.fsum(values) / len(values)
+    left = math.fsum((value - one) ** 2 for value, one in zip(values, fitted, strict=True))
+    whole = math.fsum((value - mean) ** 2 for value in values)
+    r_squared = 1 - left / whole if whole > 0 else 0.0
+    if r_squared < MIN_R_SQUARED:
+        raise NoData(
+            f"the fit explains {r_squared:.0%} of what the meter saw, less than {MIN_R_SQUARED:.0%}: end what else "
+            "runs on this board, see that the meter feeds it alone, or calibrate for longer",
+            lack="invalid",
+        )
+    residual_w = math.sqrt(left / len(values))
+    return Quality(residual_w, residual_w / mean, r_squared)
+
+
+def _left(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> float:
+    return math.fsum((value - one) ** 2 for value, one in zip(values, predicted(rows, found), strict=True))

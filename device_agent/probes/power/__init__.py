@@ -1,0 +1,1 @@
+"""Sources of a board's watts, one a file, and the total that they make."""

@@ -1,0 +1,123 @@
+"""Watts of a board without a sensor: computed from how busy its CPUs are, how fast they run, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from device_agent.probes import cpufreq, cputime, network
+from device_agent.profile.schema import PowerModel, Profile
+from shared.errors import NoData
+from shared.protocol.measurements import Provenance, Reading
+from shared.runtime.clock import Clock
+
+SHORTEST_S = 0.1
+"""The kernel counts CPU time in hundredths of a second."""
+PERIOD_S = 1.0
+"""A mean over each period: no energy between two reads is lost, and reading clocks costs more than reading a sensor."""
+RADIO_BITS_PER_S = 20e6
+"""What counts as full rate of an interface that does not tell its speed, as radios do not."""
+
+
+def watts(model: PowerModel, *, busy_cores: float, hertz: float, sending: float = 0.0, receiving: float = 0.0) -> float:
+    """Return the watts of a board, between those of an idle one and the most that it can draw.
+
+    P = idle_w + busy_cores * core_w(f) + tx_w * sending + rx_w * receiving,
+    core_w(f) = core_joules_per_cycle * max_hertz * (f / max_hertz) ** exponent.
+
+    Args:
+        model: The board's figures.
+        busy_cores: Mean number of cores that compute.
+        hertz: Their clock.
+        sending: Share of the full rate, 0 to 1.
+        receiving: See there.
+    """
+    core_w: float = model.core_joules_per_cycle * model.max_hertz * (hertz / model.max_hertz) ** model.exponent
+    power = model.idle_w + busy_cores * core_w + model.tx_w * sending + model.rx_w * receiving
+    return min(max(power, model.idle_w), model.max_w)
+
+
+class State:
+    """What a board has done until a moment: seconds, busy CPU seconds, clock, and what its network has moved."""
+
+    def __init__(self, root: Path, profile: Profile, at: float, *, radio: bool) -> None:
+        """Read it; raises NoData."""
+        self.at = at
+        self.busy_s = cputime.read(root, profile, at).readings["cputime.busy_seconds"].value
+        cpu = cpufreq.read(root, profile, at)
+        if "cpu.f_hertz" not in cpu.readings:
+            lack = cpu.absent["cpu.f_hertz"]
+            raise NoData(f"no clock: {lack.cause}", lack=lack.lack)
+        self.hertz = cpu.readings["cpu.f_hertz"].value
+        self.net = _moved(root, profile, at) if radio else {}
+
+
+def _moved(root: Path, profile: Profile, at: float) -> Mapping[str, Reading]:
+    try:
+        return network.read(root, profile, at).readings
+    except NoData:
+        return {}  # nothing to send with is nothing sent
+
+
+def share(before: Mapping[str, Reading], after: Mapping[str, Reading], direction: str, seconds: float) -> float:
+    """Return the share of its full rate at which the busiest interface moved bytes: bridges count the same ones."""
+    shares = [0.0]
+    for name in after.keys() & before.keys():
+        if name.endswith(f"_{direction}_bytes"):
+            speed = after.get(name.replace(f"_{direction}_bytes", "_speed_bits_per_s"))
+            full = speed.value if speed and speed.value > 0 else RADIO_BITS_PER_S
+            shares.append(8 * (after[name].value - before[name].value) / seconds / full)
+    return min(1.0, max(shares))
+
+
+class Modelled:
+    """Mean watts between two reads; see `power.PowerSource`."""
+
+    kind: Literal["instant", "mean"] = "mean"
+
+    def __init__(
+        self, root: Path, profile: Profile, clock: Clock, *, model: PowerModel | None, calibrated: bool
+    ) -> None:
+        """Look whether CPU time and clock are there.
+
+        Raises:
+            NoData: They are not, or the board has no model.
+        """
+        if model is None:
+            raise NoData(f"profile {profile.id} has no power model")
+        self._root, self._profile, self._clock, self._model = root, profile, clock, model
+        self._before: State | None = None
+        began = clock()
+        self._state()
+        self.cost_s, self.period_s = clock() - began, max(PERIOD_S, 1 / profile.power.sample_hz)
+        origin = "calibrated model" if calibrated else "model"
+        source = f"{origin}: {model.provenance}" if model.provenance else origin
+        self.provenance = Provenance(source=source, quality="modelled", uncertainty=model.uncertainty)
+
+    def read(self) -> Reading:
+        now, before = self._state(), self._before
+        seconds = now.at - before.at if before else 0.0
+        if before is None or seconds < SHORTEST_S:
+            self._before = before or now
+            raise NoData("a model of busy CPUs needs a second read, somewhat later", lack="busy")
+        self._before = now
+        value = watts(
+            self._model,
+            busy_cores=max(0.0, now.busy_s - before.busy_s) / seconds,
+            hertz=(before.hertz + now.hertz) / 2,
+            sending=share(before.net, now.net, "sent", seconds),
+            receiving=share(before.net, now.net, "received", seconds),
+        )
+        return Reading(
+            value=value,
+            unit="watts",
+            source=self.provenance.source,
+            quality="modelled",
+            at=now.at,
+            uncertainty=value * self._model.uncertainty,
+        )
+
+    def _state(self) -> State:
+        radio = bool(self._model.tx_w or self._model.rx_w)
+        return State(self._root, self._profile, self._clock(), radio=radio)

@@ -1,0 +1,52 @@
+"""The power chip of a Raspberry Pi 5: twelve rails that the firmware reads; what hangs on 5 V itself is not in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from device_agent.probes import firmware
+from device_agent.probes.power.rails import Ask, Rails
+from shared.errors import NoData
+from shared.protocol.measurements import Absent
+
+QUESTION = "pmic_read_adc"
+LINE = re.compile(
+    r"^\s*(\S+)_([AV])\s+(current|volt)\(\d+\)=(\d{1,3}(?:\.\d{1,12})?)([AV])\s*$", re.ASCII | re.MULTILINE
+)
+FALSE_ABOVE_A = {"3V3_DAC": 0.1, "3V3_ADC": 0.1}
+"""Firmware of 2023 says 0.61 A of a channel that carries microamperes."""
+RENAMED = {"0V8_SYS": "0V8_SW"}
+"""What the same firmware calls a rail."""
+
+
+def find(root: Path) -> Ask:
+    """Return what asks the firmware for all rails at once, which takes it about 23 ms."""
+
+    def ask(labels: Collection[str] | None) -> Rails:
+        return parse(firmware.ask(root, QUESTION))
+
+    return ask
+
+
+def parse(answer: str) -> Rails:
+    """Return the rails that have both a current and a voltage. Paired by name: the numbers in brackets do not match.
+
+    Raises:
+        NoData: No rail has both.
+    """
+    figures: dict[str, dict[str, float]] = {"A": {}, "V": {}}
+    for name, suffix, _, figure, unit in LINE.findall(answer):
+        if suffix == unit:
+            figures[unit][RENAMED.get(name, name)] = float(figure)
+    amperes, volts = figures["A"], figures["V"]
+    paired = [name for name in amperes if name in volts]
+    if not paired:
+        raise NoData(f"{QUESTION} answers without one rail of current and voltage: {answer[:60]!r}", lack="invalid")
+    false = {name for name in paired if amperes[name] > FALSE_ABOVE_A.get(name, float("inf"))}
+    return Rails(
+        watts={name: amperes[name] * volts[name] for name in paired if name not in false},
+        lacks={name: Absent(lack="invalid", cause=f"{amperes[name]:g} A cannot be: old firmware") for name in false},
+        whole=tuple(name for name in paired if name not in false),
+    )

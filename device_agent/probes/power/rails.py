@@ -1,0 +1,103 @@
+"""Watts rail by rail, and which rails make the total: never one together with another that already contains it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from device_agent.profile.schema import Power
+from shared.errors import NoData
+from shared.protocol.measurements import Absent
+
+
+class Rails(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sensor says now.
+
+    Attributes:
+        watts: By label.
+        lacks: Rails that are there and do not answer, by label.
+        whole: Labels that together are all the sensor is there for, where it knows so without a profile.
+    """
+
+    watts: dict[str, float]
+    lacks: dict[str, Absent] = {}
+    whole: tuple[str, ...] = ()
+
+
+BEYOND_W = 1e6
+
+Ask: TypeAlias = Callable[[Collection[str] | None], Rails]
+"""Asks a sensor for some of its rails, or with None for all of them; raises NoData."""
+
+
+def summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[str, ...]:
+    """Return the labels whose sum is the total.
+
+    Args:
+        power: The profile's word on it.
+        rails: All rails of the sensor.
+        by_profile: Whether only the profile can know the sensor's rails; a meter that was added to the board, and
+            that the profile does not name, is the total by itself.
+
+    Raises:
+        NoData: Nobody knows which rails make the total, or they would count something twice.
+    """
+    named = set(power.total) <= rails.watts.keys() | rails.lacks.keys()
+    labels = power.total if power.total and (by_profile or named) else rails.whole
+    if not labels:
+        known = ", ".join(sorted(rails.watts)) or "none"
+        raise NoData(f"nothing says which of the rails ({known}) make the total", lack="invalid")
+    if twice := counted_twice(labels, {rail.label: rail.child_of for rail in power.rails}):
+        raise NoData(f"the total would count {twice} twice", lack="invalid")
+    return labels
+
+
+def counted_twice(labels: Sequence[str], parents: Mapping[str, str]) -> str:
+    """Return a label that is there twice, or together with a rail that contains it; empty where there is none."""
+    for place, label in enumerate(labels):
+        if label in labels[:place]:
+            return label
+        seen, above = {label}, parents.get(label, "")
+        while above and above not in seen:
+            if above in labels:
+                return label
+            seen.add(above)
+            above = parents.get(above, "")
+    return ""
+
+
+def summed(labels: Sequence[str], rails: Rails) -> float:
+    """Return the sum of these rails in watts; raises NoData where one of them is missing, never a smaller sum."""
+    for label in labels:
+        if label not in rails.watts:
+            lack = rails.lacks.get(label, Absent(lack="not_present", cause="the sensor has no such rail"))
+            raise NoData(f"{label}, a part of the total: {lack.cause}", lack=lack.lack)
+    return math.fsum(rails.watts[label] for label in labels)
+
+
+def product(*factors: float) -> float:
+    """Return a rail's power, out of volts and amperes; raises NoData where what a sensor says is beyond all measure."""
+    watts = math.prod(factors)
+    if not abs(watts) < BEYOND_W:
+        raise NoData(f"{watts:g} W is nothing that a rail carries", lack="invalid")
+    return watts
+
+
+def corrected(watts: float, power: Power) -> float:
+    """Return the total of a sensor that does not see everything: gain * watts + offset_w."""
+    return power.gain * watts + power.offset_w
+
+
+def checked(watts: float, bounds_w: tuple[float, float]) -> float:
+    """Return a total that can be true; a board that reads this draws something, so zero never is.
+
+    Raises:
+        NoData: It is zero or less, not finite, or out of bounds.
+    """
+    low, high = bounds_w
+    if not (0 < watts < math.inf and low <= watts <= high):
+        raise NoData(f"{watts:g} W is not within {low:g} to {high:g} W", lack="invalid")
+    return watts

@@ -1,0 +1,43 @@
+"""What a device remembers of a run: its algorithm's state and its codec's memory, in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from device_agent.exchange import state_files
+from shared.codecs.base import Memory
+from shared.errors import CorruptFile, TaskFailed
+from shared.tensors import file
+from shared.tensors.tree import State
+
+_ALGORITHM, _CODEC = "algorithm/", "codec/"
+
+
+def read(path: Path) -> tuple[State, Memory]:
+    """Return the algorithm's state and the codec's memory; empty ones where there are none yet.
+
+    Raises:
+        TaskFailed: The file does not hold what was written; the next task starts afresh.
+    """
+    if state_files.says_none(path):
+        return State(), None
+    try:
+        both = file.load(path)
+    except FileNotFoundError:
+        return State(), None
+    except CorruptFile as error:
+        raise TaskFailed(f"{error}; set aside as {file.set_aside(path).name}, the next task starts afresh") from error
+    memory = {key.removeprefix(_CODEC): leaf for key, leaf in both.tree.items() if key.startswith(_CODEC)}
+    own = {key.removeprefix(_ALGORITHM): leaf for key, leaf in both.tree.items() if key.startswith(_ALGORITHM)}
+    return State(own, both.facts), memory or None
+
+
+def write(path: Path, state: State, memory: Memory) -> None:
+    """Write both, whole or not at all.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    tree = {_ALGORITHM + key: leaf for key, leaf in state.tree.items()}
+    tree |= {_CODEC + key: leaf for key, leaf in (memory or {}).items()}
+    file.save(path, State(tree, state.facts))

@@ -1,0 +1,90 @@
+"""What a device's agent asks of its trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from device_agent.config import BoardConfig
+from device_agent.measurement.calibration_file import Calibration
+from shared.data.spec import Data
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Task
+from shared.protocol.steps import Missed
+
+
+class Measuring(msgspec.Struct, frozen=True, kw_only=True):
+    """How the trainer measures what it does.
+
+    Attributes:
+        board: As the agent's file says.
+        calibration: What was fitted on this very board, if anything was.
+    """
+
+    board: BoardConfig = BoardConfig()
+    calibration: Calibration | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer needs to do a task; paths, so that no tensor passes through the agent.
+
+    Attributes:
+        task: The task.
+        params: File that holds the payload to start from.
+        state: File that holds the device's state of this run, if there is one.
+        draft: Folder of the outbox to write the update into.
+        data: This device's examples.
+        frame_bytes: Size of the frames the update will travel in.
+        cost: What the task cost before training.
+        measuring: How to measure; None where nobody measures, as in replay.
+    """
+
+    task: Task
+    params: str
+    state: str
+    draft: str
+    data: Data
+    frame_bytes: int
+    cost: Cost
+    measuring: Measuring | None = None
+
+
+class Exchange(Protocol):
+    """A device's way to its server at every step of a split session: features up, and their gradient down."""
+
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes of frames so far, features up and gradients down."""
+        ...
+
+    def __call__(self, step: int, parts: Sequence[memoryview]) -> Awaitable[memoryview | Missed]:
+        """Return the payload that answers one step's; in memory that is the caller's, as `parts` is until then.
+
+        Raises:
+            SessionLost: The server knows nothing of the session any more.
+        """
+        ...
+
+
+class Trainer(Protocol):
+    """Do a job: write its update into the draft."""
+
+    def __call__(self, job: Job, exchange: Exchange | None = None) -> Awaitable[None]:
+        """Train.
+
+        Args:
+            job: What to do.
+            exchange: How its steps reach the server, if it is a split session's.
+
+        Raises:
+            TaskFailed: The task could not be done; the message is the cause.
+            TrainerDied: Its process ended; the update may have been committed all the same.
+            SessionLost: As `exchange` says; the same job can be done anew.
+        """
+        ...
+
+    async def ready(self) -> None:
+        """Return when no earlier process of this device still trains; begin to start one meanwhile."""
+        ...

@@ -1,0 +1,231 @@
+"""The trainer's own process: jobs come in on standard input, answers go out on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from device_agent.trainer.interface import Job
+from device_agent.trainer.pipe_messages import (
+    HEAD_BYTES,
+    Answer,
+    Cancel,
+    Done,
+    Failed,
+    FromTrainer,
+    Skipped,
+    Start,
+    Step,
+    ToTrainer,
+    frame,
+)
+from shared import own
+from shared.errors import FieldFleetError, Superseded
+from shared.protocol.steps import Missed
+from shared.runtime import logs, malloc
+
+EXIT_GARBLED = 70
+PIPE_BYTES = 1 << 20
+"""What a pipe may hold, instead of 64 KiB: a split step's payloads pass with a quarter less of the agent's time."""
+
+logger = logging.getLogger("trainer")
+
+
+class AgentGone(Exception):
+    """Nobody is left to exchange a step with."""
+
+
+class Inlet(threading.Thread):
+    """Reads jobs, and answers to their steps, while the main thread trains; knows at once when a job is given up.
+
+    Attributes:
+        jobs: In order; None when the agent is gone.
+        answers: To the steps of the job under way; None when there will be no more.
+        cancelled: Whether that job is given up.
+        carried: Bytes of frames that its steps took so far, up and down.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(name="inlet", daemon=True)
+        self._stream = stream
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[memoryview | Missed | None] = queue.SimpleQueue()
+        self.cancelled = threading.Event()
+        self.carried: tuple[int, int] | None = None
+
+    def run(self) -> None:
+        """Read until the agent is gone; a job under way is still finished then. What is no message ends the process."""
+        try:
+            while (message := self._next()) is not None and self._take(message):
+                pass
+        except msgspec.DecodeError as error:
+            logger.critical("the agent sent what is no message: %s; ending", error)
+            os._exit(EXIT_GARBLED)  # from a thread nothing less would; the main thread may be deep in a library
+        self.answers.put(None)
+        self.jobs.put(None)
+
+    def _take(self, message: ToTrainer) -> bool:
+        """Do what a message says; tell whether it was whole."""
+        match message:
+            case Start(job=job):
+                self.cancelled.clear()
+                self.answers, self.carried = queue.SimpleQueue(), None
+                self.jobs.put(job)
+            case Answer(size=size, carried=carried):
+                data = memoryview(bytearray(size))
+                if self._stream.readinto(data) < size:  # type: ignore[attr-defined]
+                    return False
+                self.carried = carried
+                self.answers.put(data)
+            case Skipped(steps=steps, carried=carried):
+                self.carried = carried
+                self.answers.put(Missed(steps))
+            case Cancel():
+                self.cancelled.set()
+                self.answers.put(None)
+        return True
+
+    def _next(self) -> ToTrainer | None:
+        """Return the next message; None where the agent closed its end, be it in the middle of one."""
+        head = self._stream.read(HEAD_BYTES)
+        size = int.from_bytes(head, "little")
+        data = self._stream.read(size) if len(head) == HEAD_BYTES else b""
+        if len(head) < HEAD_BYTES or len(data) < size:
+            return None
+        message: ToTrainer = msgspec.msgpack.decode(data, type=ToTrainer)
+        return message
+
+    def answer(self) -> memoryview | Missed:
+        """Wait for the answer to a step.
+
+        Raises:
+            Superseded: The job is given up.
+            AgentGone: There will be none.
+        """
+        came = self.answers.get()
+        if came is not None:
+            return came
+        if self.cancelled.is_set():
+            raise Superseded("a newer task has come")
+        raise AgentGone
+
+
+def main() -> None:
+    """Serve jobs until the agent is gone."""
+    parser = argparse.ArgumentParser(prog="device_agent.trainer.main", description=__doc__)
+    parser.add_argument("--lock", type=Path, help="whose lock it was born with; tells people which device's it is")
+    parser.add_argument("--memory-mb", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--log-level", default="warning")
+    parser.add_argument("--models", nargs="*", default=[])
+    options = parser.parse_args()
+    logs.configure(options.log_level)
+    own.allow(options.models)
+    logger.debug("phase importing pid=%d", os.getpid())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
+    for end in (0, 1):
+        with suppress(OSError):  # a user who has many wide ones already gets no more
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    said = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    if options.memory_mb:
+        resource.setrlimit(resource.RLIMIT_DATA, (options.memory_mb << 20,) * 2)
+    inlet = Inlet(sys.stdin.buffer)
+    inlet.start()
+    serve(inlet, said, options.threads)
+
+
+def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
+    """Do jobs in order. Torch is imported here, while the parameters of the first task are still on their way."""
+    malloc.huge_pages()
+    import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
+
+    from device_agent.exchange import outbox  # noqa: PLC0415
+    from device_agent.measurement.board import Meters  # noqa: PLC0415
+    from device_agent.trainer import task as training  # noqa: PLC0415
+    from device_agent.trainer.workspace import Bench  # noqa: PLC0415
+
+    if threads:
+        torch.set_num_threads(threads)
+    bench, meters = Bench(), Meters()
+    logger.debug("phase idle")
+    while (job := inlet.jobs.get()) is not None:
+        answer: FromTrainer = Done()
+        task, work = job.task, "training" if job.task.train else "evaluating"
+        logger.debug("phase %s run=%s round=%d", work, task.run, task.round)
+        recomputes = task.algorithm.options.get("recompute")  # what is not kept is then to be given back
+        malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if recomputes else malloc.STEPS)
+        try:
+            meter = meters.of(job).task
+            steps = training.performing(job, bench, meter, inlet.cancelled.is_set, carried=lambda: inlet.carried)
+            with closing(steps):
+                drive(steps, inlet, said)
+            logger.debug("phase committing")
+            outbox.commit(Path(job.draft))
+            logger.debug("phase committed")
+        except Superseded:
+            answer = Failed("superseded")
+            logger.debug("phase failed")
+        except (FieldFleetError, MemoryError, *own.FAULTS) as error:
+            answer = Failed(_cause(error))
+            logger.warning("job failed", exc_info=True)
+            logger.debug("phase failed")
+        except AgentGone:
+            return  # in the middle of a split session; whoever comes after it begins the task anew
+        try:
+            said.write(frame(answer))
+        except BrokenPipeError:
+            return  # the agent is gone; what was finished is in its outbox
+        logger.debug("phase idle")
+
+
+def drive(work: Generator[list[memoryview], memoryview | Missed, None], inlet: Inlet, said: BinaryIO) -> None:
+    """Do a job; the steps of a split session go through the agent.
+
+    Raises:
+        Superseded: The job is given up.
+        AgentGone: A step cannot be exchanged any more.
+    """
+    step = 1
+    try:
+        parts = next(work)
+        while True:
+            _send(said, Step(step, sum(part.nbytes for part in parts)), parts)
+            came = inlet.answer()
+            step += came.steps if isinstance(came, Missed) else 1
+            parts = work.send(came)
+    except StopIteration:
+        return
+
+
+def _send(said: BinaryIO, message: Step, parts: Sequence[memoryview]) -> None:
+    try:
+        for data in (memoryview(frame(message)), *parts):
+            rest = data.cast("B")
+            while rest:
+                rest = rest[said.write(rest) :]
+    except BrokenPipeError as error:
+        raise AgentGone from error
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "Cannot allocate" in str(error):
+        return f"out of memory: {error}; raise trainer.memory_mb or use a smaller model or batch"
+    return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The trainer as the agent sees it: a child process that does one job at a time.
+
+Started for the first task, kept warm between rounds, ended after an idle time. Its death is told with its cause, and
+the next job starts another. It outlives a killed agent for the task it is doing: the lock says so, and its update lies
+in the outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from device_agent.trainer.conversation import Conversation
+from device_agent.trainer.interface import Exchange, Job
+from device_agent.trainer.pipe_messages import Done, Failed, Start
+from shared.errors import TaskFailed, TrainerDied
+
+log = logging.getLogger(__name__)
+
+LOCK_POLL_S = 0.1
+EXIT_PATIENCE_S = 5.0
+
+
+@dataclass
+class TrainerProcess:
+    """Owns the child.
+
+    Attributes:
+        lock: File that a living trainer holds locked; it inherits the lock, since an agent may die right after it.
+        idle_s: Seconds without a job after which the child is ended.
+        memory_mb: Its memory limit in MiB, 0 for none.
+        threads: Its torch threads, 0 for torch's choice.
+        log_level: What it says on the agent's standard error.
+        models: Builders of the user's own that it may import.
+    """
+
+    lock: Path
+    idle_s: float
+    memory_mb: int
+    threads: int
+    log_level: str = "warning"
+    models: Sequence[str] = ()
+    _process: Process | None = None
+    _idle: asyncio.TimerHandle | None = None
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def ready(self) -> None:
+        """Wait for a trainer that an earlier agent left behind, then start our own; idle seconds count from here."""
+        self._stay()
+        if not self._process or self._process.returncode is not None:
+            await self._start()
+        self._leave()
+
+    async def _start(self) -> None:
+        waited = False
+        while (lock := _taken(self.lock)) is None:
+            if not waited:
+                log.info("waiting for a trainer that an earlier agent started")
+            waited = True
+            await asyncio.sleep(LOCK_POLL_S)
+        arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
+        arguments += ["--log-level", self.log_level, "--models", *self.models]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "device_agent.trainer.main", *map(str, arguments)),
+                stdin=PIPE,
+                stdout=PIPE,
+                start_new_session=True,
+                pass_fds=[lock],  # the child is born with it, so that there is no moment when it is free
+            )
+        finally:
+            os.close(lock)
+        log.info("trainer started pid=%d", self._process.pid)
+
+    async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
+        """Do a job in the child; a cancelled call makes the child give the job up.
+
+        Raises:
+            TaskFailed: The child says so.
+            TrainerDied: It ended first; what it committed before is in the outbox all the same.
+            SessionLost: As `exchange` says.
+        """
+        await self.ready()
+        self._stay()
+        process = self._process
+        assert process is not None
+        talk = Conversation(process, exchange)
+        talk.say(Start(job))
+        talking = asyncio.ensure_future(self._ended(process, talk))
+        try:
+            answer = await asyncio.shield(talking)
+        except asyncio.CancelledError:
+            talk.give_up()
+            await asyncio.wait({talking})  # until then the child uses the job's files, and its pipe is not free
+            raise
+        finally:
+            self._leave()
+        if isinstance(answer, TrainerDied):
+            raise answer
+        if talk.error:
+            raise talk.error
+        if isinstance(answer, Failed):
+            raise TaskFailed(answer.cause)
+
+    async def _ended(self, process: Process, talk: Conversation) -> Done | Failed | TrainerDied:
+        """Return the child's last word on its job; that it died is one too."""
+        return await talk.run() or TrainerDied(await self._cause_of_death(process))
+
+    async def _cause_of_death(self, process: Process) -> str:
+        code = await process.wait()
+        if self._process is process:
+            self._process = None
+        if code == -signal.SIGKILL:
+            return "the trainer was killed (signal 9): out of memory, or by hand"
+        if code < 0:
+            return f"the trainer died of signal {-code} ({signal.Signals(-code).name})"
+        return f"the trainer ended with exit code {code}; its last words are in this agent's log"
+
+    async def close(self) -> None:
+        """End the child now, if there is one."""
+        self._end()
+        await asyncio.gather(*self._ending)
+
+    def _stay(self) -> None:
+        if self._idle:
+            self._idle.cancel()
+            self._idle = None
+
+    def _leave(self) -> None:
+        """Begin to count idle seconds."""
+
+        def end() -> None:
+            log.info("trainer idle for %.0f s, ending it", self.idle_s)
+            self._end()
+
+        self._stay()
+        if self._process:
+            self._idle = asyncio.get_running_loop().call_later(self.idle_s, end)
+
+    def _end(self) -> None:
+        """Part with the child at once, so that no job is given to it any more; its end takes its time."""
+        self._stay()
+        process, self._process = self._process, None
+        if process and process.returncode is None:
+            process.terminate()
+            ending = asyncio.ensure_future(_gone(process))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+
+async def _gone(process: Process) -> None:
+    """Wait for a process that was told to end; make it, if it does not."""
+    try:
+        async with asyncio.timeout(EXIT_PATIENCE_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _taken(path: Path) -> int | None:
+    """Return a descriptor that holds the lock, as long as a process has it open; None while another one does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,126 @@
+"""What one local iteration costs this device: timed on a few real steps, before and without a training.
+
+The figures are those of P2 in HCEF (mu_n, alpha_n) and of pruned personalization (C_k, f_k). What the steps learn is
+thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from device_agent.measurement.task_meter import Spent
+from shared.algorithms.base import Batch, Batches
+from shared.errors import TaskFailed
+from shared.protocol.measurements import StepCost
+
+WARM_STEPS = 1
+"""Steps that are not counted: the first one allocates, and chooses how to convolve."""
+
+TRIES, ENOUGH, MAX_STEPS = 4, 0.8, 100_000
+"""A block of steps is timed again, longer, until it takes most of its share of the seconds asked for."""
+BLOCKS, PAIR = 5, 2
+"""Of which the median counts: one in which the board did something else besides does not. A pair says whether blocks
+are long enough, by its shorter one: one that was held up would have all of them too short."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The first `count` batches of a training, begun anew where its examples end."""
+
+    batches: Batches
+    count: int
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of one epoch."""
+        return self.batches.num_examples
+
+    @property
+    def validation(self) -> Batch:
+        """Of the whole training."""
+        return self.batches.validation
+
+    def __iter__(self) -> Iterator[Batch]:
+        endless = itertools.chain.from_iterable(itertools.repeat(self.batches))
+        return itertools.islice(endless, self.count)
+
+
+def measure(
+    train: Callable[[Batches], object],
+    batches: Batches,
+    meter: Callable[[], AbstractContextManager[Spent]],
+    *,
+    seconds: float,
+    weights: int,
+    flops: int,
+) -> StepCost:
+    """Time real training steps for about `seconds`.
+
+    Args:
+        train: Does the algorithm's local training on what it is given, from the task's parameters, and drops it.
+        batches: The device's own.
+        meter: Measures a block.
+        seconds: How long to measure; a slow sensor of power needs a few.
+        weights: Trainable parameters of the network.
+        flops: Of one step.
+
+    Raises:
+        TaskFailed: The device has no example.
+    """
+    if not batches.num_examples:
+        raise TaskFailed("nothing to measure a training step with: this device has no example of its own")
+    train(Steps(batches, WARM_STEPS))
+    count, blocks = 1, _timed(train, batches, meter, 1, PAIR)
+    for _ in range(TRIES):
+        took_s = min(one.compute_s or 0.0 for one in blocks)
+        if not 0 < took_s < ENOUGH * seconds / BLOCKS or count == MAX_STEPS:
+            break
+        count = min(math.ceil(count * seconds / BLOCKS / took_s), MAX_STEPS)
+        blocks = _timed(train, batches, meter, count, PAIR)
+    blocks += _timed(train, batches, meter, count, BLOCKS - PAIR)
+    seconds_each = statistics.median(one.compute_s or 0.0 for one in blocks) / count
+    watts = _ratio([(one.joules, one.compute_s) for one in blocks])
+    return StepCost(
+        steps=count * BLOCKS,
+        seconds=seconds_each,
+        joules=None if watts is None else watts * seconds_each,
+        idle_w=blocks[0].idle_w,
+        cycles=_median([one.cycles for one in blocks], count),
+        hertz=_median([one.mean_hertz for one in blocks], 1),
+        weights=weights,
+        flops=flops,
+        provenance=blocks[0].provenance,
+    )
+
+
+def _timed(
+    train: Callable[[Batches], object],
+    batches: Batches,
+    meter: Callable[[], AbstractContextManager[Spent]],
+    count: int,
+    times: int,
+) -> list[Spent]:
+    blocks = []
+    for _ in range(times):
+        with meter() as spent:
+            train(Steps(batches, count))
+        blocks.append(spent)
+    return blocks
+
+
+def _ratio(pairs: list[tuple[float | None, float | None]]) -> float | None:
+    """Return the mean watts of all blocks; None unless all of them were measured."""
+    joules, seconds = [pair[0] for pair in pairs], [pair[1] or 0.0 for pair in pairs]
+    if any(one is None for one in joules) or not sum(seconds):
+        return None
+    return sum(one or 0.0 for one in joules) / sum(seconds)
+
+
+def _median(figures: list[float | None], count: int) -> float | None:
+    known = [one for one in figures if one is not None]
+    return statistics.median(known) / count if known else None

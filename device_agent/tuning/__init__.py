@@ -1,0 +1,1 @@
+"""Clocks and power modes of a board: read, planned, set, and put back."""

@@ -1,0 +1,176 @@
+"""What a run's journal teaches of its devices: their order, their last good figures, how far predictions were off.
+
+All of it follows from the records, so that a server that was killed decides as one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from edge_server.journal.decision import Decision, Figure, Given
+from edge_server.journal.plausible import plausible
+from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened, UpdateAccepted
+from shared.protocol.measurements import Cost, StepCost
+
+WEIGHT, MOST_OFF = 0.5, 4.0
+"""Of the newest error among the earlier ones; and the factor beyond which a prediction is not put right."""
+
+LEAST_BYTES = 4096
+"""An upload of less tells the delay of the link, not its rate; no more than that it is no slower."""
+
+NEAR = 0.8
+"""Who sent at so much of the rate that it was told kept to it: what else its link could carry did not show."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that was told, and what it cost.
+
+    Attributes:
+        round: Which.
+        given: What had been decided; None where nothing was.
+        cost: What the device says; of an update that is not settled yet, without its upload.
+        was_held: Whether its upload before this one kept to what it was told; also where there was none.
+    """
+
+    round: int
+    given: Given | None
+    cost: Cost
+    was_held: bool = True
+
+    @property
+    def share(self) -> float | None:
+        """Return which part of its link the device was told to keep to; None where it had the link as it was."""
+        values = self.given.values if self.given else {}
+        told, share = values.get("up_bits_per_s"), values.get("share")
+        return share if told and isinstance(share, float) and 0 < share <= 1 else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it sent as fast as it was told, so that the upload shows no more of its link than was thought."""
+        told, now = self._told, self._now
+        return told is not None and now is not None and now >= NEAR * told
+
+    @property
+    def up_bits_per_s(self) -> float | None:
+        """Return what the device's whole link carries, as far as its upload, which may have had but a share, shows."""
+        now, size, thought = self._now, self.cost.bytes_up or 0, self._thought
+        if now is None:
+            return None
+        if self.is_held:  # faster than told, and it does not keep to it: then it had the whole link
+            return max(now, thought or 0.0)
+        if size < LEAST_BYTES:
+            return now if thought and now > thought else None
+        if self.share and self.was_held and not self.was_guess:  # one stall is not another link, two in a row are
+            return thought
+        return now / (self.share or 1.0)
+
+    @property
+    def was_guess(self) -> bool:
+        """Whether nobody had measured its link when it was told."""
+        figure = self.given.figures.get("up_bits_per_s") if self.given else None
+        return figure is not None and figure.source in ("profile", "default")
+
+    @property
+    def _now(self) -> float | None:
+        seconds, size = self.cost.upload_s, self.cost.bytes_up
+        return 8 * size / seconds if seconds and size else None
+
+    @property
+    def _told(self) -> float | None:
+        told = self.given.values.get("up_bits_per_s") if self.given and self.share else None
+        return told if isinstance(told, float) else None
+
+    @property
+    def _thought(self) -> float | None:
+        """Return what was thought of the whole link."""
+        if self._told and self.share:
+            return self._told / self.share
+        figure = self.given.figures.get("up_bits_per_s") if self.given else None
+        return figure.value if figure else None
+
+    @property
+    def down_bits_per_s(self) -> float | None:
+        """Return what the link carried in the download."""
+        seconds, size = self.cost.download_s, self.cost.bytes_down
+        return 8 * size / seconds if seconds and size and size >= LEAST_BYTES else None
+
+
+@dataclass
+class Experience:
+    """Adds a journal up.
+
+    Attributes:
+        seen: Records taken so far.
+        order: Devices in order of first appearance.
+        steps: What was measured before round 1.
+        last: The figures that were decided from last, by device.
+        tasks: The newest task of each device that has told a cost.
+        carried: The newest of them that has told what its upload took.
+        errors: Measured over predicted, smoothed, by device and part of a cost.
+    """
+
+    seen: int = 0
+    order: list[str] = field(default_factory=list)
+    steps: dict[str, StepCost] = field(default_factory=dict)
+    last: dict[str, dict[str, Figure]] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    carried: dict[str, Task] = field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    _decisions: dict[int, Decision | None] = field(default_factory=dict)
+
+    def take(self, records: Iterable[AnyRecord]) -> None:
+        """Take the journal's next records."""
+        for record in records:
+            self.seen += 1
+            match record:
+                case Measured():
+                    self.steps |= record.by_device
+                case RoundOpened():
+                    self._open(record)
+                case UpdateAccepted():
+                    cost = plausible(record.update.cost)
+                    self._learn(record.round, record.device, msgspec.structs.replace(cost, upload_s=None))
+                case CostSettled():
+                    self._learn(record.round, record.device, plausible(record.cost))
+                case _:
+                    pass
+
+    def _open(self, record: RoundOpened) -> None:
+        self.order += [device for device in record.assignments if device not in self.order]
+        self._decisions[record.round] = record.decision
+        for device, given in record.decision.devices.items() if record.decision else ():
+            self.last[device] = self.last.get(device, {}) | given.figures
+
+    def _learn(self, number: int, device: str, cost: Cost) -> None:
+        if number not in self._decisions:  # a measurement or an evaluation: what that cost tells of no training
+            return
+        decision = self._decisions[number]
+        given = decision.devices.get(device) if decision else None
+        known = self.tasks.get(device)
+        had = known.cost if known and known.round == number else Cost()
+        if known is None or known.round <= number:
+            self.tasks[device] = Task(number, given, cost)
+        if cost.upload_s is not None:
+            before_it = self.carried.get(device)
+            was_held = before_it is None or before_it.share is None or before_it.is_held
+            self.carried[device] = Task(number, given, cost, was_held)
+        for part in ("compute_s", "upload_s") if given else ():
+            told = Task(number, given, cost)
+            if part == "upload_s" and told.was_guess and not told.is_held:
+                continue  # how wrong a guess was is no error of what takes its place
+            measured, before = getattr(cost, part), getattr(had, part)
+            predicted = getattr(given.predicted, part) if given else None
+            if measured and predicted and before is None:  # each part once: an update tells one, its settling both
+                self._err(device, part, given, measured / predicted)
+
+    def _err(self, device: str, part: str, given: Given | None, ratio: float) -> None:
+        name = part.replace("_s", "_error")
+        used = given.figures.get(name) if given else None
+        now = (used.value if used else 1.0) * min(max(ratio, 1 / MOST_OFF), MOST_OFF)
+        errors = self.errors.setdefault(device, {})
+        mixed = WEIGHT * now + (1 - WEIGHT) * errors.get(name, now)
+        errors[name] = min(max(mixed, 1 / MOST_OFF), MOST_OFF)

@@ -1,0 +1,179 @@
+"""Why each device got what it got in a round: its figures, what binds, what more would buy, predicted and measured.
+
+What one more second or joule would buy is found by deciding the recorded case once more with a little more of it, and
+so is what one more megahertz or Mbit/s of a single device would buy it, with `coordinator.kept_alone` for all at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from edge_server.allocation.case import Case, of
+from edge_server.allocation.coordinator import decide, kept_alone
+from edge_server.journal.costs import by_round
+from edge_server.journal.decision import Decision, Figure, kept
+from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, valid
+from edge_server.plan.optimizer import OptimizerPlan
+from shared.errors import ConfigError
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Value
+
+MEGA, LITTLE = 1e6, 0.01
+SECONDS = {"bandwidth": "step_s", "keep_ratio": "task_s"}
+"""The figure that a faster clock makes smaller."""
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """One device in one round.
+
+    Attributes:
+        device: Its name.
+        values: What it was given.
+        figures: What that was decided from.
+        binding: Which limit kept it from more.
+        multiplier: Of that limit.
+        buys: How much more of the model it would keep, for one more of: `second` of the deadline, `joule` of its task,
+            `megahertz` of its clock, `megabit_per_s` of its link; what does not apply is left out. Of large fleets,
+            the last two to within what `edge_server.allocation.alone` leaves out.
+        predicted: What the task should cost.
+        measured: What it cost; None while nobody knows.
+    """
+
+    device: str
+    values: dict[str, Value]
+    figures: dict[str, Figure]
+    binding: str
+    multiplier: float | None
+    buys: dict[str, float]
+    predicted: Cost
+    measured: Cost | None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One round.
+
+    Attributes:
+        round: Which.
+        optimizer: Who decided.
+        limits: What held for all.
+        feasible: Whether all could be met.
+        enough: If not, the smallest that would do.
+        objective: What was minimised.
+        multiplier: Of what all share.
+        seconds: What the round took; None while it lasts.
+        devices: In order of name.
+    """
+
+    round: int
+    optimizer: str
+    limits: dict[str, float]
+    feasible: bool
+    enough: dict[str, float]
+    objective: float | None
+    multiplier: float | None
+    seconds: float | None
+    devices: list[Explained]
+
+
+def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explanation:
+    """Explain a round.
+
+    Args:
+        records: The run's journal.
+        number: The round.
+        only: The device to explain; empty for all.
+
+    Raises:
+        ConfigError: There is no such round or device, or nothing was decided in it.
+    """
+    kept = valid(records)
+    table = next((one.plan.optimizer for one in kept if isinstance(one, RunOpened)), None)
+    opened = [one for one in kept if isinstance(one, RoundOpened) and one.round == number]
+    if not opened:
+        raise ConfigError(f"round {number}: the run has not begun it; `edge-server show` lists its rounds")
+    decision = opened[-1].decision
+    if table is None or decision is None:
+        why = "its record, that of a trace, keeps no decisions" if table else "the plan has no table [optimizer]"
+        raise ConfigError(f"round {number}: there is nothing to explain, {why}")
+    if only and only not in decision.devices:
+        raise ConfigError(f"device {only!r}: not in round {number}, whose devices are {', '.join(decision.devices)}")
+    closed = [one for one in kept if isinstance(one, RoundClosed) and one.round == number]
+    costs = by_round(kept).get(number, {})
+    names = [only] if only else sorted(decision.devices)
+    bought = _margins(table, decision, names)
+    return Explanation(
+        round=number,
+        optimizer=decision.optimizer,
+        limits=decision.limits,
+        feasible=decision.feasible,
+        enough=decision.enough,
+        objective=decision.objective,
+        multiplier=decision.multiplier,
+        seconds=closed[-1].seconds if closed else None,
+        devices=[_explained(name, decision, bought.get(name, {}), costs.get(name)) for name in names],
+    )
+
+
+def _explained(name: str, decision: Decision, buys: dict[str, float], measured: Cost | None) -> Explained:
+    given = decision.devices[name]
+    return Explained(
+        device=name,
+        values=given.values,
+        figures=given.figures,
+        binding=given.binding,
+        multiplier=given.multiplier,
+        buys=buys,
+        predicted=given.predicted,
+        measured=measured,
+    )
+
+
+def _margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict[str, dict[str, float]]:
+    """Return what more would buy each device. Where there is a ladder to climb, one unit of it; else a little."""
+    if decision.optimizer not in SECONDS:
+        return {}
+    table, case = msgspec.structs.replace(table, solver="numpy"), of(decision)
+    bought: dict[str, dict[str, float]] = {name: {} for name in names}
+    for limit, what in (("deadline_s", "second"), ("joules", "joule")):
+        if limit in case.limits:
+            amount = 1.0 if case.ladder else LITTLE * (case.limits[limit] or 1.0)
+            more = {**case.limits, limit: case.limits[limit] + amount}
+            again = decide(table, dataclasses.replace(case, limits=more))
+            for name in names:
+                now = kept(again.devices[name].values)
+                bought[name][what] = (now - kept(decision.devices[name].values)) / amount
+    before = kept_alone(table, case, case)
+    for what, changes in _own(case, SECONDS[decision.optimizer]).items():
+        figures = {name: {**case.figures[name], one.figure: one.value} for name, one in changes.items()}
+        after = kept_alone(table, case, dataclasses.replace(case, figures={**case.figures, **figures}))
+        for name in changes.keys() & bought.keys():
+            bought[name][what] = (after[name] - before[name]) / changes[name].amount
+    return bought
+
+
+class _Change(NamedTuple):
+    """A little more of a thing of one device's own: how much, in millions, and the figure that it makes another."""
+
+    amount: float
+    figure: str
+    value: Figure
+
+
+def _own(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
+    """Return a little more of each thing of the devices' own, by thing and device."""
+    found: dict[str, dict[str, _Change]] = {"megahertz": {}, "megabit_per_s": {}}
+    for name, figures in case.figures.items():
+        clock, took, rate = figures.get("f_hertz"), figures.get(seconds), figures.get("up_bits_per_s")
+        if clock and took:
+            more = 1.0 if case.ladder else LITTLE * clock.value / MEGA
+            faster = Figure(took.value * clock.value / (clock.value + more * MEGA), "measured")
+            found["megahertz"][name] = _Change(more, seconds, faster)
+        if rate:
+            more = 1.0 if case.ladder else LITTLE * rate.value / MEGA
+            faster = Figure(rate.value + more * MEGA, "measured")
+            found["megabit_per_s"][name] = _Change(more, "up_bits_per_s", faster)
+    return found

@@ -1,0 +1,68 @@
+"""How large a plan's model and its parts are, as optimizers ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.algorithms.base import Algorithm
+from shared.errors import ConfigError
+from shared.models.base import Model
+from shared.protocol.messages import Assignment, Hyper, Scalar
+from shared.subnetworks import neurons as active
+from shared.tensors.tree import State
+
+BYTES = 4
+MATRIX = 2
+"""Dimensions from which on a leaf holds weights that may be pruned; biases never are."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one model under one algorithm.
+
+    Attributes:
+        weights: Of the whole network; N.
+        shared: Those of them that go down and may be pruned; N_u.
+        bytes: Of the whole model.
+        dense_bytes: Of what goes up whatever is pruned: biases and the like.
+        facts: What the algorithm says of itself beside its state, such as its steps.
+    """
+
+    weights: int
+    shared: int
+    bytes: int
+    dense_bytes: int = 0
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def sizes(algorithm: Algorithm, model: Model, state: State) -> Sizes:
+    """Measure a model; no leaf needs storage."""
+    own = model.layers.state_dict()
+    told = Assignment(seed=0, hyper=Hyper())
+    try:
+        down = algorithm.broadcast(state, told)
+    except KeyError:  # it asks for more than a plain assignment says
+        down = own
+    weights = sum(one.numel() for one in model.layers.parameters())
+    found = sum(leaf.numel() for key, leaf in down.items() if key in own and leaf.ndim >= MATRIX)
+    said = state.facts.get("global_weights", found)
+    shared = said if isinstance(said, int) else found
+    dense = sum(leaf.nbytes for key, leaf in down.items() if key in own and leaf.ndim < MATRIX)
+    return Sizes(weights, min(shared, weights), sum(leaf.nbytes for leaf in own.values()), dense, state.facts)
+
+
+def ladder(model: Model, ratios: list[float]) -> tuple[tuple[float, int], ...]:
+    """Return the bytes of an update that keeps each of some shares of every hidden layer's neurons.
+
+    Where a model is no chain of layers, whose neurons could be told apart, bytes are taken to grow with the share.
+    """
+    own = model.layers.state_dict()
+    try:
+        neurons = active.chain(model.layers)
+    except ConfigError:
+        whole = sum(leaf.nbytes for leaf in own.values())
+        return tuple((ratio, round(ratio * whole)) for ratio in ratios)
+    return tuple(
+        (ratio, BYTES * active.numel(neurons.index(active.ordered(neurons.hidden, ratio)), own)) for ratio in ratios
+    )

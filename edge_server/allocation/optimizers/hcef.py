@@ -1,0 +1,99 @@
+r"""HCEF's control of one edge round: how many local steps each device makes, and how much of its change it sends.
+
+Zhang, Gao, Guo, Gong. HCEF: heterogeneity-aware cooperative federated edge learning with adaptive computation and
+communication compression. https://arxiv.org/abs/2409.04022
+
+    P2: minimise sum_n (2 - theta_n) rho_n (sigma^2 + G^2) + w (1 - rho_n)^2 G^2                        (15)
+        rho_n tau mu_n + theta_n nu_n <= D_n,   sum_n (rho_n tau alpha_n + p_n theta_n nu_n) <= E
+        rho_min <= rho_n <= 1,   theta_min <= theta_n <= 1
+
+    P2.1, rho fixed: maximise sum_n rho_n theta_n, a fractional knapsack of joules filled in order of rho_n / (p_n nu_n)
+    P2.2, theta fixed: minimise sum_n w G^2 rho_n^2 + C_n rho_n, C_n = (2 - theta_n)(sigma^2 + G^2) - 2 w G^2,
+        rho_n = clip(-(C_n + lambda tau alpha_n) / (2 w G^2), rho_min, min(1, (D_n - theta_n nu_n) / (tau mu_n)))
+
+Both are water-filling, exact; G = 0 turns P2.2 into a knapsack too. Algorithm 3 takes them in turn, and where it ends
+depends on where it starts: by default where half of the room beyond the floors is spent on steps. `hcef_joint` solves
+P2 as a whole. Floors that do not fit are given all the same, and `enough_s`, `enough_joules` say what they need; no
+device's floor counts as more than its equal part of E then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from edge_server.allocation.optimizers.base import Array, Solver
+from edge_server.allocation.optimizers.hcef_problem import Control, Hcef, Terms, control, sent_cap, steps_cap, terms
+from edge_server.allocation.optimizers.water_filling import Ramps, fill
+
+STILL = 1e-4
+
+Block: TypeAlias = Callable[[Terms, Array], tuple[Array, float]]
+"""P2.1 from rho, or P2.2 from theta; with the multiplier of the energy row."""
+
+
+def solve(problem: Hcef, start: float = 0.5, solver: Solver = "numpy", sweeps: int = 50) -> Control:
+    """Alternate (Algorithm 3) from where that share of the room beyond the floors is spent on steps."""
+    given = terms(problem)
+    blocks: tuple[Block, Block] = (sent_for, steps_for)
+    if solver == "cvxpy":
+        from edge_server.allocation.optimizers import hcef_cvxpy  # noqa: PLC0415 - a second to import
+
+        blocks = hcef_cvxpy.sent_for, hcef_cvxpy.steps_for
+    return alternate(given, halfway(given, start), blocks, sweeps)
+
+
+def halfway(given: Terms, share: float) -> Array:
+    """Return the steps that are best where only that share of the room beyond the floors is there."""
+    least_s, least_joules = np.where(given.able, given.enough_s, 0.0), given.floor_joules
+    with np.errstate(invalid="ignore"):  # no limit: half of it is none
+        deadline = least_s + share * (given.deadline_s - least_s) if share else least_s
+    energy = least_joules + share * (given.energy_joules - least_joules) if share else least_joules
+    half = replace(given, deadline_s=deadline, energy_joules=energy)
+    return steps_for(half, np.full(len(least_s), given.least[1]))[0]
+
+
+def alternate(given: Terms, steps: Array, blocks: tuple[Block, Block] | None = None, sweeps: int = 50) -> Control:
+    """Take P2.1 and P2.2 in turn until neither moves a device any more, as the paper's Algorithm 3 does."""
+    p21, p22 = blocks or (sent_for, steps_for)
+    sent, multiplier, done = np.full(len(steps), given.least[1]), 0.0, 0
+    while done < sweeps:
+        done += 1
+        before = steps, sent
+        sent, _ = p21(given, steps)
+        steps, multiplier = p22(given, sent)
+        if max(np.max(np.abs(steps - before[0]), initial=0.0), np.max(np.abs(sent - before[1]), initial=0.0)) <= STILL:
+            break
+    return control(given, (steps, sent), multiplier, sweeps=done)
+
+
+def sent_for(given: Terms, steps: Array) -> tuple[Array, float]:
+    """P2.1: return theta for these steps, and its multiplier."""
+    least, most = given.least[1], sent_cap(given, steps)
+    joules, room = given.send_joules, given.energy_joules - float((steps * given.step_joules).sum())
+    free = joules <= 0
+    with np.errstate(all="ignore"):
+        worth = np.where(free, 0.0, -given.noise * steps / joules)
+    filled = fill(Ramps(worth, worth, least * joules, most * joules), room, most=0.0)
+    with np.errstate(all="ignore"):
+        sent = np.where(free, most, filled.amount / joules)
+    return np.clip(sent, least, most), max(0.0, -filled.level)
+
+
+def steps_for(given: Terms, sent: Array) -> tuple[Array, float]:
+    """P2.2: return rho for what is sent, and its multiplier."""
+    least, most = given.least[0], steps_cap(given, sent)
+    joules, room = given.step_joules, given.energy_joules - float((sent * given.send_joules).sum())
+    slope = (2 - sent) * given.noise - 2 * given.bend
+    free = joules <= 0
+    with np.errstate(all="ignore"):
+        start = np.where(free, 0.0, (slope + 2 * given.bend * least) / joules)
+        end = np.where(free, 0.0, (slope + 2 * given.bend * most) / joules)
+        alone = -slope / (2 * given.bend) if given.bend else np.where(slope < 0, np.inf, -np.inf)
+    filled = fill(Ramps(start, np.maximum(start, end), least * joules, most * joules), room, most=0.0)
+    with np.errstate(all="ignore"):
+        steps = np.where(free, alone, filled.amount / joules)
+    return np.clip(steps, least, most), max(0.0, -filled.level)

@@ -1,0 +1,68 @@
+"""The blocks P2.1 and P2.2 of `hcef` as a conic solver is told them, each compiled once for each number of devices."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+
+from edge_server.allocation.optimizers.base import Array
+from edge_server.allocation.optimizers.hcef_problem import Terms, sent_cap, steps_cap
+
+SETTINGS = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10}
+
+
+@lru_cache(maxsize=16)
+def _compiled(count: int, *, bent: bool) -> tuple[cp.Problem, dict[str, Any]]:
+    """Return: minimise slope @ x + bend |x|^2 subject to joules @ x <= room and a box."""
+    x, bend = cp.Variable(count), cp.Parameter(nonneg=True)
+    given = {name: cp.Parameter(count) for name in ("slope", "least", "most")}
+    joules, room = cp.Parameter(count, nonneg=True), cp.Parameter()
+    row = joules @ x <= room
+    goal = given["slope"] @ x + (bend * cp.sum_squares(x) if bent else 0)
+    problem = cp.Problem(cp.Minimize(goal), [row, x >= given["least"], x <= given["most"]])
+    return problem, {**given, "x": x, "bend": bend, "joules": joules, "room": room, "row": row}
+
+
+def sent_for(given: Terms, steps: Array) -> tuple[Array, float]:
+    """P2.1: return theta for these steps, and its multiplier."""
+    least = np.full(len(steps), given.least[1])
+    spent = float((steps * given.step_joules).sum())
+    return _solved(
+        -given.noise * steps, 0.0, (least, sent_cap(given, steps)), given.send_joules, given.energy_joules - spent
+    )
+
+
+def steps_for(given: Terms, sent: Array) -> tuple[Array, float]:
+    """P2.2: return rho for what is sent, and its multiplier."""
+    least = np.full(len(sent), given.least[0])
+    spent = float((sent * given.send_joules).sum())
+    slope = (2 - sent) * given.noise - 2 * given.bend
+    return _solved(slope, given.bend, (least, steps_cap(given, sent)), given.step_joules, given.energy_joules - spent)
+
+
+def _solved(slope: Array, bend: float, box: tuple[Array, Array], joules: Array, room: float) -> tuple[Array, float]:
+    """Solve with figures near one, and put what comes out back within the box and the row.
+
+    Raises:
+        cvxpy.SolverError: The solver gave up.
+    """
+    if not len(slope):
+        return slope, 0.0
+    worth, joule = max(float(np.max(np.abs(slope), initial=0.0)), bend) or 1.0, float(joules.sum()) or 1.0
+    problem, told = _compiled(len(slope), bent=bend > 0)
+    told["slope"].value, told["bend"].value = slope / worth, bend / worth
+    told["least"].value, told["most"].value = box
+    told["joules"].value, told["room"].value = joules / joule, min(room / joule, 2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "may be inaccurate": 1e-10 is close to what doubles hold
+        problem.solve(solver=cp.CLARABEL, **SETTINGS)
+    x = np.clip(told["x"].value, *box)
+    over = float((joules * x).sum()) - room
+    movable = float((joules * (x - box[0])).sum())
+    if over > 0 and movable > 0:
+        x = x - min(1.0, over / movable) * (x - box[0])
+    return x, max(0.0, float(told["row"].dual_value)) * worth / joule

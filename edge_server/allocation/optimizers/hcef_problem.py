@@ -1,0 +1,235 @@
+"""HCEF's problem P2 and what its solvers share: the terms, the caps, the objective, and why each got what it got.
+
+The formulas stand in `hcef`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from edge_server.allocation.optimizers.base import Array, Bound, Codes, Mask, column, known
+
+TIGHT = 1e-9
+
+
+@dataclass(frozen=True)
+class Hcef:
+    """One edge round; a column has one entry a device, and one value stands for all.
+
+    Attributes:
+        mu_s: mu_n, seconds of a local iteration; infinite for no clock.
+        nu_s: nu_n, seconds to upload the full model; infinite for no link.
+        alpha_joules: alpha_n, joules of a local iteration.
+        tx_w: p_n, watts while sending.
+        deadline_s: D_n.
+        energy_joules: E.
+        tau: Local iterations of a round at rho = 1.
+        sigma2: sigma^2, variance of the minibatch gradients.
+        g2: G^2, squared norm of the gradient.
+        least_steps: rho_min.
+        least_sent: theta_min.
+        weight_add: w, 3 as printed; 1 is what Appendix D yields.
+    """
+
+    mu_s: Array
+    nu_s: ArrayLike
+    alpha_joules: ArrayLike
+    tx_w: ArrayLike
+    deadline_s: ArrayLike
+    energy_joules: float
+    tau: int
+    sigma2: float
+    g2: float
+    least_steps: float = 0.05
+    least_sent: float = 1e-3
+    weight_add: float = 3.0
+
+
+@dataclass(frozen=True)
+class Control:
+    """The allocation.
+
+    Attributes:
+        steps: rho_n, share of the tau local iterations.
+        sent: theta_n, share of the change's coordinates.
+        bound: What keeps each device from more, a `Bound`.
+        multiplier: lambda, what one more joule of E would take off the objective.
+        gain_per_s: What one more second of its deadline would take off it, by device, the joules paid at lambda.
+        objective: (15a).
+        least_objective: No allocation can be below it; None for the alternation, which cannot tell.
+        feasible: Whether the floors of all fit their deadlines and E.
+        enough_s: Seconds that each device's floors take.
+        enough_joules: Joules that all floors take.
+        sweeps: Of the alternation.
+    """
+
+    steps: Array
+    sent: Array
+    bound: Codes
+    multiplier: float
+    gain_per_s: Array
+    objective: float
+    least_objective: float | None
+    feasible: bool
+    enough_s: Array
+    enough_joules: float
+    sweeps: int = 0
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the optimum it may be at most, as a share of the objective."""
+        if self.least_objective is None:
+            return None
+        return max(0.0, self.objective - self.least_objective) / max(abs(self.objective), 1e-300)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The problem in the terms of the docstring above; who cannot take part costs nothing and has its floors.
+
+    Attributes:
+        step_s: tau mu_n.
+        send_s: nu_n.
+        step_joules: tau alpha_n.
+        send_joules: p_n nu_n.
+        deadline_s: D_n, at least what the floors take.
+        energy_joules: E, at least what the floors count as.
+        noise: sigma^2 + G^2.
+        bend: w G^2.
+        least: rho_min and theta_min.
+        told: Whose figures can be true.
+        able: Who has a link and a clock.
+        on_time: Whose floors fit its deadline.
+        dear: Whose floors take more than an equal part of E where all floors together exceed it: they have no more than
+            their floors, and count as that part, so that the others keep theirs.
+        floor_joules: What all floors count as.
+        enough_s, enough_joules: As in the allocation.
+    """
+
+    step_s: Array
+    send_s: Array
+    step_joules: Array
+    send_joules: Array
+    deadline_s: Array
+    energy_joules: float
+    noise: float
+    bend: float
+    least: tuple[float, float]
+    told: Mask
+    able: Mask
+    on_time: Mask
+    dear: Mask
+    floor_joules: float
+    enough_s: Array
+    enough_joules: float
+
+
+Point: TypeAlias = tuple[Array, Array]
+"""rho and theta."""
+
+
+def terms(problem: Hcef) -> Terms:
+    """Sort out whose figures can be true and whose floors fit."""
+    count = len(problem.mu_s)
+    told_columns = (problem.mu_s, problem.nu_s, problem.alpha_joules, problem.tx_w, problem.deadline_s)
+    mu, nu, alpha, tx, deadline = (column(x, count) for x in told_columns)
+    told = known(mu, nu, alpha, tx) & ~np.isnan(deadline)
+    able = told & np.isfinite(mu) & np.isfinite(nu) & np.isfinite(alpha) & np.isfinite(tx)
+    mu, nu, alpha, tx = (np.where(able, x, 0.0) for x in (mu, nu, alpha, tx))
+    rho, theta = problem.least_steps, problem.least_sent
+    step_s, send_s = np.where(able, problem.tau * mu, 1.0), np.where(able, nu, 1.0)
+    step_joules, send_joules = problem.tau * alpha, tx * nu
+    least_s = rho * step_s + theta * send_s
+    on_time = able & (least_s <= deadline)
+    floors = rho * step_joules + theta * send_joules
+    enough = float(floors.sum())
+    affordable = enough <= problem.energy_joules
+    part = problem.energy_joules / max(1, count) if problem.energy_joules > 0 else 0.0
+    dear = (floors > part) & (not affordable)
+    charged = np.where(dear, part / np.where(dear, floors, 1.0), 1.0)
+    step_joules, send_joules = charged * step_joules, charged * send_joules
+    planned = float((charged * floors).sum())
+    sigma2, g2 = max(0.0, problem.sigma2), max(0.0, problem.g2)
+    return Terms(
+        step_s=step_s,
+        send_s=send_s,
+        step_joules=step_joules,
+        send_joules=send_joules,
+        deadline_s=np.where(on_time & ~dear, deadline, least_s),
+        energy_joules=max(planned, problem.energy_joules),
+        noise=sigma2 + g2,
+        bend=problem.weight_add * g2,
+        least=(rho, theta),
+        told=told,
+        able=able,
+        on_time=on_time,
+        dear=dear,
+        floor_joules=planned,
+        enough_s=np.where(able, least_s, np.inf),
+        enough_joules=enough,
+    )
+
+
+def sent_cap(given: Terms, steps: Array) -> Array:
+    """Return the most that a device can send in time after these steps."""
+    return _cap(given.deadline_s - steps * given.step_s, given.send_s, given.least[1])
+
+
+def steps_cap(given: Terms, sent: Array) -> Array:
+    """Return the most steps with which a device can send that in time."""
+    return _cap(given.deadline_s - sent * given.send_s, given.step_s, given.least[0])
+
+
+def _cap(left: Array, full: Array, least: float) -> Array:
+    with np.errstate(all="ignore"):
+        return np.where(full > 0, np.clip(left / full, least, 1.0), 1.0)
+
+
+def value(given: Terms, point: Point) -> Array:
+    """Return each device's term of (15a)."""
+    steps, sent = point
+    return (2 - sent) * steps * given.noise + given.bend * (1 - steps) ** 2
+
+
+def joules(given: Terms, point: Point) -> float:
+    """Return what all spend."""
+    return float((point[0] * given.step_joules + point[1] * given.send_joules).sum())
+
+
+def control(
+    given: Terms, point: Point, multiplier: float, *, least_objective: float | None = None, sweeps: int = 0
+) -> Control:
+    """Return what a point amounts to, and why it is as it is."""
+    steps, sent = point
+    took = steps * given.step_s + sent * given.send_s
+    in_time = took >= given.deadline_s * (1 - TIGHT)
+    at_floor = (steps <= given.least[0]) & (sent <= given.least[1])
+    all_of_it = (steps >= 1) & (sent >= 1)
+    bound = np.select(
+        [~given.told, ~given.able, given.dear, all_of_it, in_time, at_floor],
+        [Bound.UNKNOWN, Bound.OUT, Bound.ENERGY, Bound.FULL, Bound.TIME, Bound.FLOOR],
+        Bound.INTERIOR if multiplier > 0 else Bound.FULL,
+    ).astype(np.int8)
+    by_steps = 2 * given.bend * (1 - steps) - (2 - sent) * given.noise - multiplier * given.step_joules
+    by_sent = steps * given.noise - multiplier * given.send_joules
+    with np.errstate(all="ignore"):
+        by_steps = np.where((steps < 1) & (given.step_s > 0), by_steps / given.step_s, 0.0)
+        by_sent = np.where((sent < 1) & (given.send_s > 0), by_sent / given.send_s, 0.0)
+    gain = np.where(given.able & ~given.dear & in_time, np.maximum(0.0, np.maximum(by_steps, by_sent)), 0.0)
+    return Control(
+        steps=steps,
+        sent=sent,
+        bound=bound,
+        multiplier=multiplier,
+        gain_per_s=gain,
+        objective=float(value(given, point).sum()),
+        least_objective=least_objective,
+        feasible=not given.dear.any() and bool(np.all(given.on_time | ~given.able)),
+        enough_s=given.enough_s,
+        enough_joules=given.enough_joules,
+        sweeps=sweeps,
+    )

@@ -1,0 +1,193 @@
+"""The largest model that a device can train in a round: within its memory, its deadline and its joules.
+
+    keep_k = max p  subject to
+    seconds_k(p) = steps_k step_s_k curve(p) + 8 (up(p) / R_up_k + down(p) / R_down_k) <= deadline_k
+    joules_k(p) = steps_k step_joules_k curve(p) + tx_w_k 8 up(p) / R_up_k <= energy_k
+    memory(p) <= memory_k
+
+All three rise with p. `curve` is the time of a step relative to the full model's; where nobody measured it, that of
+FedSPU's exact gradients, (2 + p^2) / 3: frozen neurons stay in the forward pass and in the gradient of the inputs.
+Between the given ratios all is taken for straight lines, which for that curve is on the safe side.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from edge_server.allocation.optimizers.base import Array, Bound, Codes, Mask, column, known
+
+
+@dataclass(frozen=True)
+class KeepRatio:
+    """One round; a column has one entry a device or one for all, a table one a ratio.
+
+    Attributes:
+        step_s: Seconds of a step on the full model; infinite for no clock.
+        steps: Of a round.
+        up_bits_per_s: R_up_k; zero for no link.
+        ratios: Candidates p, rising, in (0, 1].
+        up_bytes: Table of what goes up; rises.
+        down_bytes: Table of what comes down; rises, or is zero where that is not counted.
+        down_bits_per_s: R_down_k; infinite where that is not counted.
+        deadline_s: Infinite for none.
+        step_joules: Joules of a step on the full model.
+        tx_w: Watts while sending.
+        energy_joules: Infinite for no limit.
+        memory_bytes: Table of what training takes; rises.
+        memory_limit_bytes: Infinite for no limit.
+        curve: Table of a step's time relative to the full model's; rises. None for (2 + p^2) / 3.
+        continuous: Whether ratios between the candidates may be chosen.
+    """
+
+    step_s: Array
+    steps: ArrayLike
+    up_bits_per_s: ArrayLike
+    ratios: Array
+    up_bytes: ArrayLike
+    down_bytes: ArrayLike = 0.0
+    down_bits_per_s: ArrayLike = math.inf
+    deadline_s: ArrayLike = math.inf
+    step_joules: ArrayLike = 0.0
+    tx_w: ArrayLike = 0.0
+    energy_joules: ArrayLike = math.inf
+    memory_bytes: ArrayLike = 0.0
+    memory_limit_bytes: ArrayLike = math.inf
+    curve: ArrayLike | None = None
+    continuous: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The allocation; a device that can do with no ratio gets the smallest, and is not `fits`.
+
+    Attributes:
+        keep: p_k.
+        bound: What keeps each device from a larger one, a `Bound`.
+        seconds, joules: What its round will take.
+        memory_bytes: What its training will take.
+        up_bytes: What it will send.
+        fits: Whether that is within its limits, by device.
+        feasible: Whether it is for all.
+        gain_per_s, gain_per_joule, gain_per_byte: What one more of each would add to p_k, where that alone binds.
+        enough_s, enough_joules, enough_bytes: What the smallest ratio takes.
+    """
+
+    keep: Array
+    bound: Codes
+    seconds: Array
+    joules: Array
+    memory_bytes: Array
+    up_bytes: Array
+    fits: Mask
+    feasible: bool
+    gain_per_s: Array
+    gain_per_joule: Array
+    gain_per_byte: Array
+    enough_s: Array
+    enough_joules: Array
+    enough_bytes: Array
+
+
+def solve(problem: KeepRatio) -> Kept:
+    """Return the largest ratios; nothing that devices say makes it fail."""
+    ratios = np.asarray(problem.ratios, np.float64)
+    costs, told = _costs(problem, ratios)
+    count = len(told)
+    limits = [column(one, count) for one in (problem.deadline_s, problem.energy_joules, problem.memory_limit_bytes)]
+    reached = [_largest(ratios, cost, limit) for cost, limit in zip(costs, limits, strict=True)]
+    able = np.isfinite(costs[0][:, 0]) & np.isfinite(costs[1][:, 0])
+    least = np.minimum.reduce(reached)
+    keep = least if problem.continuous else _rung(ratios, least)
+    keep = np.maximum(np.where(told & able, keep, 0.0), ratios[0])
+    taken = [_at(ratios, cost, keep) for cost in costs]
+    fits = told & able & (least >= ratios[0])
+    binds = [Bound.TIME, Bound.ENERGY, Bound.MEMORY]
+    code = np.array(binds, np.int8)[np.argmin(reached, axis=0)]
+    code = np.where((keep >= ratios[-1]) & fits, Bound.FULL, code)
+    bound = np.where(told, np.where(able, code, Bound.OUT), Bound.UNKNOWN).astype(np.int8)
+    gains = [np.where(bound == kind, _slope(ratios, cost, keep), 0.0) for kind, cost in zip(binds, costs, strict=True)]
+    table = np.broadcast_to(np.asarray(problem.up_bytes, np.float64), (count, len(ratios)))
+    return Kept(
+        keep=keep,
+        bound=bound,
+        seconds=taken[0],
+        joules=taken[1],
+        memory_bytes=taken[2],
+        up_bytes=_at(ratios, table, keep),
+        fits=fits,
+        feasible=bool(fits.all()),
+        gain_per_s=gains[0],
+        gain_per_joule=gains[1],
+        gain_per_byte=gains[2],
+        enough_s=costs[0][:, 0],
+        enough_joules=costs[1][:, 0],
+        enough_bytes=costs[2][:, 0],
+    )
+
+
+def _costs(problem: KeepRatio, ratios: Array) -> tuple[list[Array], Mask]:
+    """Return seconds, joules and bytes of every device at every ratio, and whose figures can be true."""
+    count = len(problem.step_s)
+    columns = (
+        problem.step_s, problem.steps, problem.up_bits_per_s, problem.down_bits_per_s, problem.step_joules, problem.tx_w
+    )  # fmt: skip
+    step, steps, up, down, joules, tx = (column(one, count)[:, None] for one in columns)
+    limits = (problem.deadline_s, problem.energy_joules, problem.memory_limit_bytes)
+    told = known(step, steps, up, down, joules, tx)[:, 0] & known(*(column(one, count) for one in limits))
+    curve = (2 + ratios**2) / 3 if problem.curve is None else np.asarray(problem.curve, np.float64)
+    up_bits, down_bits = 8 * np.asarray(problem.up_bytes, np.float64), 8 * np.asarray(problem.down_bytes, np.float64)
+    with np.errstate(all="ignore"):
+        sending = np.where(up_bits > 0, up_bits / up, 0.0)
+        coming = np.where(down_bits > 0, down_bits / down, 0.0)
+        seconds = steps * step * curve + sending + coming
+        spent = np.where(steps * joules > 0, steps * joules * curve, 0.0) + np.where(tx > 0, tx * sending, 0.0)
+    shape = count, len(ratios)
+    memory = np.broadcast_to(np.asarray(problem.memory_bytes, np.float64), shape)
+    return [np.broadcast_to(seconds, shape), np.broadcast_to(spent, shape), memory], told
+
+
+def _largest(ratios: Array, cost: Array, limit: Array) -> Array:
+    """Return the largest ratio at which a cost is within its limit; zero for none."""
+    within = cost <= limit[:, None]
+    last = np.where(within.all(axis=1), len(ratios), np.argmin(within, axis=1)) - 1
+    rows, at = np.arange(len(limit)), np.clip(last, 0, max(0, len(ratios) - 2))
+    beyond = np.minimum(at + 1, len(ratios) - 1)
+    with np.errstate(all="ignore"):
+        share = (limit - cost[rows, at]) / (cost[rows, beyond] - cost[rows, at])
+    share = np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.0)
+    between = ratios[at] + share * (ratios[beyond] - ratios[at])
+    return np.where(last < 0, 0.0, np.where(last == len(ratios) - 1, ratios[-1], between))
+
+
+def _rung(ratios: Array, keep: Array) -> Array:
+    """Return the largest candidate that is not above."""
+    return ratios[np.maximum(np.searchsorted(ratios, keep, side="right") - 1, 0)]
+
+
+def _cell(ratios: Array, keep: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    low = np.clip(np.searchsorted(ratios, keep, side="right") - 1, 0, max(0, len(ratios) - 2))
+    return low, np.minimum(low + 1, len(ratios) - 1)
+
+
+def _at(ratios: Array, cost: Array, keep: Array) -> Array:
+    low, high = _cell(ratios, keep)
+    rows = np.arange(len(keep))
+    with np.errstate(all="ignore"):
+        share = np.where(high > low, (keep - ratios[low]) / (ratios[high] - ratios[low]), 0.0)
+        found: Array = np.where(
+            share > 0, cost[rows, low] + share * (cost[rows, high] - cost[rows, low]), cost[rows, low]
+        )
+    return found
+
+
+def _slope(ratios: Array, cost: Array, keep: Array) -> Array:
+    """Return how much of a ratio one more of the cost buys, just above what is kept."""
+    low, high = _cell(ratios, keep)
+    rows = np.arange(len(keep))
+    with np.errstate(all="ignore"):
+        slope = (ratios[high] - ratios[low]) / (cost[rows, high] - cost[rows, low])
+    return np.where(np.isfinite(slope), slope, 0.0)

@@ -1,0 +1,128 @@
+"""Water-filling: one shared room among ramps, exact by breakpoints.
+
+Device k takes amount_k(y) = low_k below start_k, high_k above end_k and the straight line between them; start_k = end_k
+is a jump. The level y is the largest, up to `most`, with sum_k amount_k(y) <= room. Between two neighbours of the
+sorted starts and ends the sum is a straight line, and inside a jump the jumping devices share in proportion, so that
+nothing is searched for but the neighbours. Fractional knapsacks (all jumps), quadratic and KKT problems are of
+this form. O(N), but for ramps that span many others: O(N log N).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_server.allocation.optimizers.base import Array, Mask
+
+FEW, NARROW = 512, 1e-13
+
+
+@dataclass(frozen=True)
+class Ramps:
+    """What each device would take at each level; columns of one length, low <= high, start <= end, all finite."""
+
+    start: Array
+    end: Array
+    low: Array
+    high: Array
+
+    def above(self, level: float | Array) -> Array:
+        """Return the amounts at a level, or at one for each device, with the jumps that are there."""
+        return np.where(level >= self.end, self.high, np.where(level <= self.start, self.low, self._between(level)))
+
+    def below(self, level: float | Array) -> Array:
+        """Return the amounts at a level, or at one for each device, without the jumps that are there."""
+        return np.where(level <= self.start, self.low, np.where(level >= self.end, self.high, self._between(level)))
+
+    def _between(self, level: float | Array) -> Array:
+        with np.errstate(all="ignore"):  # jumps and far ends: their lines are not looked at
+            share: Array = (level - self.start) / (self.end - self.start)
+            return self.low + share * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The water's level and every device's amount; `fits` is false where even all lows together exceed the room."""
+
+    level: float
+    amount: Array
+    fits: bool = True
+
+
+def fill(ramps: Ramps, room: float, most: float = math.inf) -> Filled:
+    """Return the highest level up to `most` at which all have room; all lows where there is none."""
+    if not ramps.low.sum() < room:
+        return Filled(float(ramps.start.min(initial=most)), ramps.low, bool(ramps.low.sum() <= room))
+    top = ramps.above(most)
+    if top.sum() <= room:
+        return Filled(most, top)
+    left, right = _neighbours(ramps, room, most)
+    before = ramps.below(right)
+    if before.sum() <= room:
+        return _shared(room, (right, before), (right, ramps.above(right)))
+    return _shared(room, (left, ramps.above(left)), (right, before))
+
+
+def _neighbours(ramps: Ramps, room: float, most: float) -> tuple[float, float]:
+    """Return neighbours among all starts and ends: the sum is below the room at the one, not at the other.
+
+    By halves: who is below its start or above its end in what is left is summed up and not looked at again.
+    """
+    points = np.concatenate((ramps.start, ramps.end))
+    points, left, right, moving = points[points < most], -math.inf, most, _Sum.of(ramps)
+    while len(points) > FEW:
+        middle = float(np.partition(points, len(points) // 2)[len(points) // 2])
+        if moving.at(middle) < room:
+            left, points, moving = middle, points[points > middle], moving.only(moving.end > middle, above=True)
+        else:
+            right, points, moving = middle, points[points < middle], moving.only(moving.start < middle, above=False)
+    points = np.concatenate(([left], np.sort(points), [right]))
+    under, over = 0, len(points) - 1
+    while over - under > 1:
+        middle = (under + over) // 2
+        if moving.at(float(points[middle])) < room:
+            under = middle
+        else:
+            over = middle
+    return float(points[under]), float(points[over])
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """The sum of ramps at a level, quickly and but for rounding; `settled` are those that no longer move."""
+
+    start: Array
+    end: Array
+    slope: Array
+    jump: Array
+    settled: float
+
+    @classmethod
+    def of(cls, ramps: Ramps) -> _Sum:
+        """Take a ramp that is as narrow as rounding for a jump at its end."""
+        height, width = ramps.high - ramps.low, ramps.end - ramps.start
+        wide = width > NARROW * np.abs(ramps.end)
+        slope = np.divide(height, width, out=np.zeros_like(height), where=wide)
+        return cls(ramps.start, ramps.end, slope, np.where(wide, 0.0, height), float(ramps.low.sum()))
+
+    def at(self, level: float) -> float:
+        """Return the sum, with the jumps that are there."""
+        risen = (np.minimum(np.maximum(self.start, level), self.end) - self.start) @ self.slope
+        return float(self.settled + risen + (self.end <= level) @ self.jump)
+
+    def only(self, moves: Mask, *, above: bool) -> _Sum:
+        """Return the sum with all others settled above their ends or below their starts."""
+        full = ((self.end - self.start) * self.slope + self.jump) @ ~moves if above else 0.0
+        kept = np.flatnonzero(moves)
+        start, end, slope, jump = (one[kept] for one in (self.start, self.end, self.slope, self.jump))
+        return _Sum(start, end, slope, jump, self.settled + float(full))
+
+
+def _shared(room: float, left: tuple[float, Array], right: tuple[float, Array]) -> Filled:
+    """Return the point of the straight line between two levels at which the room is filled."""
+    least, most = float(left[1].sum()), float(right[1].sum())
+    share = min(1.0, max(0.0, (room - least) / (most - least))) if most > least else 0.0
+    level = left[0] + share * (right[0] - left[0])
+    return Filled(level, left[1] + share * (right[1] - left[1]))

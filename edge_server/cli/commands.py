@@ -1,0 +1,230 @@
+"""What each command of `edge-server` does. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared import own
+from shared.runtime import logs
+
+if TYPE_CHECKING:
+    from edge_server.config import ServerConfig
+    from edge_server.journal.records import AnyRecord
+    from edge_server.plan.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
+    from edge_server.config import load  # noqa: PLC0415
+    from edge_server.journal.runs import new_name, unfinished  # noqa: PLC0415
+    from edge_server.plan import plan as plans  # noqa: PLC0415
+
+    config = load(options.config)
+    logs.configure(config.log_level)
+    own.allow([*own.allowed(), *config.models])
+    plan = plans.load(Path(config.plan), Path(config.data_root))
+    name = config.run or unfinished(Path(config.data_dir), plan) or new_name(plan)
+    return asyncio.run(_serve(config, plan, name))
+
+
+async def _serve(config: ServerConfig, plan: Plan, name: str) -> int:
+    from edge_server.trial.live import serve  # noqa: PLC0415
+
+    received = _cancelled_by_signals()
+    try:
+        records = await serve(config, plan, name)
+    except asyncio.CancelledError:
+        logger.info("interrupted; the same command goes on with run %s", name)
+        return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+    if short := why_short(records):
+        logger.warning("run %s: %s", name, short)
+    return outcome_code(records)
+
+
+def _cancelled_by_signals() -> set[int]:
+    """Let SIGTERM and SIGINT cancel the current task; return the set of those that came."""
+    task, received = asyncio.current_task(), set[int]()
+    assert task
+
+    def stop(number: int) -> None:
+        if not received:  # once is enough: another would cut the clearing up short
+            task.cancel()
+        received.add(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    return received
+
+
+def outcome_code(records: Sequence[AnyRecord]) -> int:
+    """Return the exit code of a run: 0 if it did all that its plan says, 1 if it ended short."""
+    return EXIT_SHORT if why_short(records) else 0
+
+
+def why_short(records: Sequence[AnyRecord]) -> str:
+    """Return why a run is not what its plan says: it ended before, or never had a model; empty where it is."""
+    from edge_server.journal.records import RunClosed, closed_rounds  # noqa: PLC0415
+
+    ends = [record for record in records if isinstance(record, RunClosed)]
+    rounds = closed_rounds(records)
+    if not ends:
+        return "it has not ended"
+    if ends[-1].outcome != "finished":
+        return f"ended short after {len(rounds)} rounds: {ends[-1].cause}"
+    if all(one.outcome == "missed" for one in rounds):
+        return (
+            "no round had enough updates, the model is as it was; look at the devices' links and logs, and at [round]"
+        )
+    return ""
+
+
+def runs(options: argparse.Namespace) -> int:
+    """List the runs of a folder."""
+    from edge_server.journal.runs import all_runs, summary  # noqa: PLC0415
+
+    summaries = [summary(one) for one in all_runs(options.data_dir)]
+    if options.format == "json":
+        _print_json(summaries)
+        return 0
+    from rich.console import Console  # noqa: PLC0415
+
+    from edge_server.trial.tables import runs_table  # noqa: PLC0415
+
+    Console().print(runs_table(summaries))
+    return 0
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show the rounds of a run."""
+    from edge_server.journal.runs import find  # noqa: PLC0415
+
+    found = find(options.data_dir, options.run)
+    _show(options, found.folder, found.records)
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Explain what was decided for a round."""
+    from edge_server.allocation.explain import explain as explained  # noqa: PLC0415
+    from edge_server.allocation.explain_text import lines  # noqa: PLC0415
+    from edge_server.journal.runs import find  # noqa: PLC0415
+
+    found = explained(find(options.data_dir, options.run).records, options.round, options.device)
+    if options.format == "json":
+        _print_json(found)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in lines(found))
+    return 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Run a plan, or a recorded run again, in virtual time."""
+    from edge_server.cli import replay as command  # noqa: PLC0415
+    from edge_server.journal.runs import Run  # noqa: PLC0415
+
+    logs.configure("warning")
+    recorded = command.recorded(options)
+    folder, records = command.play(options)
+    if recorded:
+        return command.compared(options, recorded, Run(folder, records))
+    _show(options, folder, records)
+    return outcome_code(records)
+
+
+def trial(options: argparse.Namespace) -> int:
+    """Run a plan live, with the devices that are connected or on this machine."""
+    from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
+
+    logs.configure("warning")
+    folder, records = run_trial(options, _cancelled_by_signals)
+    _show(options, folder, records)
+    return outcome_code(records)
+
+
+def devices(options: argparse.Namespace) -> int:
+    """Show the devices of a site and what they measured last."""
+    from edge_server.cli.devices import show as show_devices  # noqa: PLC0415
+
+    logs.configure("warning")
+    return show_devices(options)
+
+
+def models(options: argparse.Namespace) -> int:
+    """List the networks, or show what each cut of one means."""
+    from edge_server.cli.models import show as show_models  # noqa: PLC0415
+
+    return show_models(options)
+
+
+def chaos(options: argparse.Namespace) -> int:
+    """Run a plan live on this machine, kill its processes at random, compare with an undisturbed run."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from edge_server.cli import chaos as command  # noqa: PLC0415
+    from edge_server.journal.runs import new_name  # noqa: PLC0415
+    from edge_server.plan import plan as plans  # noqa: PLC0415
+    from edge_server.replay.run import exactly, replay  # noqa: PLC0415
+    from edge_server.trial.local import Local  # noqa: PLC0415
+
+    logs.configure("warning")
+    plan = plans.load(options.plan, options.data_root)
+    count = len(plans.devices(plan, options.local))
+    command.require_possible(plan, count, options.kills)
+    folder = options.data_dir / new_name(plan)
+    local = Local(
+        *(options.plan, plan, options.data_root, folder / command.RUNS, "", count),
+        embedded=options.embedded_broker,
+        log_level="debug",
+    )
+    console = Console(stderr=True)
+    console.print(f"{plan.name}: {options.kills} kills, {count} agents, seed {options.seed}", highlight=False)
+    expected, _ = replay(exactly(plan), folder / command.REFERENCE, options.local)
+
+    async def go() -> command.Outcome:
+        _cancelled_by_signals()
+        return await command.conduct(
+            local, options.kills, options.seed, expected, command.teller(console, options.kills)
+        )
+
+    outcome = asyncio.run(go())
+    if options.format == "json":
+        _print_json(outcome)
+    else:
+        command.show(outcome, Console())
+    return 0 if outcome.holds else EXIT_SHORT
+
+
+def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:
+    if options.format == "json":
+        from edge_server.journal.costs import by_round  # noqa: PLC0415
+        from edge_server.journal.records import closed_rounds  # noqa: PLC0415
+
+        short = {"short": why} if (why := why_short(records)) else {}
+        _print_json({"record": str(folder), **short, "rounds": closed_rounds(records), "costs": by_round(records)})
+        return
+    from rich.console import Console  # noqa: PLC0415
+
+    from edge_server.trial.tables import device_lines, rounds_table  # noqa: PLC0415
+
+    console = Console()
+    console.print(rounds_table(records))
+    for line in [*device_lines(records), *filter(None, [why_short(records)])]:
+        console.print(line, highlight=False, markup=False)
+    console.print(f"record: {folder}", highlight=False, soft_wrap=True)
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")

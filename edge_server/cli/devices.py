@@ -1,0 +1,134 @@
+"""What `edge-server devices` does: ask the broker, or the site's history, and show what they say."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from edge_server.config import load
+from edge_server.fleet.rows import Device, rows
+from edge_server.fleet.tables import absences_table, devices_table, plain, plot, readings_table
+from edge_server.fleet.view import Look, looking
+from edge_server.journal.kept import FILE, Kept, history, latest
+from shared.errors import ConfigError, CorruptFile, Unreachable
+from shared.runtime.clock import utc_seconds
+
+log = logging.getLogger(__name__)
+
+HOUR_S = 3600.0
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown once.
+
+    Attributes:
+        devices: One a row.
+        history: Of the reading that is plotted: calendar seconds and value.
+    """
+
+    devices: list[Device]
+    history: list[tuple[float, float]] | None = None
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show the devices once, or again and again.
+
+    Raises:
+        ConfigError: There is neither a broker to ask nor a history, no such device, or the options do not fit.
+        Unreachable: There is a broker to ask, it does not answer, and there is no history.
+    """
+    if options.plot and not options.device:
+        raise ConfigError("--plot: name the DEVICE too")
+    if (options.watch is not None and not options.watch > 0) or not options.hours > 0:
+        raise ConfigError("--watch and --hours: give a number above 0")
+    asyncio.run(_show(options))
+    return 0
+
+
+async def _show(options: argparse.Namespace) -> None:
+    config = load(options.config) if options.config else None
+    path = Path(config.data_dir if config else options.data_dir) / FILE
+    if config is None:
+        return await _repeat(options, path, None)
+    try:
+        async with looking(config.broker, config.site) as look:
+            return await _repeat(options, path, look)
+    except Unreachable as error:
+        if not path.is_file():
+            raise
+        sys.stderr.write(f"edge-server: {error}; this is what the server has kept\n")
+    return await _repeat(options, path, None)
+
+
+async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) -> None:
+    console = Console()
+    while True:
+        now_utc_s = utc_seconds()
+        kept = _kept(path, required=look is None)
+        found = rows(look.fleet if look else None, kept, look.heard_now if look else {}, now_utc_s)
+        if options.device:
+            found = _only(found, options.device)
+        if options.format == "json":
+            _write_json(options, path, found, now_utc_s)
+        else:
+            if options.watch:
+                console.clear()
+            _print(options, path, found, now_utc_s, console)
+        if not options.watch:
+            return
+        await asyncio.sleep(options.watch)
+
+
+def _kept(path: Path, *, required: bool) -> Mapping[str, Kept]:
+    """Return what the site's history has; beside a broker it is not needed."""
+    try:
+        return latest(path)
+    except (ConfigError, CorruptFile) as error:
+        if required:
+            raise
+        log.debug("%s", error)
+        return {}
+
+
+def _only(found: list[Device], name: str) -> list[Device]:
+    chosen = [one for one in found if one.device == name]
+    if not chosen:
+        raise ConfigError(
+            f"no device {name!r} is known here; known: {', '.join(one.device for one in found) or 'none'}"
+        )
+    return chosen
+
+
+def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float, console: Console) -> None:
+    if not found:
+        console.print("no device has been here")
+        return
+    console.print(devices_table(found))
+    if not options.device:
+        return
+    [one] = found
+    console.print(readings_table(one))
+    console.print(absences_table(one))
+    for name, fact in sorted(one.facts.items()):
+        console.print(plain(f"{name}: {fact}"), highlight=False)
+    if options.plot:
+        since = now_utc_s - options.hours * HOUR_S
+        for line in plot(options.plot, history(path, one.device, options.plot, since), since, now_utc_s):
+            console.print(line, highlight=False, markup=False)
+
+
+def _write_json(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:
+    drawn = None
+    if options.plot:
+        kept = history(path, options.device, options.plot, now_utc_s - options.hours * HOUR_S)
+        drawn = [(at, reading.value) for at, reading in kept]
+    data = msgspec.json.encode(Shown(devices=found, history=drawn))
+    sys.stdout.write((data if options.watch else msgspec.json.format(data, indent=1)).decode() + "\n")
+    sys.stdout.flush()

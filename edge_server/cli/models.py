@@ -1,0 +1,132 @@
+"""What `edge-server models` does: list the networks, or show what each legal cut of one means."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from shared.errors import ConfigError
+from shared.models import MODELS
+from shared.models import cost as cuts
+from shared.protocol.messages import Scalar, Spec
+
+MEGA = 1e6
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A network with its defaults.
+
+    Attributes:
+        name: What a plan writes.
+        options: Its options with what they are where a plan says nothing.
+        example: Shape of one input.
+        parameters: How many it learns.
+        cuts: Where it may be cut.
+    """
+
+    name: str
+    options: dict[str, Any]
+    example: tuple[int, ...]
+    parameters: int
+    cuts: list[int]
+
+
+def show(options: argparse.Namespace) -> int:
+    """List the networks, or show the cuts of one.
+
+    Raises:
+        ConfigError: It or an option is unknown, or it does not take such examples.
+    """
+    if not options.model and (options.option or options.example):
+        raise ConfigError("--option and --example are of one network; name it")
+    if options.batch < 1 or any(size < 1 for size in options.example):
+        raise ConfigError("--batch and --example: give numbers from 1")
+    if not options.model:
+        listed = [_listed(name) for name in sorted(MODELS)]
+        _put(options, listed, _list(listed))
+        return 0
+    spec = Spec(name=options.model, options=dict(map(_option, options.option)))
+    found = cuts.table(spec, tuple(options.example), options.batch)
+    _put(options, found, _one(spec, found))
+    return 0
+
+
+def _put(options: argparse.Namespace, found: object, shown: Table) -> None:
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+    else:
+        Console().print(shown)
+
+
+def _option(text: str) -> tuple[str, Scalar]:
+    """Return `key=value` with the value as a plan would have it: a number, true or false, else a text."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"--option {text!r}: write KEY=VALUE")
+    try:
+        return key, msgspec.json.decode(value, type=bool | int | float)
+    except msgspec.DecodeError:
+        return key, value
+
+
+def _listed(name: str) -> Listed:
+    found = cuts.table(Spec(name=name))
+    known = inspect.signature(MODELS[name]).parameters
+    return Listed(
+        name=name,
+        options={key: parameter.default for key, parameter in known.items()},
+        example=found.example,
+        parameters=found.whole.parameters,
+        cuts=[cut.cut for cut in found.cuts],
+    )
+
+
+def _list(listed: Sequence[Listed]) -> Table:
+    table = Table(box=None)
+    table.add_column("model", no_wrap=True)
+    table.add_column("example", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("cuts")
+    table.add_column("options")
+    for one in listed:
+        table.add_row(one.name, _shape(one.example), f"{one.parameters:,}", _row(one.cuts), _told(one.options))
+    return table
+
+
+def _one(spec: Spec, found: cuts.Table) -> Table:
+    title = f"{spec.name} {_told(spec.options)}".rstrip()
+    caption = (
+        f"one example: {_shape(found.example)}; the whole: {found.whole.parameters:,} parameters, "
+        f"{found.whole.prunable:,} prunable, {found.whole.forward_macs / MEGA:.1f} MMAC\n"
+        f"below the cut is the device's; MMAC: forward, one example; MB: one step of {found.batch_size} examples"
+    )
+    table = Table(title=title, caption=caption, caption_justify="left", box=None)
+    headings = ("cut", "features", "numbers", "parameters", "prunable", "MMAC", "MB up", "MB down")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cut in found.cuts:
+        table.add_row(
+            *(str(cut.cut), _shape(cut.shape), str(cut.features)),
+            *(f"{cut.below.parameters:,}", f"{cut.below.prunable:,}", f"{cut.below.forward_macs / MEGA:.1f}"),
+            *(f"{cut.features_bytes / MEGA:.2f}", f"{cut.gradient_bytes / MEGA:.2f}"),
+        )
+    return table
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _row(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _told(options: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in options.items())

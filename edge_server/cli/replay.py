@@ -1,0 +1,121 @@
+"""`edge-server replay`: play, and with `--compare RUN` hold the replay against the run that was recorded."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from edge_server.cli.report import write
+from edge_server.journal import checkpoints
+from edge_server.journal.records import AnyRecord, closed_rounds
+from edge_server.journal.runs import Run, find
+from edge_server.replay.compare import Gap, Model, gap
+from edge_server.replay.compare_page import page
+from edge_server.replay.compare_text import lines, table
+from edge_server.replay.run import main
+from shared.codecs.dense import dense
+from shared.errors import ConfigError, CorruptFile
+from shared.protocol import payload
+
+EXIT_FAR = 1
+"""A gap larger than was asked for."""
+
+
+def recorded(options: argparse.Namespace) -> Run | None:
+    """Return the run to compare with, None for none; asked for before the replay, so that nobody waits in vain.
+
+    Raises:
+        ConfigError: There is no such run, its journal cannot be read, or what only a comparison has is asked for
+            without one.
+    """
+    if options.compare:
+        return find(options.data_dir, str(options.compare))
+    if options.html or options.fail_above is not None:
+        raise ConfigError("--html and --fail-above say how a comparison is told: give --compare RUN as well")
+    return None
+
+
+def play(options: argparse.Namespace) -> tuple[Path, list[AnyRecord]]:
+    """Replay what the command line names; return the run's folder and its records.
+
+    Raises:
+        ConfigError: As `edge_server.replay.run.main`.
+    """
+    return main(
+        *(options.plan, options.data_root, options.data_dir, options.devices, options.workers),
+        instead=options.instead,
+        exact=options.exact,
+    )
+
+
+def compared(options: argparse.Namespace, run: Run, replayed: Run) -> int:
+    """Say how far a replay is from a recorded run; return the exit code.
+
+    Args:
+        options: `fail_above`: the largest median error of a round's seconds, or None; `html`: a page to write, or None;
+            `format`.
+        run: The recorded run.
+        replayed: The replay.
+
+    Raises:
+        Unwritable: The disk does not take the page.
+    """
+    found = between(run, replayed)
+    if options.html:
+        write(options.html, page(found))
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+    else:
+        console = Console()
+        console.print(table(found))
+        for line in [*lines(found), *([f"page: {options.html}"] if options.html else [])]:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+    return code(found, options.fail_above)
+
+
+def between(recorded: Run, replayed: Run) -> Gap:
+    """Return how far a run is from another, with their final models.
+
+    Raises:
+        ConfigError: A journal does not say what run it is of.
+    """
+    model, why = models(recorded, replayed)
+    return gap(recorded.records, replayed.records, model, why)
+
+
+def code(found: Gap, most: float | None) -> int:
+    """Return 0, or 1 where the median error of a round's seconds is not known to be at most so much."""
+    if most is None:
+        return 0
+    seconds = found.spread("round_s")
+    return 0 if seconds and not seconds.boundless and seconds.median <= most else EXIT_FAR
+
+
+def models(recorded: Run, replayed: Run) -> tuple[Model, str]:
+    """Tell whether the parameters after the last round are the same bits, or why nobody knows."""
+    numbers = [last(run.records) for run in (recorded, replayed)]
+    if numbers[0] != numbers[1]:
+        return "unknown", f"the last model is of round {numbers[0]}, that of the replay of round {numbers[1]}"
+    try:
+        one, other = (_digest(run.folder, numbers[0]) for run in (recorded, replayed))
+    except FileNotFoundError as error:
+        return "unknown", f"there is no checkpoint {error}"
+    except CorruptFile as error:
+        return "unknown", str(error)
+    return ("same", "") if one == other else ("different", "")
+
+
+def last(records: Sequence[AnyRecord]) -> int:
+    """Return the last round that gave a model; 0 for none."""
+    return max((one.round for one in closed_rounds(records) if one.outcome == "aggregated"), default=0)
+
+
+def _digest(folder: Path, number: int) -> bytes:
+    """Return the digest under which the parameters after a round would go out to devices."""
+    tree = checkpoints.load(folder / "checkpoints", number).tree
+    return payload.digest(payload.pack(dense().encode(dict(sorted(tree.items())), None)[0]))

@@ -1,0 +1,137 @@
+"""`edge-server report`: runs in, one file out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_server.report.digest import Digest
+
+FORMATS = ("html", "csv", "json")
+PAGE = Path("report.html")
+SCHEMA = 1
+"""Of the JSON: `runs` are of `edge_server.report.digest`, `targets` of `edge_server.report.targets.Taken`."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="name of a run, or path of its folder; the first is compared with"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {PAGE}; of CSV and JSON: standard output")
+    parser.add_argument("--format", choices=FORMATS, help="default: what FILE's name ends in, else html")
+    parser.add_argument(
+        "--target",
+        type=accuracy,
+        action="append",
+        default=[],
+        metavar="ACC",
+        help="an accuracy from 0 to 1, may be given again; default: round ones that every run reached",
+    )
+    parser.add_argument("--data-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs")
+
+
+def accuracy(text: str) -> float:
+    """Return an accuracy.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no accuracy: give a share such as 0.9")
+    return value
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report.
+
+    Raises:
+        ConfigError: A run is not there, or holds no beginning.
+        Unwritable: The disk does not take the file.
+    """
+    from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.report.summarise import digest  # noqa: PLC0415
+
+    runs = distinct([digest(find(options.data_dir, run).records) for run in dict.fromkeys(options.runs)])
+    kind = options.format or kind_of(options.out)
+    text = WRITERS[kind](runs, options.target)
+    out = options.out or (PAGE if kind == "html" else None)
+    if out is None:
+        sys.stdout.write(text)
+        return 0
+    write(out, text)
+    sys.stdout.write(f"report: {out}\n")
+    return 0
+
+
+def distinct(runs: Sequence[Digest]) -> list[Digest]:
+    """Return runs of which no two have the same name: of the later ones it ends in a number."""
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    seen: Counter[str] = Counter()
+    found = []
+    for run in runs:
+        seen[run.run] += 1
+        found.append(run if seen[run.run] == 1 else replace(run, run=f"{run.run} ({seen[run.run]})"))
+    return found
+
+
+def kind_of(out: Path | None) -> str:
+    """Return the format that a file's name ends in, or that of a page."""
+    suffix = out.suffix.removeprefix(".").lower() if out else ""
+    return suffix if suffix in FORMATS else "html"
+
+
+def write(path: Path, text: str) -> None:
+    """Put a whole file in the place of what was there.
+
+    Raises:
+        ConfigError: There is no such folder, or it may not be written.
+        Unwritable: The disk is full or cannot be written.
+    """
+    from shared.errors import ConfigError  # noqa: PLC0415
+    from shared.runtime.durable import explained  # noqa: PLC0415
+
+    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    try:
+        with explained(path):
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
+        raise ConfigError(f"--out {path}: {error.strerror}; name a file in a folder that is there") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _page(runs: Sequence[Digest], targets: Sequence[float]) -> str:
+    from edge_server.report.page import page  # noqa: PLC0415
+
+    return page(runs, targets)
+
+
+def _csv(runs: Sequence[Digest], targets: Sequence[float]) -> str:
+    from edge_server.report.csv_export import csv_of  # noqa: PLC0415
+
+    return csv_of(runs, targets)
+
+
+def _json(runs: Sequence[Digest], targets: Sequence[float]) -> str:
+    import msgspec  # noqa: PLC0415
+
+    from edge_server.report.targets import comparison  # noqa: PLC0415
+
+    whole = {"schema": SCHEMA, "runs": runs, "targets": comparison(runs, targets)}
+    return msgspec.json.encode(whole).decode() + "\n"
+
+
+WRITERS: Mapping[str, Callable[[Sequence[Digest], Sequence[float]], str]] = {"html": _page, "csv": _csv, "json": _json}

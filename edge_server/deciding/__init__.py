@@ -1,1 +1,0 @@
-"""What a coordinator decides from, and how each of its optimizers is asked."""

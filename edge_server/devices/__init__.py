@@ -1,1 +1,0 @@
-"""The devices of a site and what they measured last, for people and for programs."""

@@ -1,0 +1,118 @@
+"""A private broker on loopback: mosquitto where it is installed, else one in pure Python."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import Unreachable
+from shared.runtime import malloc
+
+log = logging.getLogger(__name__)
+
+START_S = 20.0
+SBIN = "/usr/sbin:/usr/local/sbin"
+
+
+@dataclass(frozen=True)
+class PrivateBroker:
+    """A running broker."""
+
+    port: int
+    kind: str
+    process: Process
+
+
+def mosquitto() -> str | None:
+    """Return the path of mosquitto, also where a user's PATH leaves out the administrator's folders."""
+    return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":" + SBIN)
+
+
+def free_port() -> int:
+    """Return a TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def running(folder: Path, *, port: int = 0, embedded: bool = False) -> AsyncIterator[PrivateBroker]:
+    """Run a broker while the block lasts.
+
+    Args:
+        folder: For its configuration and log.
+        port: Where to listen; 0 for any free port.
+        embedded: Use the pure Python one even where mosquitto is installed.
+
+    Raises:
+        Unreachable: It does not start.
+    """
+    program = None if embedded else mosquitto()
+    port = port or free_port()
+    if program:
+        command = [program, "-c", str(_configure(folder, port))]
+    else:
+        log.warning("mosquitto is not installed: the embedded broker serves, over MQTT 3.1.1 and more slowly")
+        command = [sys.executable, "-m", "edge_server.fleet.embedded_broker", str(port)]
+    with (folder / "broker.log").open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **malloc.ENVIRONMENT},
+            start_new_session=True,
+        )
+    try:
+        await _listening(process, port, folder / "broker.log")
+        yield PrivateBroker(port, "mosquitto" if program else "embedded", process)
+    finally:
+        await end(process)
+
+
+async def end(process: Process, patience_s: float = 5.0) -> None:
+    """End a child process we started: politely, then not."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(patience_s):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _listening(process: Process, port: int, output: Path) -> None:
+    try:
+        async with asyncio.timeout(START_S):
+            while process.returncode is None:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                else:
+                    writer.close()
+                    return
+    except TimeoutError:
+        pass
+    raise Unreachable(f"the private broker did not start; see {output}")
+
+
+def _configure(folder: Path, port: int) -> Path:
+    path = folder / "mosquitto.conf"
+    path.write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\npersistence false\n"
+        f"log_type error\nlog_type warning\nmax_packet_size 8388608\n"
+    )
+    return path

@@ -1,0 +1,251 @@
+"""The server's place on the network: hears every device, hands each message to whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from edge_server.fleet.state import Fleet, is_used_twice, observe
+from edge_server.rounds.broadcast import Outgoing
+from edge_server.rounds.check_update import ack
+from edge_server.rounds.collect_updates import Gather
+from edge_server.rounds.split.gradients_out import skip
+from edge_server.rounds.split.session import Splitting
+from shared.errors import Unreachable, WireError
+from shared.protocol import wire
+from shared.protocol.messages import Message, Report, Status, Task, Update, Want
+from shared.protocol.steps import Features
+from shared.protocol.topics import ANY, channel_of, device_of, is_name, topic
+from shared.runtime.clock import Clock
+from shared.runtime.executor import Worker
+from shared.runtime.tasks import background
+from shared.transfer import frames
+from shared.transfer.pace import Pace
+from shared.transport.base import Inbox, Transport
+
+log = logging.getLogger(__name__)
+
+CHANNELS = ("status", "report", "want", "update", "features")
+
+
+@dataclass
+class Server:
+    """One site. Holds no learning state.
+
+    Attributes:
+        fleet: The devices as they last told of themselves.
+        refused: What was dropped before it reached a round, counted by reason since the last `take_refused`.
+        changed: Set whenever the fleet changes.
+        run: The run under way.
+        broker: Set while the broker is there; None where it cannot go away.
+        was_run: Tells whether a run of that name was ever ours, so that its late updates can be settled.
+        keep: Who else is told of every new report; none of them may wait.
+        seen: Likewise of every birth and death.
+        paces: How fast features of split sessions come from each device.
+    """
+
+    site: str
+    transport: Transport
+    clock: Clock
+    worker: Worker
+    was_run: Callable[[str], bool] = lambda _run: False
+    run: str = ""
+    broker: asyncio.Event | None = None
+    fleet: Fleet = field(default_factory=Fleet)
+    refused: Counter[str] = field(default_factory=Counter)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    keep: list[Callable[[Report], None]] = field(default_factory=list)
+    seen: list[Callable[[Status], None]] = field(default_factory=list)
+    paces: dict[str, Pace] = field(default_factory=dict)
+    _gather: Gather | None = None
+    _splitting: Splitting | None = None
+    _tasks: dict[str, Task] = field(default_factory=dict)
+    _outgoing: dict[str, Outgoing] = field(default_factory=dict)
+    _used_twice: set[str] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Hear devices while the block lasts."""
+        patterns = (topic(self.site, ANY, channel) for channel in CHANNELS)
+        async with self.transport.subscribe(*patterns) as inbox, background(self._hear(inbox)):
+            yield
+
+    @asynccontextmanager
+    async def round(
+        self, gather: Gather, tasks: dict[str, Task], outgoing: list[Outgoing], splitting: Splitting | None = None
+    ) -> AsyncIterator[None]:
+        """Keep a round open: send its payloads, give its tasks, serve its steps if it is split, take its updates."""
+        self._gather, self._tasks, self._splitting = gather, tasks, splitting
+        self._outgoing = {device: one for one in outgoing for device in one.devices}
+        serving = [splitting.serve(gather, self.reachable)] if splitting else []
+        try:
+            async with background(*(one.run() for one in outgoing), gather.watch(), *serving):
+                for device in tasks:
+                    await self._give(device)
+                yield
+        finally:
+            self._gather, self._tasks, self._outgoing, self._splitting = None, {}, {}, None
+
+    async def reachable(self) -> bool:
+        """Wait until the broker is there; tell whether it was there already."""
+        if self.broker is None or self.broker.is_set():
+            return True
+        log.warning("waiting for the broker; no deadline runs meanwhile")
+        await self.broker.wait()
+        return False
+
+    def take_refused(self) -> Counter[str]:
+        """Return what was refused since the last call."""
+        refused, self.refused = self.refused, Counter()
+        return refused
+
+    async def _give(self, device: str) -> None:
+        gather = self._gather
+        if not gather or device not in self._tasks or device in gather.accepted or device in gather.failed:
+            return
+        try:
+            await self.transport.publish(topic(self.site, device, "task"), wire.encode(self._tasks[device]))
+        except Unreachable as error:
+            log.debug("task waits for the broker: %s", error)
+
+    async def _hear(self, inbox: Inbox) -> None:
+        async for name, data in inbox:
+            device = device_of(name)
+            try:
+                if not is_name(device):
+                    continue  # the server's own topics
+                if channel_of(name) in ("update", "features") and frames.is_frame(data):
+                    if taker := self._gather if channel_of(name) == "update" else self._splitting:
+                        await taker.frame(device, data)
+                elif data:
+                    await self._take(device, wire.decode(data))
+            except WireError as error:
+                self._refuse(device, error)
+
+    async def _take(self, device: str, message: Message) -> None:
+        match message:
+            case Status() | Report():
+                if message.device != device:
+                    raise WireError(f"{type(message).__name__} in the name of {message.device!r}", reason="identity")
+                if isinstance(message, Report):
+                    self._keep(message)
+                else:
+                    await self._observe(device, message)
+            case Want():
+                self._wanted(device, message)
+            case Features():
+                await self._stepped(device, message)
+            case Update():
+                await self._offered(device, message)
+            case other:
+                raise WireError(f"{type(other).__name__} is not for the server", reason="unexpected")
+
+    def _wanted(self, device: str, want: Want) -> None:
+        outgoing = self._outgoing.get(device)
+        if outgoing and outgoing.transfer.digest == want.digest:
+            outgoing.want(device, want)
+        elif self._splitting:
+            self._splitting.gradients.want(device, want)
+
+    def _keep(self, report: Report) -> None:
+        before, self.fleet = self.fleet, observe(self.fleet, report)
+        if self.fleet is not before:
+            for keep in self.keep:
+                keep(report)
+
+    async def _observe(self, device: str, message: Status) -> None:
+        if is_used_twice(self.fleet, message):
+            self._report_double(device)
+        before = self.fleet.statuses.get(device)
+        self.fleet = observe(self.fleet, message)
+        after = self.fleet.statuses.get(device)
+        if after is not before:
+            self.changed.set()
+            for see in self.seen:
+                see(message)
+            if after and after.online:
+                log.info("device %s is here, session %d", device, after.session)
+                if before and (before.instance, before.session) != (after.instance, after.session):
+                    await self._returned(device)
+                await self._give(device)
+            elif before and before.online:
+                log.info("device %s is gone", device)
+                self._dismiss(device)
+                if self._gather:
+                    self._gather.gone(device)
+
+    async def _returned(self, device: str) -> None:
+        if self._gather:
+            await self._gather.returned(device)
+        if self._splitting:
+            await self._splitting.incoming.returned(device)
+
+    async def _offered(self, device: str, update: Update) -> None:
+        """Hand an offer to the open round, or settle it where no round will take it any more."""
+        gather = self._gather
+        if gather is None and self.run in ("", update.run):
+            return  # which run and round are next, and what of it is stored, is not known yet: the device offers again
+        is_open = gather is not None and (update.run, update.round) == (gather.run, gather.number)
+        if gather and is_open and device in gather.expected:
+            if update.start in (b"", gather.starts[device]):
+                self._dismiss(device)  # who offers an update has fetched everything
+            if self._splitting and self._splitting.is_void(device, update):
+                await self._tell(device, "ack", ack(update, "void"))
+            else:
+                await gather.offer(device, update)
+            if self._splitting:
+                self._splitting.wake()
+        elif not is_open and is_name(update.run) and self.was_run(update.run):
+            await self._tell(device, "ack", ack(update, "late"))
+            log.debug("phase late run=%s round=%d device=%s", update.run, update.round, device)
+        else:
+            reason = "unknown-device" if is_open else "unknown-run"
+            error = WireError("update of no run, round and device of this site", reason=reason)
+            self._refuse(device, error)
+            await self._tell(device, "ack", ack(update, "refused", str(error)))
+
+    async def _stepped(self, device: str, features: Features) -> None:
+        """Hand features to the open round; a session whose round is over is told so, that its device may end it."""
+        gather = self._gather
+        if gather is None and self.run in ("", features.run):
+            return  # as with an update
+        is_open = gather is not None and (features.run, features.round) == (gather.run, gather.number)
+        if gather and self._splitting and is_open:
+            if features.start == gather.starts.get(device):
+                self._dismiss(device)
+            await self._splitting.offer(device, features)
+        elif not is_open and is_name(features.run) and self.was_run(features.run):
+            await self._tell(device, "gradient", skip(features))
+        else:
+            raise WireError("features of no run, round and device of this site", reason="unknown-run")
+
+    async def _tell(self, device: str, channel: str, message: Message) -> None:
+        try:
+            await self.transport.publish(topic(self.site, device, channel), wire.encode(message))
+        except Unreachable as error:
+            log.debug("not told, the device will offer again: %s", error)
+
+    def _dismiss(self, device: str) -> None:
+        """Wait no longer for a device that has its payload, or is gone."""
+        if device in self._outgoing:
+            self._outgoing[device].dismiss(device)
+
+    def _report_double(self, device: str) -> None:
+        """Say once that an id is used twice; count every time that the two have thrown each other out."""
+        if device not in self._used_twice:
+            log.warning(
+                "two agents run as device %s and throw each other off the broker: give each board a name of its own",
+                device,
+            )
+        self._used_twice.add(device)
+        self.refused["id-in-use"] += 1
+
+    def _refuse(self, device: str, error: WireError) -> None:
+        """Count what is not taken; say so once a reason and round, however much of it comes."""
+        if not self.refused[error.reason]:
+            log.warning("refused a message of %s (%s): %s", device, error.reason, error)
+        self.refused[error.reason] += 1

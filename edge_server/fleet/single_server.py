@@ -1,0 +1,55 @@
+"""Whether this is the only server of its site: two have one name, and throw each other off the broker for ever."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from shared.errors import ConfigError, WireError
+from shared.protocol import wire
+from shared.protocol.messages import Status
+from shared.protocol.topics import SERVER, topic
+from shared.transport.base import Inbox, Transport
+
+log = logging.getLogger(__name__)
+
+SESSIONS = 2
+"""Of another process, since ours was born: a single one may be the late will of whoever was here before."""
+
+
+async def another(inbox: Inbox, instance: str) -> bool:
+    """Return when another process has been the site's server since this one was: whether it was so before, too.
+
+    Args:
+        inbox: The server's own statuses.
+        instance: This process.
+    """
+    born, before, since = False, set[str](), set[int]()
+    async for _, data in inbox:
+        with suppress(WireError):
+            status = wire.decode_as(Status, data)
+            born = born or status.instance == instance
+            if not born:
+                before.add(status.instance)
+            elif status.instance != instance:
+                since.add(status.session)
+            if len(since) == SESSIONS:
+                return status.instance in before
+    return False
+
+
+async def require(transport: Transport, site: str, instance: str, *, gives_way: bool) -> None:
+    """Watch for another server until cancelled, and say so.
+
+    Raises:
+        ConfigError: There is one that was here first, and this one gives way.
+    """
+    async with transport.subscribe(topic(site, SERVER, "status")) as inbox:
+        is_second = await another(inbox, instance)
+    problem = (
+        f"another server is at work at site {site!r}, and the two throw each other off the broker: "
+        "end it, or give one of them a site of its own"
+    )
+    if is_second and gives_way:
+        raise ConfigError(problem)
+    log.error("%s", problem)

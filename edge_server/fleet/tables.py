@@ -1,0 +1,186 @@
+"""Devices as tables, for people: every figure with the mark of its quality, every absence with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from edge_server.fleet.rows import Device
+from shared.protocol.measurements import Cost, Quality, Reading
+
+MARKS: Mapping[Quality, str] = {"measured": "", "corrected": "~", "modelled": "≈"}
+NOTHING = "-"
+MAX_TEXT = 1000
+LEGEND = (
+    "~ corrected, ≈ modelled, no mark: measured; -: not there, and why\n"
+    "s, J: of the last task, compute/upload; throttled: was: since it booted"
+)
+BARS = "▁▂▃▄▅▆▇█"
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+MEGA, GIGA, MEBI, WHOLE, WIDE = 1e6, 1e9, float(1 << 20), 1e15, 1e6
+
+
+class Column(NamedTuple):
+    """A figure as a column: its heading, what its unit is divided by, and its decimals."""
+
+    heading: str
+    reading: str
+    scale: float = 1.0
+    decimals: int = 1
+
+
+COLUMNS = (
+    Column("GHz", "cpu.f_hertz", GIGA, 2),
+    Column("W", "power.total_watts", 1.0, 2),
+    Column("°C", "thermal.hottest_celsius"),
+)
+LINK = (Column("up", "link.up_bits_per_s", MEGA), Column("down", "link.down_bits_per_s", MEGA))
+FREE = Column("free\nMiB", "memory.available_bytes", MEBI, 0)
+
+
+def devices_table(devices: Sequence[Device]) -> Table:
+    """Return one row a device."""
+    table = Table(title="Devices", caption=LEGEND, caption_justify="left", box=None)
+    table.padding = (0, 1, 0, 0)
+    table.add_column("device", overflow="fold", min_width=8)
+    table.add_column("on", no_wrap=True)
+    table.add_column("board", overflow="fold")
+    figures = (*(column.heading for column in COLUMNS), "throt\ntled", "Mbit/s\nup/down", FREE.heading)
+    for heading in (*figures, "s", "J", "age"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in devices:
+        table.add_row(
+            *(plain(one.device), _online(one), plain(one.board or NOTHING)),
+            *(cell(one, column) for column in COLUMNS),
+            *(throttled(one), "/".join(cell(one, column) for column in LINK), cell(one, FREE)),
+            *(spent(one, "compute_s", "upload_s"), spent(one, "compute_joules", "upload_joules")),
+            NOTHING if one.age_s is None else duration(one.age_s),
+            style="" if one.online is not False else "dim",
+        )
+    return table
+
+
+def cell(device: Device, column: Column) -> str:
+    """Return a figure with its mark, or why it is not there."""
+    reading = device.readings.get(column.reading)
+    if reading is None:
+        return lacking(device, column.reading)
+    value = reading.value / column.scale
+    shown = f"{value:.{column.decimals}f}" if abs(value) < WIDE else f"{value:.3g}"  # else it takes the others' room
+    return f"{shown}{MARKS[reading.quality]}"
+
+
+def lacking(device: Device, name: str) -> str:
+    """Return a dash, with the reason where it is more than that the board has no such thing."""
+    lack = device.lack(name)
+    return NOTHING if lack is None or lack.lack == "not_present" else f"{NOTHING} {lack.lack}"
+
+
+def throttled(device: Device) -> str:
+    """Return whether it is throttled now, or was since it booted."""
+    now, since = (device.readings.get(f"throttle.{name}_flag") for name in ("now", "since_boot"))
+    volts = device.readings.get("throttle.undervoltage_flag")
+    if volts is not None and volts.value:
+        return f"volts{MARKS[volts.quality]}"
+    if now is None:
+        return lacking(device, "throttle.now_flag")
+    word = "yes" if now.value else "was" if since is not None and since.value else "no"
+    return f"{word}{MARKS[now.quality]}"
+
+
+def spent(device: Device, *names: str) -> str:
+    """Return parts of what its last task cost, such as compute and upload."""
+    cost = device.spent.cost if device.spent else Cost()
+    return "/".join(cost_cell(cost, name) for name in names)
+
+
+def cost_cell(cost: Cost, name: str) -> str:
+    """Return a figure of a cost with its mark."""
+    value, provenance = getattr(cost, name), cost.provenance.get(name)
+    return NOTHING if value is None else f"{value:.3g}{MARKS[provenance.quality] if provenance else ''}"
+
+
+def readings_table(device: Device) -> Table:
+    """Return all that a device measured: value, uncertainty, quality, source and age at the time of its report."""
+    table = Table(title=f"Readings of {device.device}", box=None, title_justify="left")
+    table.padding = (0, 1, 0, 0)
+    table.add_column("reading", overflow="fold")
+    for heading in ("value", "±"):
+        table.add_column(heading, justify="right")
+    for heading in ("unit", "quality"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("source", overflow="fold")
+    table.add_column("age", justify="right")
+    for name, one in sorted(device.readings.items()):
+        spread = NOTHING if one.uncertainty is None else f"{one.uncertainty:.3g}"
+        age = duration(max(0.0, (device.at or 0.0) - one.at))
+        table.add_row(plain(name), number(one.value), spread, plain(one.unit), one.quality, plain(one.source), age)
+    return table
+
+
+def absences_table(device: Device) -> Table:
+    """Return all that a device could not measure, and why."""
+    table = Table(box=None, show_header=False)
+    table.padding = (0, 1, 0, 0)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, one in sorted(device.absent.items()):
+        why = ": ".join(part for part in (one.lack.replace("_", " "), one.cause) if part)
+        table.add_row(plain(f"{NOTHING} {name}"), plain(why))
+    return table
+
+
+def number(value: float) -> str:
+    """Return a whole number in full, another with six digits."""
+    return f"{value:.0f}" if value.is_integer() and abs(value) < WHOLE else f"{value:.6g}"
+
+
+def plot(name: str, found: Sequence[tuple[float, Reading]], since_utc_s: float, until_utc_s: float) -> list[str]:
+    """Return a figure over time as lines of text; an interval in which nothing came is blank."""
+    values = [(at, one.value) for at, one in found if since_utc_s <= at <= until_utc_s]
+    if not values:
+        return [f"{name}: nothing was kept in the last {duration(until_utc_s - since_utc_s)}"]
+    least, most = min(value for _, value in values), max(value for _, value in values)
+    unit, last = found[-1][1].unit, values[-1][1]
+    bars = sparkline(values, since_utc_s, until_utc_s)
+    return [
+        f"{name}, last {duration(until_utc_s - since_utc_s)}: {len(values)} reports",
+        f"|{bars}|",
+        f"least {least:.6g}, most {most:.6g}, last {last:.6g} {unit}",
+    ]
+
+
+def sparkline(values: Sequence[tuple[float, float]], since: float, until: float, width: int = 60) -> str:
+    """Return one bar for the mean of each of `width` equal intervals, from the least value to the most."""
+    bins: list[list[float]] = [[] for _ in range(width)]
+    for at, value in values:
+        bins[min(width - 1, int((at - since) / (until - since) * width))].append(value)
+    means = [math.fsum(one) / len(one) if one else None for one in bins]
+    known = [mean for mean in means if mean is not None]
+    least, span = min(known), max(known) - min(known)
+    return "".join(" " if mean is None else BARS[_level(mean, least, span)] for mean in means)
+
+
+def _level(mean: float, least: float, span: float) -> int:
+    return min(len(BARS) - 1, int((mean - least) / span * len(BARS))) if span > 0 else 0
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that fits them."""
+    for unit, size in (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _online(device: Device) -> str:
+    return NOTHING if device.online is None else "yes" if device.online else "no"
+
+
+def plain(text: str) -> Text:
+    """Return what a device said as it is, cut where it goes on: neither markup nor a terminal's control characters."""
+    return Text("".join(one if one.isprintable() else "?" for one in text[:MAX_TEXT]))

@@ -1,0 +1,45 @@
+"""Server states as files, one a round, the last few kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.runtime.durable import explained
+from shared.tensors import file
+from shared.tensors.tree import State
+
+KEEP = 2
+SPARE = ".spare"
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Return where the state after round `number` lies."""
+    return folder / f"round-{number:06d}.safetensors"
+
+
+def save(folder: Path, number: int, state: State, *, durable: bool = True) -> None:
+    """Write the state after a round, then part with those older than the last `KEEP`, and with those of void rounds.
+
+    One of them stays as the file that the next is written into, since overwriting costs half of making one.
+
+    Raises:
+        Unwritable: The disk is full or cannot be written; older states are untouched.
+    """
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = path_of(folder, number)
+        file.save(path, state, spare=folder / SPARE, durable=durable)
+        kept = sorted(folder.glob("round-*.safetensors"))
+        until = kept.index(path) + 1
+        for other in kept[: max(0, until - KEEP)] + kept[until:]:
+            other.replace(folder / SPARE)
+
+
+def load(folder: Path, number: int) -> State:
+    """Read the state after a round.
+
+    Raises:
+        FileNotFoundError: There is none.
+        CorruptFile: It is damaged.
+    """
+    return file.load(path_of(folder, number))

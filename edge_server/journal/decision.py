@@ -1,0 +1,82 @@
+"""What a coordinator decided for one round, as the journal keeps it: whoever reads it can decide the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Value
+
+Source: TypeAlias = Literal["measured", "last_good", "profile", "default"]
+
+
+class Figure(msgspec.Struct, frozen=True, array_like=True):
+    """One figure that was decided from, and where it comes from.
+
+    Attributes:
+        value: In SI units; its name ends in them.
+        source: `measured` since the last decision; `last_good`: before that; `profile`: what the plan says of the
+            device; `default`: what the optimizer's options say of any device.
+    """
+
+    value: float
+    source: Source
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one device was given, and why.
+
+    Attributes:
+        values: What its assignment says.
+        figures: What that was decided from, by name.
+        predicted: What its task should cost, under the names of what it will say that it cost.
+        binding: What kept it from more: the name of a `Bound` of `edge_server.allocation.optimizers.base`, such as `time`, or
+            `cluster`.
+        multiplier: Of the limit that binds: how much the objective falls by one unit more of it.
+    """
+
+    values: dict[str, Value] = {}
+    figures: dict[str, Figure] = {}
+    predicted: Cost = Cost()
+    binding: str = ""
+    multiplier: float | None = None
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One round's decision.
+
+    Attributes:
+        optimizer: By name.
+        limits: What held for all devices: seconds, joules, sizes of the model.
+        ladder: Where there is a choice of ratios: each with the bytes that an update of it takes.
+        devices: By name; those of the cohort.
+        objective: What was minimised; None where nothing was.
+        multiplier: Of what all devices share, such as bandwidth.
+        feasible: Whether all limits could be met. If not, each device has the least there is, and the run goes on.
+        enough: Of limits that could not be met: the smallest that would do, by name.
+    """
+
+    optimizer: str
+    limits: dict[str, float] = {}
+    ladder: list[tuple[float, int]] = []
+    devices: dict[str, Given] = {}
+    objective: float | None = None
+    multiplier: float | None = None
+    feasible: bool = True
+    enough: dict[str, float] = {}
+
+    @property
+    def allocation(self) -> dict[str, dict[str, Value]]:
+        """What an algorithm is handed."""
+        return {device: dict(given.values) for device, given in self.devices.items()}
+
+
+def kept(values: Mapping[str, Value]) -> float:
+    """Return the share of the model that a device keeps by what it was given."""
+    pruned, share = values.get("prune", 0.0), values.get("keep", 1.0)
+    assert isinstance(pruned, float | int)
+    assert isinstance(share, float | int)
+    return share - pruned

@@ -1,0 +1,55 @@
+"""What SQLite's errors mean: what the disk refuses, and what has rotted on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from shared.errors import CorruptFile
+from shared.runtime.durable import unwritable
+
+_DISK: Mapping[int, int] = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+}
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table has rotted away
+
+
+def to_read(path: Path) -> str:
+    """Return the address by which to open a database only to read it, also while another user's process writes it."""
+    is_idle = not path.with_name(f"{path.name}-wal").exists()
+    # Where nobody can write, SQLite cannot make its shared memory file and must be told that it needs none; a writer
+    # has made one, and what it wrote last lies beside the database.
+    mode = "immutable=1" if is_idle and not os.access(path.parent, os.W_OK, effective_ids=True) else "mode=ro"
+    return f"file:{quote(str(path))}?{mode}"
+
+
+@contextmanager
+def sql_explained(path: Path) -> Iterator[None]:
+    """Turn an error of SQLite's into ours.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+        CorruptFile: The database cannot be read.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:  # it would name a table of which the name has rotted
+        raise CorruptFile(f"{path}: {error}") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK):
+            code = sqlite3.SQLITE_READONLY
+        elif code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK):
+            code = sqlite3.SQLITE_CORRUPT  # it takes itself for one of a later version
+        if code in _DISK:
+            raise unwritable(path, _DISK[code]) from error
+        if code in _CORRUPT:
+            raise CorruptFile(f"{path}: {error}") from error
+        raise

@@ -1,0 +1,245 @@
+"""The store seam, and the records of a run: together they are its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from edge_server.journal.decision import Decision
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.plan.plan import Plan
+from shared.protocol.measurements import Cost, StepCost
+from shared.protocol.messages import Assignment, Update
+from shared.tensors.tree import State
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One line of the journal. Seconds are of the server's monotonic clock unless they say otherwise."""
+
+
+class RunOpened(Record, frozen=True, kw_only=True):
+    """A run began.
+
+    Attributes:
+        run: Its name.
+        plan: What it does.
+        started: Calendar time for people; empty in replay.
+        imported: Whether it was made of a trace: nobody goes on with it.
+    """
+
+    run: str
+    plan: Plan
+    started: str = ""
+    imported: bool = False
+
+
+class Measured(Record, frozen=True, kw_only=True):
+    """What training steps cost the devices, timed before the first round.
+
+    Attributes:
+        by_device: What one local iteration costs each.
+        metrics: What the algorithm measured besides, such as the variance of its gradients.
+        failed: Devices that could not, with the cause.
+    """
+
+    by_device: dict[str, StepCost]
+    metrics: dict[str, dict[str, float]] = {}
+    failed: dict[str, str] = {}
+
+
+class RoundOpened(Record, frozen=True, kw_only=True):
+    """A round began: what every device of its cohort was told. A restart repeats exactly this.
+
+    Attributes:
+        round: Which.
+        assignments: By device.
+        at: When the cohort was drawn and the first task could go out; the wait for devices was over.
+        online: How many devices were there.
+        decision: What the plan's optimizer decided for it, and from what; None where there is none.
+    """
+
+    round: int
+    assignments: dict[str, Assignment]
+    at: float | None = None
+    online: int | None = None
+    decision: Decision | None = None
+
+
+class UpdateAccepted(Record, frozen=True, kw_only=True):
+    """A device's update is stored; from here on it counts, once. `at` is when its last frame had come."""
+
+    round: int
+    device: str
+    update: Update
+    bytes_up: int
+    at: float | None = None
+
+
+class CostSettled(Record, frozen=True, kw_only=True):
+    """What a task cost its device in all, upload included; known once that update is settled, so after the update."""
+
+    round: int
+    device: str
+    cost: Cost
+
+
+class RoundClosed(Record, frozen=True, kw_only=True):
+    """A round ended.
+
+    Attributes:
+        outcome: `aggregated`; or `missed`, where too few updates came and the model stayed as it was.
+        arrived: Devices whose update counts.
+        failed: Devices that could not, with the cause.
+        refused: Bytes we did not take, counted by reason.
+        loss: Mean training loss, weighted by examples.
+        accuracy: Of the aggregated model on the server's test data.
+        test_loss: Likewise.
+        device_accuracy: Of the model the round began with, on the devices' held-out examples, weighted by examples; of
+            personal models, after training, each weighted alike.
+        seconds: From the wait for devices to the model aggregated and stored; `RoundOpened.at` is when that wait ended.
+        bytes_up: Bytes of frames that came from each device.
+        bytes_down: Bytes of frames that each device says it received.
+        at: When it ended.
+        steps: Of a split round: how many were served.
+        missed: Of a split round: how many of its steps each device had no part in; who missed none is left out.
+    """
+
+    round: int
+    outcome: Literal["aggregated", "missed"]
+    arrived: tuple[str, ...]
+    failed: dict[str, str] = {}
+    refused: dict[str, int] = {}
+    loss: float | None = None
+    accuracy: float | None = None
+    test_loss: float | None = None
+    device_accuracy: float | None = None
+    seconds: float
+    bytes_up: dict[str, int] = {}
+    bytes_down: dict[str, int] = {}
+    at: float | None = None
+    steps: int | None = None
+    missed: dict[str, int] = {}
+
+
+class Evaluated(Record, frozen=True, kw_only=True):
+    """The model, or every device's own, on the devices' held-out examples.
+
+    Attributes:
+        accuracy: Mean: of one model weighted by examples, of personal ones each weighted alike.
+        by_device: What each of them measured.
+        round: The last round before it; None in old journals, where it is of the finished model.
+        personal: Whether each device tried parameters of its own.
+    """
+
+    accuracy: float | None
+    by_device: dict[str, dict[str, float]]
+    round: int | None = None
+    personal: bool = False
+
+
+class Rewound(Record, frozen=True, kw_only=True):
+    """The state of a round was lost: what was recorded of `round` and later rounds before this line is void.
+
+    A checkpoint was damaged; or a server restarted within a split round, whose top it had trained in memory.
+
+    Attributes:
+        round: The first that is done again.
+        cause: Why.
+        reopened: Whether the beginning of that round stays: the same devices do it again as they were told.
+    """
+
+    round: int
+    cause: str
+    reopened: bool = False
+
+
+class RunClosed(Record, frozen=True, kw_only=True):
+    """A run ended by its plan; `cause` says why before its last round, if so."""
+
+    outcome: Literal["finished", "stopped"]
+    cause: str = ""
+
+
+AnyRecord: TypeAlias = (
+    RunOpened
+    | ServerBegan
+    | Joined
+    | Left
+    | Sensed
+    | Noted
+    | Measured
+    | RoundOpened
+    | UpdateAccepted
+    | CostSettled
+    | RoundClosed
+    | Evaluated
+    | Rewound
+    | RunClosed
+)
+
+
+class Store(Protocol):
+    """One run's journal, its checkpoints and its accepted updates.
+
+    Attributes:
+        folder: Where all of it lies, but for the updates.
+        updates: Where the accepted updates of the open round lie, a file a device.
+        retry_s: Seconds after which to try again what the disk refuses; None to give up.
+    """
+
+    folder: Path
+    updates: Path
+    retry_s: float | None
+
+    def append(self, record: AnyRecord) -> None:
+        """Add a record; it is durable when this returns. Raises Unwritable, and then it is not there."""
+        ...
+
+    def extend(self, records: Sequence[AnyRecord]) -> None:
+        """Add all of some records or, where it raises Unwritable, none."""
+        ...
+
+    def records(self, after: int = 0) -> list[AnyRecord]:
+        """Return the records in order, leaving out the first `after`."""
+        ...
+
+    def save(self, number: int, state: State) -> None:
+        """Keep the server state after a round, durably. Raises Unwritable, and then nothing has changed."""
+        ...
+
+    def load(self, number: int) -> State:
+        """Return the state kept after a round. Raises FileNotFoundError or CorruptFile."""
+        ...
+
+
+def valid(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+    """Return the records without those that a later `Rewound` made void."""
+    kept: list[AnyRecord] = []
+    last = None
+    for record in records:
+        if isinstance(record, RunOpened):
+            last = record.plan.rounds
+        if isinstance(record, Rewound):
+            kept = [one for one in kept if not _is_void(one, record, last)]
+        kept.append(record)
+    return kept
+
+
+def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
+    if isinstance(record, Evaluated):
+        return record.round is not None and record.round >= rewound.round
+    if not isinstance(record, RoundOpened | UpdateAccepted | CostSettled | RoundClosed):
+        return False
+    is_kept = rewound.reopened and isinstance(record, RoundOpened) and record.round == rewound.round
+    number = record.round
+    if last is not None and number > last + 1:  # of the evaluation after an earlier round; see EvaluationPlan.number
+        number -= last + 1
+    return number >= rewound.round and not is_kept
+
+
+def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:
+    """Return the rounds that ended, in order."""
+    return [record for record in valid(records) if isinstance(record, RoundClosed)]

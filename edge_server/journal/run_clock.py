@@ -1,0 +1,84 @@
+"""Seconds of a run, joined over the server processes that had it: a run goes on over restarts, a clock does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from edge_server.journal.observed import ServerBegan
+from edge_server.journal.records import AnyRecord, RoundOpened
+
+FAR_S = 30 * 86_400.0
+"""A calendar that moved by more between two processes was set meanwhile: boards and gateways may boot in 1970."""
+
+
+def began(
+    records: Iterable[AnyRecord], *, at: float, utc_s: float | None = None, versions: dict[str, str] | None = None
+) -> ServerBegan:
+    """Return the record of a process that begins now.
+
+    A first process begins at second 0 of its run. A later one begins as long after the one before it as the calendar
+    says, but never before the last moment that is recorded; where the calendar cannot be true (or there is none),
+    right at that moment.
+
+    Args:
+        records: The run's journal so far.
+        at: Now, on the process's clock.
+        utc_s: Now, in calendar seconds.
+        versions: Of what computes.
+    """
+    earlier, last_s = None, 0.0
+    for record, second in timed(records):
+        last_s = max(last_s, second or 0.0)
+        if isinstance(record, ServerBegan):
+            earlier = record
+    run_s = max(last_s, (_by_calendar(earlier, utc_s) if earlier else None) or 0.0)
+    return ServerBegan(at=at, run_s=run_s, utc_s=utc_s, versions=versions or {})
+
+
+def _by_calendar(earlier: ServerBegan, utc_s: float | None) -> float | None:
+    """Return the second of the run at a moment of the calendar, None where it cannot be true or there is none."""
+    if earlier.utc_s is None or utc_s is None or not 0 <= utc_s - earlier.utc_s <= FAR_S:
+        return None
+    return earlier.run_s + utc_s - earlier.utc_s
+
+
+class Elapsed(NamedTuple):
+    """Seconds that have passed, and whether all of them are known; if not, there may have been more."""
+
+    seconds: float
+    is_known: bool
+
+
+def since(records: Iterable[AnyRecord], opened: RoundOpened, now: float) -> Elapsed:
+    """Return how long ago a round was opened, over the processes of the server.
+
+    Args:
+        records: The run's journal, of which the last process is the one that asks.
+        opened: The round's beginning.
+        now: On the clock of that process.
+    """
+    processes, opened_s, is_known = list[ServerBegan](), None, True
+    for record, second in timed(records):
+        if isinstance(record, ServerBegan):
+            told_s = _by_calendar(processes[-1], record.utc_s) if processes else None
+            is_known &= opened_s is None or told_s == record.run_s
+            processes.append(record)
+        elif isinstance(record, RoundOpened) and record.round == opened.round:
+            opened_s, is_known = second, True
+    if opened_s is None or not processes:
+        return Elapsed(0.0, is_known=False)
+    return Elapsed(processes[-1].run_s + now - processes[-1].at - opened_s, is_known)
+
+
+def timed(records: Iterable[AnyRecord]) -> Iterator[tuple[AnyRecord, float | None]]:
+    """Yield every record with the second of the run at which it happened; None where it does not say when.
+
+    Before the first process has said what its clock shows, which only an old journal does, nothing is known.
+    """
+    process: ServerBegan | None = None
+    for record in records:
+        if isinstance(record, ServerBegan):
+            process = record
+        at: float | None = getattr(record, "at", None)
+        yield record, None if process is None or at is None else process.run_s + (at - process.at)

@@ -1,0 +1,1 @@
+"""The trial plan: typed sections of one TOML file."""

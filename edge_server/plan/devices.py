@@ -1,0 +1,96 @@
+"""The devices of a plan, and which of them take part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from edge_server.plan.links import Link, TraceLink
+from edge_server.plan.sections import Section
+from edge_server.plan.simulated_devices import Compute, CyclesPower, GivenCompute, Power, ProfilePower, TracePower
+from shared.errors import ConfigError
+from shared.protocol.topics import checked_name
+
+MAX_DEVICES = 1_000_000
+
+
+class DevicePlan(Section, frozen=True, kw_only=True):
+    """One device, or many alike: its name, and in replay how long its tasks take and how fast its link is.
+
+    Attributes:
+        name: Its id; with partition `client` also the client whose examples it has.
+        count: So many devices, `name-0`, `name-1`, ...; 0 for one of this very name.
+        compute_s: Replay: seconds of one task.
+        up_mbit_s: Replay: link rate from the device, in Mbit/s; absent for no limit.
+        down_mbit_s: Replay: link rate to the device.
+        delay_s: Replay: one-way delay.
+        compute: Replay: what its tasks take, in place of `compute_s`.
+        link: Replay: its link, in place of the two rates and `delay_s`.
+        power: Replay: what it draws; absent: its joules are not known.
+    """
+
+    name: str
+    count: int = 0
+    compute_s: float = 1.0
+    up_mbit_s: float | None = None
+    down_mbit_s: float | None = None
+    delay_s: float = 0.0
+    compute: Compute | None = None
+    link: Link | None = None
+    power: Power | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a board or a link that does not exist."""
+        if not 0 <= self.count <= MAX_DEVICES:
+            raise ValueError(f"count must be 0 to {MAX_DEVICES}")
+        if not 0 <= self.compute_s < math.inf or not 0 <= self.delay_s < math.inf:
+            raise ValueError("compute_s and delay_s must be >= 0")
+        if not all(rate is None or 0 < rate < math.inf for rate in (self.up_mbit_s, self.down_mbit_s)):
+            raise ValueError("up_mbit_s and down_mbit_s must be > 0 and finite; leave them out for no limit")
+        if self.compute and self.compute_s != 1.0:
+            raise ValueError("compute_s stands beside a table compute; leave one of them out")
+        if self.link and (self.up_mbit_s, self.down_mbit_s, self.delay_s) != (None, None, 0.0):
+            raise ValueError("up_mbit_s, down_mbit_s or delay_s stands beside a table link; leave one of them out")
+        counts = not isinstance(self.compute, GivenCompute | None)
+        if isinstance(self.power, CyclesPower | ProfilePower) and not counts:
+            raise ValueError("power of this kind needs cycles: give a table compute with kind ranges or profile")
+
+
+def expanded(planned: Sequence[DevicePlan]) -> list[DevicePlan]:
+    """Return every device, those that stand for many by the names of theirs."""
+    return [device for one in planned for device in _each(one)]
+
+
+def _each(one: DevicePlan) -> Iterator[DevicePlan]:
+    if not one.count:
+        yield one
+    for index in range(one.count):
+        yield msgspec.structs.replace(one, name=f"{one.name}-{index}", count=0)
+
+
+def check(planned: Sequence[DevicePlan], path: Path) -> None:
+    """Refuse names that no device can have, or that two have.
+
+    Raises:
+        ConfigError: As said.
+    """
+    names = [checked_name(device.name, f"{path}: device.name") for device in expanded(planned)]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"{path}: device: two devices have the same name; give each its own")
+
+
+def rooted(planned: Sequence[DevicePlan], data_root: Path) -> list[DevicePlan]:
+    """Return the devices, the relative paths of their traces taken from `data_root`."""
+    return [_rooted(device, data_root) for device in planned]
+
+
+def _rooted(device: DevicePlan, data_root: Path) -> DevicePlan:
+    replace, link, power = msgspec.structs.replace, device.link, device.power
+    if isinstance(link, TraceLink):
+        device = replace(device, link=replace(link, path=str(data_root / link.path)))
+    if isinstance(power, TracePower):
+        device = replace(device, power=replace(power, path=str(data_root / power.path)))
+    return device

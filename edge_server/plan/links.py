@@ -1,0 +1,160 @@
+"""The table `link` of a plan's `[[device]]`: how fast a replayed device's bytes move."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from edge_server.plan.sections import Section
+from edge_server.plan.simulated_devices import (
+    After,
+    Again,
+    Span,
+    ends,
+    require_again,
+    require_amounts,
+    require_spans,
+)
+
+LEAST_M = 10.0
+"""Nobody stands nearer to the antenna of a macro cell; who writes 0.2 means kilometres."""
+
+
+class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
+    """What all links have.
+
+    Attributes:
+        delay_s: One way, each way.
+        loss: Share of frames that vanish, each way.
+    """
+
+    delay_s: float = 0.0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_amounts(delay_s=self.delay_s)
+        if not 0 <= self.loss < 1:
+            raise ValueError("loss must be in [0, 1)")
+
+
+class GivenLink(Way, frozen=True, kw_only=True, tag="given"):
+    """Rates in Mbit/s; absent for no limit."""
+
+    up_mbit_s: float | None = None
+    down_mbit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_spans(up_mbit_s=self.up_mbit_s, down_mbit_s=self.down_mbit_s)
+
+
+class RangeLink(Way, frozen=True, kw_only=True, tag="ranges"):
+    """Rates drawn from ranges, in Mbit/s; absent for no limit.
+
+    Attributes:
+        again: When they are drawn anew.
+    """
+
+    up_mbit_s: Span | None = None
+    down_mbit_s: Span | None = None
+    again: Again = "never"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_spans(up_mbit_s=self.up_mbit_s, down_mbit_s=self.down_mbit_s)
+        require_again(self.again)
+
+
+class WirelessLink(Way, frozen=True, kw_only=True, tag="wireless"):
+    """Shannon's rate, share * B * log2(1 + h * g * p / N), h the path's gain and g the fading's.
+
+    Attributes:
+        bandwidth_hz: B, of each way.
+        share: Of the bandwidth, which this device has: b_k of pruned personalization.
+        distance_m: To the base station.
+        path_loss: `3gpp`: 128.1 + 37.6 log10(d in km) dB; `exponent`: loss_db_1m + 10 * exponent * log10(d in m) dB;
+            `none`: h is 1.
+        exponent: For `exponent`.
+        loss_db_1m: For `exponent`: the loss at one metre.
+        tx_dbm: p of the device.
+        server_dbm: p of the base station.
+        noise_dbm_hz: N / B.
+        noise_w: N itself; absent for noise_dbm_hz * B.
+        fading: `none`: g is `gain`; `rayleigh`: g is drawn from an exponential distribution with that mean.
+        gain: See there.
+        again: When the fading is drawn anew; a number is the coherence time. All else is drawn once.
+    """
+
+    bandwidth_hz: Span
+    share: float = 1.0
+    distance_m: Span | None = None
+    path_loss: Literal["3gpp", "exponent", "none"] = "3gpp"
+    exponent: float = 3.0
+    loss_db_1m: float = 40.0
+    tx_dbm: Span = 23.0
+    server_dbm: float = 37.0
+    noise_dbm_hz: float = -174.0
+    noise_w: float | None = None
+    fading: Literal["none", "rayleigh"] = "none"
+    gain: float = 1.0
+    again: Again = "never"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_spans(
+            bandwidth_hz=self.bandwidth_hz,
+            distance_m=self.distance_m,
+            noise_w=self.noise_w,
+            gain=self.gain,
+            share=self.share,
+        )
+        require_amounts(exponent=self.exponent, loss_db_1m=self.loss_db_1m)
+        require_again(self.again)
+        levels = (*ends(self.tx_dbm), self.server_dbm, self.noise_dbm_hz)
+        if not all(map(math.isfinite, levels)) or ends(self.tx_dbm)[0] > ends(self.tx_dbm)[1] or self.share > 1:
+            raise ValueError("tx_dbm, server_dbm and noise_dbm_hz must be finite, share <= 1")
+        if (self.distance_m is None) != (self.path_loss == "none"):
+            raise ValueError('give distance_m, or path_loss = "none" without it')
+        if self.distance_m is not None and self.path_loss == "3gpp" and ends(self.distance_m)[0] < LEAST_M:
+            raise ValueError(f'distance_m is in metres, and path_loss = "3gpp" holds from {LEAST_M:g} m on, not in km')
+
+
+class TraceLink(Way, frozen=True, kw_only=True, tag="trace"):
+    """Recorded rates, in Mbit/s.
+
+    Every value holds until the next one, but for at most 5 s; then nothing passes, which the run records. Rates of
+    zero are outages and stay. Several values of one moment count by their mean.
+
+    Attributes:
+        path: A CSV file, perhaps compressed (.gz); a relative path starts at the data root.
+        name: Of the trace, in the column `trace`; absent for another one each device, in the file's order.
+        where: What other columns must hold, such as `{ network = "wifi" }`.
+        up_column: Of the rates up; absent for `ul_mbps`, or else `mbps`.
+        down_column: Of the rates down; absent for `dl_mbps`, or else `mbps`. A column `direction` that holds `up` and
+            `down` tells its rows apart.
+        scale: What the rates are multiplied by.
+        offset_s: Where in the trace the replay begins; a range lets every device begin elsewhere.
+        after: What comes behind its end.
+    """
+
+    path: str
+    name: str = ""
+    where: dict[str, str] = msgspec.field(default_factory=dict)
+    up_column: str = ""
+    down_column: str = ""
+    scale: float = 1.0
+    offset_s: Span = 0.0
+    after: After = "repeat"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_spans(scale=self.scale)
+        low, high = ends(self.offset_s)
+        require_amounts(offset_s=low)
+        if not low <= high < math.inf:
+            raise ValueError("offset_s must be seconds, or a range [low, high] of such")
+
+
+Link: TypeAlias = GivenLink | RangeLink | WirelessLink | TraceLink

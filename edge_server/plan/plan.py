@@ -1,0 +1,248 @@
+"""A trial plan: everything that decides what a run does, in one TOML file. The README documents every key."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edge_server.plan.budget_plan import BudgetPlan
+from edge_server.plan.devices import DevicePlan, expanded, rooted
+from edge_server.plan.devices import check as check_devices
+from edge_server.plan.evaluation_plan import EvaluationPlan, MeasurePlan
+from edge_server.plan.fallback_plan import FallbackPlan
+from edge_server.plan.optimizer import OptimizerPlan, unheeded
+from edge_server.plan.replay_plan import ReplayPlan
+from edge_server.plan.sections import Chosen, HyperPlan, Section
+from shared.algorithms import ALGORITHMS
+from shared.codecs import CODECS
+from shared.config import read
+from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
+from shared.errors import ConfigError
+from shared.models.build import blank
+from shared.protocol.topics import checked_name
+from shared.registry import build
+
+log = logging.getLogger(__name__)
+
+MAX_OVER_SELECTION = 10
+
+
+class CohortPlan(Section, frozen=True, kw_only=True):
+    """Which devices take part.
+
+    Attributes:
+        size: Updates a round needs, of which `[round] quorum` is a share; 0 for one of every device that is connected.
+        over_selection: Devices asked beyond `size`, as a share of it, so that the slowest need not be waited for; the
+            round ends with the first `size` updates, and those that come later are late.
+        min_devices: Devices that must be connected before a round begins.
+        wait_s: Seconds to wait for them before the round counts as missed.
+    """
+
+    size: int = 0
+    over_selection: float = 0.0
+    min_devices: int = 1
+    wait_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse a cohort that nobody could be in."""
+        if self.size < 0 or self.min_devices < 1 or not 0 < self.wait_s < math.inf:
+            raise ValueError("size must be >= 0, min_devices >= 1, wait_s > 0 and finite")
+        if not 0 <= self.over_selection <= MAX_OVER_SELECTION or (self.over_selection and not self.size):
+            raise ValueError(
+                f"over_selection must be 0 to {MAX_OVER_SELECTION}, and needs a size of which it is a share"
+            )
+
+
+class RoundPlan(Section, frozen=True, kw_only=True):
+    """How a round ends.
+
+    Attributes:
+        deadline_s: Seconds after which late updates no longer count.
+        quorum: Share of the cohort whose updates end the round at once.
+        min_updates: Updates without which the model stays as it is and the round counts as missed.
+        on_missed: What a missed round does to the run.
+        step_deadline_s: Seconds after the first features of a split step at which it goes on with who has delivered.
+    """
+
+    deadline_s: float = 120.0
+    quorum: float = 1.0
+    min_updates: int = 1
+    on_missed: Literal["continue", "stop"] = "continue"
+    step_deadline_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse a round that could not end."""
+        if not 0 < self.deadline_s < math.inf or not 0 < self.quorum <= 1 or self.min_updates < 1:
+            raise ValueError("deadline_s must be > 0 and finite, quorum in (0, 1], min_updates >= 1")
+        if not 0 < self.step_deadline_s < math.inf:
+            raise ValueError("step_deadline_s must be > 0 and finite")
+
+
+class PartitionPlan(Section, frozen=True, kw_only=True):
+    """How local agents and replayed devices share one data set; a real device brings its own examples."""
+
+    kind: Literal["none", "dirichlet", "shards", "even", "client"] = "none"
+    alpha: float = 0.5
+    shards_per_device: int = 2
+    min_examples: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what the journal could not hold; the rest is for the data set to say."""
+        if not 0 < self.alpha < math.inf:
+            raise ValueError("alpha must be > 0 and finite")
+
+
+class Plan(Section, frozen=True, kw_only=True):
+    """A whole trial.
+
+    Attributes:
+        name: Of the trial; runs are named after it.
+        rounds: How many.
+        seed: Of everything random: initial model, cohorts, batches.
+        algorithm, model, codec: By name, with options.
+        cut_codec: Of the features and gradients of a split session, which are lossless unless it says otherwise.
+        hyper: Local training.
+        data: Where examples come from, for local agents, replay and the server's test set.
+        optimizer: Who decides what each device is given in a round; absent: nobody.
+        fallback: What it trains with where its data is not there.
+        device: Devices of local trials and of replay; a live run takes these alone, where there are any.
+        local: Agents that `trial run` starts on this machine unless it is told otherwise; 0 for the connected fleet.
+    """
+
+    name: str
+    rounds: int
+    algorithm: Chosen
+    model: Chosen
+    data: Data
+    seed: int = 0
+    local: int = 0
+    codec: Chosen = Chosen(name="dense")
+    cut_codec: Chosen = Chosen(name="dense")
+    hyper: HyperPlan = HyperPlan()
+    cohort: CohortPlan = CohortPlan()
+    round: RoundPlan = RoundPlan()
+    evaluation: EvaluationPlan = EvaluationPlan()
+    measure: MeasurePlan = MeasurePlan()
+    partition: PartitionPlan = PartitionPlan()
+    budget: BudgetPlan = BudgetPlan()
+    replay: ReplayPlan = ReplayPlan()
+    optimizer: OptimizerPlan | None = None
+    fallback: FallbackPlan | None = None
+    device: list[DevicePlan] = msgspec.field(default_factory=list)
+
+
+def load(path: Path, data_root: Path) -> Plan:
+    """Read a plan; relative paths of data and traces are taken from `data_root`.
+
+    Raises:
+        ConfigError: As `shared.config.read`, or names clash.
+    """
+    plan = read(path, Plan)
+    check(plan, path)
+    plan = placed(plan, data_root)
+    heeds = build(ALGORITHMS, plan.algorithm, "algorithm").heeds
+    if plan.optimizer and (unused := unheeded(plan.optimizer.name, plan.algorithm.name, heeds)):
+        log.warning("%s: %s", path, unused)
+    return plan
+
+
+def placed(plan: Plan, data_root: Path) -> Plan:
+    """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
+    plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
+    if plan.fallback and not (data_root / plan.data.path).exists():
+        log.warning("%s is not there, training on %s instead", data_root / plan.data.path, plan.fallback.data.source)
+        plan = fallen_back(plan)
+    data = msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)) if plan.data.path else plan.data
+    return msgspec.structs.replace(plan, data=data, fallback=None)
+
+
+def fallen_back(plan: Plan) -> Plan:
+    """Return the plan with what its fallback names in place of its own."""
+    chosen = plan.fallback and {name: one for name, one in msgspec.structs.asdict(plan.fallback).items() if one}
+    return msgspec.structs.replace(plan, **(chosen or {}))
+
+
+def check(plan: Plan, path: Path) -> None:
+    """Refuse what no single section of the plan that stands in `path` can tell to be wrong.
+
+    Raises:
+        ConfigError: Names clash or are none, or something or an option of it is unknown.
+    """
+    checked_name(plan.name, f"{path}: name")
+    check_devices(plan.device, path)
+    if plan.rounds < 1:
+        raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
+    if plan.local < 0:
+        raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
+    for one in (plan, fallen_back(plan)):
+        _check_choices(one, path)
+
+
+def _check_choices(plan: Plan, path: Path) -> None:
+    """Find a mistake in names and options before anything is started."""
+    try:
+        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+        build(CODECS, plan.codec, "codec")
+        build(CODECS, plan.cut_codec, "cut_codec")
+        model = blank(plan.model)
+        state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
+    if algorithm.serve and (evaluates or plan.measure.seconds):
+        raise ConfigError(
+            f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
+            "measure; take out evaluation.on_device, evaluation.devices_every and measure.seconds"
+        )
+    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= state.tree.keys():
+        raise ConfigError(
+            f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
+            "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
+        )
+
+
+def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
+    """Return `count` devices: the plan's own, then made-up ones; 0 for just the plan's own.
+
+    Raises:
+        ConfigError: None are named and no count is given, or no round would begin with so few.
+    """
+    if not plan.device and not count:
+        raise ConfigError(f"plan {plan.name!r} names no device; add [[device]] sections or give --local N")
+    named = expanded(plan.device)[: count or None]
+    found = [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
+    least = plan.cohort.min_devices
+    if count < 0 or len(found) < least:
+        raise ConfigError(
+            f"{count or len(found)} devices: plan {plan.name!r} waits for cohort.min_devices = {least}; lower that"
+        )
+    return found
+
+
+def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
+    """Return the data of the `index`-th device of a local fleet."""
+    part, parts = plan.partition, len(fleet)
+    place = {"parts": parts, "index": index, "seed": part.seed}
+    match part.kind:
+        case "none":
+            return plan.data
+        case "dirichlet":
+            split: Partition = Dirichlet(alpha=part.alpha, min_examples=part.min_examples, **place)
+        case "shards":
+            split = Shards(shards_per_device=part.shards_per_device, **place)
+        case "even":
+            split = Even(**place)
+        case "client":
+            split = Client(client=fleet[index].name)
+    return msgspec.structs.replace(plan.data, partition=split)
+
+
+def test_data(plan: Plan) -> Data:
+    """Return the server's test set: the whole test split."""
+    return msgspec.structs.replace(plan.data, split="test", partition=None, holdout=0.0, validation=0.0)

@@ -1,0 +1,202 @@
+"""Where a replayed device's figures come from: the tables `compute`, `link` and `power` of a plan's `[[device]]`.
+
+Each has a `kind`. A figure that may be a range, `[low, high]`, is drawn uniformly from it, by the plan's seed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+from edge_server.plan.sections import Section
+
+Span: TypeAlias = float | tuple[float, float]
+"""A figure, or the ends of the range that it is drawn from."""
+Again: TypeAlias = Literal["never", "round"] | float
+"""When a range is drawn anew: never, with every round, or after so many virtual seconds."""
+After: TypeAlias = Literal["hold", "repeat", "zero"]
+"""What comes behind the end of a trace."""
+
+
+def ends(span: Span) -> tuple[float, float]:
+    """Return the ends of a range; those of a single figure are the same."""
+    return span if isinstance(span, tuple) else (span, span)
+
+
+def require_spans(*, least: float = 0.0, **spans: Span | None) -> None:
+    """Refuse a range that is empty, not finite, or not above `least`.
+
+    Raises:
+        ValueError: One is; the message names it.
+    """
+    for name, span in spans.items():
+        if span is None:
+            continue
+        low, high = ends(span)
+        if not least < low <= high < math.inf:
+            raise ValueError(f"{name} must be > {least:g} and finite, or a range [low, high] of such")
+
+
+def require_amounts(**figures: float | None) -> None:
+    """Refuse what is below zero or not finite.
+
+    Raises:
+        ValueError: One is; the message names it.
+    """
+    for name, figure in figures.items():
+        if figure is not None and not 0 <= figure < math.inf:
+            raise ValueError(f"{name} must be >= 0 and finite")
+
+
+class GivenCompute(Section, frozen=True, kw_only=True, tag_field="kind", tag="given"):
+    """A task takes so many seconds."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        require_amounts(seconds=self.seconds)
+
+
+class Cycles(Section, frozen=True, kw_only=True, tag_field="kind"):
+    """How many CPU cycles training takes; exactly one is given.
+
+    Attributes:
+        cycles_per_step: For one training step, on one batch.
+        cycles_per_example: For one example, once through the network and back.
+        cycles_per_weight: For one weight in one training step: C_k of pruned personalization.
+        cycles_per_flop: For one floating-point operation of the network's, counted from its shapes.
+    """
+
+    cycles_per_step: float | None = None
+    cycles_per_example: float | None = None
+    cycles_per_weight: float | None = None
+    cycles_per_flop: float | None = None
+
+    def __post_init__(self) -> None:
+        found = (self.cycles_per_step, self.cycles_per_example, self.cycles_per_weight, self.cycles_per_flop)
+        given = [one for one in found if one is not None]
+        if len(given) != 1 or not 0 < given[0] < math.inf:
+            raise ValueError("give one of cycles_per_step, _example, _weight and _flop, > 0 and finite")
+
+
+class RangeCompute(Cycles, frozen=True, kw_only=True, tag="ranges"):
+    """A clock drawn from a range; a task takes cycles / f(t).
+
+    Attributes:
+        hertz: Of the CPU.
+        again: When the clock is drawn anew.
+    """
+
+    hertz: Span
+    again: Again = "never"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_spans(hertz=self.hertz)
+        require_again(self.again)
+
+
+class ProfileCompute(Cycles, frozen=True, kw_only=True, tag="profile"):
+    """The clock of a board's firmware profile; a task takes cycles / (cores * hertz).
+
+    Attributes:
+        board: The profile's id, or the path of its TOML file.
+        hertz: The clock; absent for the highest that the profile names.
+        cores: Mean number of cores that compute.
+    """
+
+    board: str
+    hertz: Span | None = None
+    cores: float = 1.0
+    again: Again = "never"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_spans(hertz=self.hertz, cores=self.cores)
+        require_again(self.again)
+
+
+Compute: TypeAlias = GivenCompute | RangeCompute | ProfileCompute
+
+
+class GivenPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="given"):
+    """Watts of the whole device: computing, idle, sending, receiving; absent where nobody knows them."""
+
+    busy_w: float
+    idle_w: float | None = None
+    tx_w: float | None = None
+    rx_w: float | None = None
+
+    def __post_init__(self) -> None:
+        require_amounts(busy_w=self.busy_w, idle_w=self.idle_w, tx_w=self.tx_w, rx_w=self.rx_w)
+
+
+class CyclesPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="cycles"):
+    """What the papers charge: kappa * C * f^2 joules for C cycles at f hertz, and p * t for a transfer.
+
+    Attributes:
+        kappa: Effective capacitance, in J s^2 per cycle.
+        idle_w: Watts that flow all the while, besides the others; the papers count none.
+        tx_w: p while it sends; absent for the power that a wireless link sends with, or unknown.
+        rx_w: While it receives; absent: unknown.
+    """
+
+    kappa: float
+    idle_w: float = 0.0
+    tx_w: Span | None = None
+    rx_w: float | None = None
+
+    def __post_init__(self) -> None:
+        require_amounts(kappa=self.kappa, idle_w=self.idle_w, rx_w=self.rx_w)
+        require_spans(tx_w=self.tx_w)
+
+
+class ProfilePower(Section, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
+    """The power model of a board's firmware profile, at the clock and cores of `compute`."""
+
+    board: str
+
+
+class TracePower(Section, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
+    """A recorded power curve as watts over the busy time; each task begins at its begin.
+
+    Attributes:
+        path: A CSV file, perhaps compressed (.gz); a relative path starts at the data root.
+        name: Of the curve, in `key_column`; absent for another one each device, in the file's order.
+        key_column: Column that names the curves.
+        column: Of the power.
+        scale: Watts in one of the column's unit; 0.001 for milliwatts.
+        offset_s: Where in the curve a task begins.
+        after: What comes behind its end.
+        tx_name: Of the curve while it sends; absent: unknown.
+        rx_name: Of the curve while it receives; absent: unknown.
+        idle_w: Of the device that was recorded; absent: unknown.
+    """
+
+    path: str
+    name: str = ""
+    key_column: str = "run"
+    column: str = "power_mw"
+    scale: float = 1e-3
+    offset_s: float = 0.0
+    after: Literal["hold", "repeat"] = "repeat"
+    tx_name: str = ""
+    rx_name: str = ""
+    idle_w: float | None = None
+
+    def __post_init__(self) -> None:
+        require_amounts(offset_s=self.offset_s, idle_w=self.idle_w)
+        require_spans(scale=self.scale)
+
+
+Power: TypeAlias = GivenPower | CyclesPower | ProfilePower | TracePower
+
+
+def require_again(again: Again) -> None:
+    """Refuse a range that would be drawn anew without end.
+
+    Raises:
+        ValueError: It would.
+    """
+    if not isinstance(again, str) and not 0 < again < math.inf:
+        raise ValueError('again must be "never", "round" or seconds > 0')

@@ -1,0 +1,247 @@
+"""How far a replay is from the run that was recorded: every figure of every round and task, side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from edge_server.journal.records import AnyRecord, UpdateAccepted, valid
+from edge_server.report.amounts import Amount, quantile
+from edge_server.report.digest import FLEET, Digest, RoundDigest, TaskDigest, fleet_figures
+from edge_server.report.summarise import digest
+
+Model: TypeAlias = Literal["same", "different", "unknown"]
+
+ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
+    "round_s": lambda one: one.seconds,
+    "loss": lambda one: one.loss,
+    "test_loss": lambda one: one.test_loss,
+    "accuracy": lambda one: one.accuracy,
+    "device_accuracy": lambda one: one.device_accuracy,
+    "global_accuracy": lambda one: one.global_accuracy,
+    "fleet_accuracy": lambda one: one.fleet_accuracy,
+}
+TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
+    "download_s": lambda one: _whole(one.seconds.download),
+    "compute_s": lambda one: _whole(one.seconds.compute),
+    "exchange_s": lambda one: _whole(one.seconds.exchange),
+    "upload_s": lambda one: _whole(one.seconds.upload),
+    "download_joules": lambda one: _whole(one.joules.download),
+    "compute_joules": lambda one: _whole(one.joules.compute),
+    "exchange_joules": lambda one: _whole(one.joules.exchange),
+    "upload_joules": lambda one: _whole(one.joules.upload),
+    "bytes_down": lambda one: _whole(one.bytes_down),
+    "bytes_up": lambda one: _whole(one.bytes_up),
+    "gradient_bytes": lambda one: _whole(one.gradient_bytes),
+    "features_bytes": lambda one: _whole(one.features_bytes),
+}
+EXCHANGE = ("exchange_s", "exchange_joules", "gradient_bytes", "features_bytes")
+"""Of a split session alone."""
+PAYLOAD = "payload_up_bytes"
+FIGURES = (*ROUND, *TASK, PAYLOAD)
+"""In the order of reports: of a round, then of a task; bytes but those of a payload are of frames, headers and all."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the parts of a gap."""
+
+
+class Pair(Part, frozen=True, kw_only=True):
+    """One figure, twice; `device` is empty for a figure of a round."""
+
+    figure: str
+    round: int
+    device: str = ""
+    recorded: float
+    replayed: float
+
+    @property
+    def error(self) -> float | None:
+        """Return (replayed - recorded) / recorded; None where zero was recorded and something else replayed."""
+        if self.recorded == self.replayed:
+            return 0.0
+        return (self.replayed - self.recorded) / self.recorded if self.recorded else None
+
+
+class Spread(Part, frozen=True, kw_only=True):
+    """How the relative errors of one figure spread; the quantiles are of their sizes, whatever their sign.
+
+    Attributes:
+        count: Pairs.
+        exact: Of them, those without any error.
+        boundless: Of them, those of which zero was recorded, and not replayed; they have no relative error.
+        median_signed: Below zero where the replay says less.
+    """
+
+    figure: str
+    count: int
+    exact: int
+    boundless: int
+    least_tenth: float
+    median: float
+    most_tenth: float
+    most: float
+    median_signed: float
+
+
+class Skipped(Part, frozen=True, kw_only=True):
+    """What could not be compared, why, and how often."""
+
+    what: str
+    why: str
+    count: int
+
+
+class Same(Part, frozen=True, kw_only=True):
+    """Of how many payloads that were compared both runs had the very same bits."""
+
+    same: int
+    of: int
+
+
+class Gap(Part, frozen=True, kw_only=True):
+    """A recorded run and its replay.
+
+    Attributes:
+        recorded: Name of the run.
+        replayed: Name of the replay.
+        rounds: Rounds that were compared.
+        model: Whether the final parameters are the same bits.
+        why: Why that is not known, if it is not.
+        starts: Parameters that devices were given to start from.
+        updates: Payloads that devices sent.
+        pairs: Every figure that both runs know.
+        spreads: Of the figures that were compared.
+        skipped: What was not compared.
+    """
+
+    recorded: str
+    replayed: str
+    rounds: int
+    model: Model = "unknown"
+    why: str = ""
+    starts: Same
+    updates: Same
+    pairs: list[Pair]
+    spreads: list[Spread]
+    skipped: list[Skipped]
+
+    def spread(self, figure: str) -> Spread | None:
+        """Return how the errors of a figure spread; None where it was not compared."""
+        return next((one for one in self.spreads if one.figure == figure), None)
+
+
+def gap(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], model: Model = "unknown", why: str = "") -> Gap:
+    """Return how far a replay is from a recorded run.
+
+    Args:
+        recorded: The journal of the run.
+        replayed: That of the replay.
+        model: Whether the final parameters are the same bits.
+        why: Why that is not known.
+
+    Raises:
+        ConfigError: One of the journals does not say what run it is of.
+    """
+    before, after = digest(recorded), digest(replayed)
+    skipped: Counter[tuple[str, str]] = Counter()
+    pairs = [*_rounds(before, after, skipped), *_tasks(before, after, skipped)]
+    told, said = _updates(recorded), _updates(replayed)
+    both = sorted(told.keys() & said.keys())
+    sent = [key for key in both if told[key].update.params or said[key].update.params]
+    for key in sent:
+        pairs += _paired(PAYLOAD, key, (_size(told[key]), _size(said[key])), skipped)
+    return Gap(
+        recorded=before.run,
+        replayed=after.run,
+        rounds=sum(pair.figure == "round_s" for pair in pairs),
+        model=model,
+        why=why,
+        starts=_same((told[key].update.start, said[key].update.start) for key in both),
+        updates=_same((_digest(told[key]), _digest(said[key])) for key in sent),
+        pairs=pairs,
+        spreads=[spread(name, own) for name in FIGURES if (own := [one for one in pairs if one.figure == name])],
+        skipped=[Skipped(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
+    )
+
+
+def spread(figure: str, pairs: Sequence[Pair]) -> Spread:
+    """Return how the errors of a figure's pairs spread."""
+    signed = sorted(one.error for one in pairs if one.error is not None)
+    sizes = sorted(map(abs, signed))
+    at = [quantile(sizes, share) if sizes else 0.0 for share in (0.1, 0.5, 0.9, 1.0)]
+    return Spread(
+        figure=figure,
+        count=len(pairs),
+        exact=sum(one.error == 0 for one in pairs),
+        boundless=len(pairs) - len(sizes),
+        least_tenth=at[0],
+        median=at[1],
+        most_tenth=at[2],
+        most=at[3],
+        median_signed=quantile(signed, 0.5) if signed else 0.0,
+    )
+
+
+def _rounds(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) -> Iterable[Pair]:
+    mine, other = ({one.round: one for one in run.rounds} for run in (before, after))
+    figures = [name for name in ROUND if name not in FLEET or name in fleet_figures([before, after])]
+    for number in sorted(mine.keys() | other.keys()):
+        if number not in mine or number not in other:
+            skipped["round", f"only {'recorded' if number in mine else 'replayed'}"] += 1
+        elif mine[number].outcome != other[number].outcome:
+            skipped["round", f"recorded as {mine[number].outcome}, replayed as {other[number].outcome}"] += 1
+        else:
+            for figure in figures:
+                values = ROUND[figure](mine[number]), ROUND[figure](other[number])
+                yield from _paired(figure, (number, ""), values, skipped)
+
+
+def _tasks(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) -> Iterable[Pair]:
+    mine, other = ({(one.round, one.device): one for one in run.tasks} for run in (before, after))
+    figures = [name for name in TASK if name not in EXCHANGE or before.split or after.split]
+    for key in sorted(mine.keys() | other.keys()):
+        if key not in mine or key not in other:
+            skipped["task", f"only {'recorded' if key in mine else 'replayed'}"] += 1
+        elif mine[key].arrival != other[key].arrival:
+            skipped["task", f"recorded as {mine[key].arrival}, replayed as {other[key].arrival}"] += 1
+        else:
+            for figure in figures:
+                yield from _paired(figure, key, (TASK[figure](mine[key]), TASK[figure](other[key])), skipped)
+
+
+def _paired(
+    figure: str, key: tuple[int, str], values: tuple[float | None, float | None], skipped: Counter[tuple[str, str]]
+) -> Iterable[Pair]:
+    """Return the pair of two figures; where one is not known, none, and what was skipped is counted."""
+    recorded, replayed = values
+    if recorded is not None and replayed is not None:
+        return [Pair(figure=figure, round=key[0], device=key[1], recorded=recorded, replayed=replayed)]
+    known = "in neither run" if recorded is replayed else "only recorded" if replayed is None else "only replayed"
+    skipped[figure, f"known {known}"] += 1
+    return []
+
+
+def _updates(records: Sequence[AnyRecord]) -> dict[tuple[int, str], UpdateAccepted]:
+    return {(one.round, one.device): one for one in valid(records) if isinstance(one, UpdateAccepted)}
+
+
+def _size(one: UpdateAccepted) -> float | None:
+    return float(one.update.params.size) if one.update.params else None
+
+
+def _digest(one: UpdateAccepted) -> bytes:
+    return one.update.params.digest if one.update.params else b""
+
+
+def _same(pairs: Iterable[tuple[bytes, bytes]]) -> Same:
+    found = [one == other for one, other in pairs if one and other]
+    return Same(same=sum(found), of=len(found))
+
+
+def _whole(amount: Amount) -> float | None:
+    """Return an amount of which every part is known."""
+    return amount.value if amount.whole else None

@@ -1,0 +1,90 @@
+"""A gap as one page that needs nothing else: errors of every figure, recorded and replayed seconds over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from edge_server.replay import compare_text
+from edge_server.replay.compare import ROUND, Gap, Pair
+from edge_server.report import formatting
+from edge_server.report.axes import ticks, whole_ticks
+from edge_server.report.bars import Slice, bar
+from edge_server.report.charts import Curve, Point, chart, key
+from edge_server.report.document import document
+from edge_server.report.html import Markup, element
+from edge_server.report.summarise import natural
+from edge_server.report.tables import table
+
+Ends: TypeAlias = tuple[str, str]
+
+NAMES: Ends = ("recorded", "replayed")
+OF_TASK = (
+    *("download_s", "compute_s", "exchange_s", "upload_s", "compute_joules"),
+    *("bytes_up", "bytes_down", "features_bytes", "gradient_bytes"),
+)
+MOST_DEVICES = 60
+"""Beyond so many devices there are no curves of each, only the table."""
+
+
+def page(gap: Gap) -> str:
+    """Return a gap as HTML."""
+    facts = element("ul", *(element("li", line) for line in compare_text.lines(gap)))
+    keys = [element("li", key(colour), element("b", name)) for colour, name in enumerate(NAMES)]
+    heading = element("h1", "How far the replay is from the run")
+    return document(
+        f"{gap.replayed} against {gap.recorded}",
+        element("header", heading, facts, element("ul", *keys, class_="runs")),
+        _section("Relative errors", _errors(gap)),
+        _section("Rounds", _charts([one for one in gap.pairs if one.figure in ROUND], list(ROUND))),
+        *(_section(f"Device {device}", _charts(own, OF_TASK)) for device, own in _by_device(gap)),
+    )
+
+
+def _section(title: str, content: str) -> Markup:
+    return element("section", element("h2", title), content)
+
+
+def _errors(gap: Gap) -> Markup:
+    """Return the quantiles of every figure's errors, with the median as a bar."""
+    rows = []
+    for one in gap.spreads:
+        errors = [compare_text.percent(error) for error in (one.least_tenth, one.median, one.most_tenth)]
+        drawn = bar([Slice("compute", min(one.median, compare_text.FULL), errors[1])], compare_text.FULL)
+        rows.append([one.figure, str(one.count), str(one.exact), *errors, compare_text.most(one), drawn])
+    heads = ["figure", "pairs", "exact", "10 %", "median", "90 %", "most", f"median, 0 to {compare_text.FULL:.0%}"]
+    return table(heads, rows)
+
+
+def _charts(pairs: Sequence[Pair], figures: Sequence[str]) -> Markup:
+    found = [(figure, own) for figure in figures if (own := [one for one in pairs if one.figure == figure])]
+    return element("div", *(_chart(figure, own) for figure, own in found), class_="charts")
+
+
+def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
+    """Return a figure over rounds, twice; what is spent stands on zero, so that a gap looks its size."""
+    heights = [height for one in pairs for height in (one.recorded, one.replayed)]
+    unit, size = formatting.unit_of(max(heights), "bytes") if "bytes" in figure else ("", 1.0)
+    curves = [
+        Curve(name, colour, [Point(one.round, getattr(one, name) / size, _said(one, name)) for one in pairs])
+        for colour, name in enumerate(NAMES)
+    ]
+    least = min(heights) if figure in ROUND and figure != "round_s" else 0.0
+    title = f"{figure}, {unit}" if unit else figure
+    rounds = whole_ticks(max(one.round for one in pairs))
+    return chart(title, "round", rounds, ticks(least / size, max(heights) / size), curves)
+
+
+def _said(one: Pair, name: str) -> str:
+    error = "no bound" if one.error is None else f"{100 * one.error:+.2f} %"
+    return f"round {one.round}: {formatting.digits(getattr(one, name))}; error {error}"
+
+
+def _by_device(gap: Gap) -> list[tuple[str, list[Pair]]]:
+    by_device: dict[str, list[Pair]] = {}
+    for one in gap.pairs:
+        if one.device:
+            by_device.setdefault(one.device, []).append(one)
+    if len(by_device) > MOST_DEVICES:
+        return []
+    return sorted(by_device.items(), key=lambda pair: natural(pair[0]))

@@ -1,0 +1,57 @@
+"""A gap for the terminal: one row a figure, its errors' quantiles, a bar."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from edge_server.replay.compare import Gap, Model, Same, Spread
+
+MODELS: dict[Model, str] = {"same": "the same bits", "different": "DIFFERENT", "unknown": "not known"}
+WIDTH, FULL = 16, 0.2
+"""Characters of a bar, and the error that fills it."""
+
+TINY = 1e-4
+PARTS = " ▏▎▍▌▋▊▉"
+
+
+def table(gap: Gap) -> Table:
+    """Return how the errors of every figure spread."""
+    made = Table("error of", box=None, pad_edge=False)
+    for heading in ("pairs", "exact", "10 %", "median", "90 %", "most"):
+        made.add_column(heading, justify="right")
+    made.add_column(f"median, 0 to {FULL:.0%}", no_wrap=True)
+    for one in gap.spreads:
+        quantiles = (percent(error) for error in (one.least_tenth, one.median, one.most_tenth))
+        made.add_row(one.figure, str(one.count), str(one.exact), *quantiles, most(one), bar(one.median))
+    return made
+
+
+def lines(gap: Gap) -> list[str]:
+    """Return what else is known of a gap."""
+    why = f" ({gap.why})" if gap.why else ""
+    said = [
+        f"recorded: {gap.recorded}; replayed: {gap.replayed}; {gap.rounds} rounds compared",
+        f"final model: {MODELS[gap.model]}{why}",
+        f"payloads of the same bits: {_of(gap.starts)} given to devices, {_of(gap.updates)} sent by them",
+    ]
+    return said + [f"not compared: {one.what}, {one.count} times: {one.why}" for one in gap.skipped]
+
+
+def percent(error: float) -> str:
+    """Return a relative error; one that is none at all without digits, so that it stands out."""
+    return "0" if error == 0 else f"{100 * error:.2f} %" if error >= TINY else f"{100 * error:.0e} %"
+
+
+def most(one: Spread) -> str:
+    """Return the largest error; without bound where zero was recorded and something else replayed."""
+    return "no bound" if one.boundless else percent(one.most)
+
+
+def bar(error: float) -> str:
+    """Return an error as a bar of eighths of characters; one of `FULL` or more fills it."""
+    eighths = round(8 * WIDTH * min(1.0, error / FULL))
+    return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
+
+
+def _of(one: Same) -> str:
+    return f"{one.same} of {one.of}"

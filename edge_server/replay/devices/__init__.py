@@ -1,0 +1,1 @@
+"""A replayed device's seconds, rates and watts: from a plan, a recorded series, or a recorded run."""

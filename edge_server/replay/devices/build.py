@@ -1,0 +1,128 @@
+"""Put a device's behaviour together from the tables of its plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.links import GivenLink, RangeLink, TraceLink, WirelessLink
+from edge_server.plan.simulated_devices import (
+    CyclesPower,
+    GivenCompute,
+    GivenPower,
+    ProfileCompute,
+    ProfilePower,
+    RangeCompute,
+    TracePower,
+)
+from edge_server.replay.devices import given, link_trace, power_trace, profile, ranges, wireless
+from edge_server.replay.devices.behaviour import Behaviour, Effort
+from edge_server.replay.devices.parts import Busy, Draw, Pace, Ways
+from shared.errors import ConfigError
+from shared.protocol.measurements import Provenance
+
+
+def behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
+    """Return how a device of a plan behaves.
+
+    Args:
+        device: The device.
+        index: Which one of the fleet it is.
+        seed: Of the plan's draws.
+
+    Raises:
+        ConfigError: A trace or a profile that it names cannot be used.
+    """
+    try:
+        link = ways(device, index, seed)
+        return together(pace(device, seed), link, draw(device, link.tx_w, index, seed))
+    except ConfigError as error:
+        raise ConfigError(f"device {device.name}: {error}") from error
+
+
+def together(pace: Pace, link: Ways, draw: Draw) -> Behaviour:
+    """Return the behaviour of a device with this pace, this link and this power."""
+    return Behaviour(
+        compute=lambda work, t: _effort(pace.takes(work, t), pace, draw),
+        least=lambda work: _least([_effort(busy, pace, draw) for busy in pace.least(work)]),
+        up=link.up,
+        down=link.down,
+        delay_s=link.delay_s,
+        loss=link.loss,
+        radio=draw.radio,
+        of_round=link.of_round,
+        provenance=_modelled(download_s=link.source, upload_s=link.source)
+        | _modelled(download_joules=draw.source, upload_joules=draw.source),
+        warnings=link.warnings,
+    )
+
+
+def _effort(busy: Busy, pace: Pace, draw: Draw) -> Effort:
+    joules = draw.charge(busy)
+    provenance = _modelled(
+        compute_s=pace.source,
+        cycles=pace.source if busy.cycles is not None else "",
+        compute_joules=draw.source if joules is not None else "",
+    )
+    return Effort(busy.seconds, busy.cycles, joules, draw.idle_w, provenance)
+
+
+def _least(efforts: list[Effort]) -> Effort:
+    """Return the fewest seconds and the fewest joules, which need not be those of one effort."""
+    joules = [effort.joules for effort in efforts if effort.joules is not None]
+    return replace(min(efforts, key=lambda effort: effort.seconds), joules=min(joules, default=None))
+
+
+def _modelled(**sources: str) -> dict[str, Provenance]:
+    return {name: Provenance(source=source, quality="modelled") for name, source in sources.items() if source}
+
+
+def pace(device: DevicePlan, seed: int) -> Pace:
+    """Return how fast a device computes."""
+    match device.compute:
+        case None:
+            return given.pace(device.compute_s, source="")
+        case GivenCompute():
+            return given.pace(device.compute.seconds)
+        case RangeCompute():
+            return ranges.pace(device.compute, seed, device.name)
+        case ProfileCompute():
+            return profile.pace(device.compute, seed, device.name)
+        case never:
+            assert_never(never)
+
+
+def ways(device: DevicePlan, index: int, seed: int) -> Ways:
+    """Return how a device's bytes move."""
+    match device.link:
+        case None:
+            rates = GivenLink(up_mbit_s=device.up_mbit_s, down_mbit_s=device.down_mbit_s, delay_s=device.delay_s)
+            return given.ways(rates, source="")
+        case GivenLink():
+            return given.ways(device.link)
+        case RangeLink():
+            return ranges.ways(device.link, seed, device.name)
+        case WirelessLink():
+            return wireless.ways(device.link, seed, device.name)
+        case TraceLink():
+            return link_trace.ways(device.link, index, seed, device.name)
+        case never:
+            assert_never(never)
+
+
+def draw(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> Draw:
+    """Return what a device draws; `tx_w` is what its link is known to send with."""
+    match device.power:
+        case None:
+            return Draw()
+        case GivenPower():
+            return given.draw(device.power)
+        case CyclesPower():
+            return ranges.draw(device.power, tx_w, seed, device.name)
+        case ProfilePower():
+            return profile.draw(device.power)
+        case TracePower():
+            return power_trace.draw(device.power, index)
+        case never:
+            assert_never(never)

@@ -1,0 +1,102 @@
+"""Recorded rates of a link: throughput traces as they were published, with their outages."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from edge_server.plan.links import TraceLink
+from edge_server.plan.simulated_devices import After
+from edge_server.replay.devices.csv_series import Where, chosen, columns, held, require_possible, series
+from edge_server.replay.devices.curve import Curve, steps
+from edge_server.replay.devices.given import MEGA
+from edge_server.replay.devices.parts import Ways
+from edge_server.replay.devices.random_draws import within
+from shared.errors import ConfigError
+
+HOLD_S = 5.0
+"""How long a value holds where the next one does not come: behind it nobody knows, and nothing passes."""
+KEY = "trace"
+
+
+class Asked(NamedTuple):
+    """One way of a trace: the file, what of it, and what is made of it; see `TraceLink`."""
+
+    path: str
+    column: str
+    where: Where
+    name: str
+    after: After
+    scale: float
+
+
+class Recorded(NamedTuple):
+    """A trace as a curve, and what a rule put right in it; empty where nothing was."""
+
+    name: str
+    curve: Curve
+    warning: str = ""
+
+
+def ways(table: TraceLink, index: int, seed: int, device: str) -> Ways:
+    """Return the link of the `index`-th device of a plan.
+
+    Raises:
+        ConfigError: The trace cannot be used; the message names file, line and remedy.
+    """
+    header, where = columns(table.path), tuple(sorted(table.where.items()))
+    up = _way(table, "up", table.up_column or ("ul_mbps" if "ul_mbps" in header else "mbps"), where, index)
+    down = _way(table, "down", table.down_column or ("dl_mbps" if "dl_mbps" in header else "mbps"), where, index)
+    begin_s = within(table.offset_s, seed, device, "offset_s")
+    return Ways(
+        up=up.curve.later(begin_s),
+        down=down.curve.later(begin_s),
+        delay_s=table.delay_s,
+        loss=table.loss,
+        source=f"link trace {up.name}",
+        warnings=tuple(dict.fromkeys(one.warning for one in (up, down) if one.warning)),
+    )
+
+
+def _way(table: TraceLink, way: str, column: str, where: Where, index: int) -> Recorded:
+    if "direction" in columns(table.path) and "direction" not in table.where:
+        where = (*where, ("direction", way))
+    name = chosen(table.path, series(table.path, KEY, column, where), table.name, index)
+    return recorded(Asked(table.path, column, where, name, table.after, table.scale))
+
+
+@lru_cache(maxsize=1024)
+def recorded(asked: Asked) -> Recorded:
+    """Return one trace of a file, in bit/s.
+
+    Raises:
+        ConfigError: It cannot be used, or never lets anything pass.
+    """
+    path, name = asked.path, asked.name
+    rows = series(path, KEY, asked.column, asked.where)[name]
+    require_possible(path, name, rows)
+    pairs, gaps = gapped(held(rows))
+    if not any(rate for _, rate in pairs):
+        raise ConfigError(f"{path}: {name!r}: every rate is zero; name a trace in which something passes")
+    warning = ""
+    if gaps:
+        warning = (
+            f"{path}: {name!r}: {len(gaps)} gaps of more than {HOLD_S:g} s, the longest {max(gaps):g} s; "
+            f"the last value holds for {HOLD_S:g} s, then nothing passes"
+        )
+    end_s = None if len(pairs) < 2 else pairs[-1][0] + min(HOLD_S, pairs[-1][0] - pairs[-2][0])  # noqa: PLR2004
+    curve = steps(((t, asked.scale * MEGA * rate) for t, rate in pairs), after=asked.after, end_s=end_s)
+    return Recorded(name, curve, warning)
+
+
+def gapped(pairs: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[float]]:
+    """Return the steps with nothing where a value would hold for too long, and the lengths of those gaps."""
+    found, gaps = [], []
+    for (t, rate), (after, _) in pairwise([*pairs, (-math.inf, 0.0)]):
+        found.append((t, rate))
+        if after - t > HOLD_S:
+            found.append((t + HOLD_S, 0.0))
+            gaps.append(after - t)
+    return found, gaps

@@ -1,0 +1,89 @@
+"""Figures of a board: the clocks and the power model of its firmware profile."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from device_agent.probes.power.model import watts
+from device_agent.profile.load import LIVE, for_board
+from device_agent.profile.schema import PowerModel, Profile
+from edge_server.plan.simulated_devices import ProfileCompute, ProfilePower, Span
+from edge_server.replay.devices.parts import Busy, Draw, Pace, steady
+from edge_server.replay.devices.ranges import Clock, cycles
+from shared.errors import ConfigError
+
+
+@cache
+def profile_of(board: str) -> Profile:
+    """Return a board's profile by its id, or by the path of its TOML file.
+
+    Raises:
+        ConfigError: There is none; or it is asked for that of this machine, on which no replay may depend.
+    """
+    if board == "auto":
+        raise ConfigError("board: 'auto' would make a replay depend on this machine; name the board's profile")
+    return for_board(LIVE, board)
+
+
+def clock_of(profile: Profile) -> float:
+    """Return the highest clock that a profile names, in hertz.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    hertz = max((policy.max_hertz for policy in profile.cpu.policies), default=0.0) or profile.cpu.nominal_hertz
+    if not hertz:
+        raise ConfigError(f"profile {profile.id!r} names no clock; give hertz in the table compute")
+    return hertz
+
+
+def pace(table: ProfileCompute, seed: int, device: str) -> Pace:
+    """Return the pace of a device that computes at its board's clock.
+
+    Raises:
+        ConfigError: There is no such profile, or it names no clock.
+    """
+    profile = profile_of(table.board)
+    hertz: Span = clock_of(profile) if table.hertz is None else table.hertz
+    clock = Clock(hertz, table.again, (seed, device))
+    return Pace(
+        takes=lambda work, t: clock.runs(cycles(table, work), work.round, t, table.cores),
+        source=f"profile {profile.id}",
+        least=lambda work: clock.least(cycles(table, work), table.cores),
+    )
+
+
+def model_of(profile: Profile) -> PowerModel:
+    """Return a board's power model.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if profile.power.model is None:
+        raise ConfigError(f"profile {profile.id!r} has no power model; give the table power another kind")
+    return profile.power.model
+
+
+def draw(table: ProfilePower) -> Draw:
+    """Return what a board draws by its power model: idle, with so many cores busy, while its radio is at full rate.
+
+    Raises:
+        ConfigError: There is no such profile, or it has no power model.
+    """
+    profile = profile_of(table.board)
+    model = model_of(profile)
+
+    def charge(busy: Busy) -> float | None:
+        if busy.hertz is None:
+            return None
+        return watts(model, busy_cores=busy.cores, hertz=busy.hertz) * busy.seconds
+
+    return Draw(
+        charge=charge,
+        idle_w=model.idle_w,
+        radio=steady(
+            watts(model, busy_cores=0.0, hertz=model.max_hertz, sending=1.0) if model.tx_w else None,
+            watts(model, busy_cores=0.0, hertz=model.max_hertz, receiving=1.0) if model.rx_w else None,
+        ),
+        source=f"power model of profile {profile.id}",
+    )

@@ -1,0 +1,66 @@
+"""Seeded draws: functions of their keys, so that a device's figures depend neither on the fleet nor on any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xxhash
+
+from edge_server.plan.simulated_devices import Span, ends
+
+
+def uniform(*keys: object) -> float:
+    """Return a number in [0, 1) that is the same for the same keys, everywhere and for ever."""
+    return (xxhash.xxh3_64_intdigest("/".join(map(str, keys)).encode()) >> 11) * 2.0**-53
+
+
+def within(span: Span, *keys: object) -> float:
+    """Return a number drawn uniformly from a range."""
+    low, high = ends(span)
+    return low if low == high else low + (high - low) * uniform(*keys)
+
+
+def exponential(mean: float, *keys: object) -> float:
+    """Return a number drawn from an exponential distribution: the power gain of Rayleigh fading."""
+    return -mean * math.log1p(-uniform(*keys))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A figure that is drawn anew every `every_s` seconds, and constant in between; used as a `Curve` is.
+
+    Attributes:
+        draw: Number of the block -> its value, above zero.
+        every_s: Length of a block.
+        most: What no value exceeds.
+    """
+
+    draw: Callable[[int], float]
+    every_s: float
+    most: float = math.inf
+
+    def at(self, t: float) -> float:
+        """Return the value at second `t`."""
+        return self.draw(math.floor(t / self.every_s))
+
+    def integral(self, t0: float, t1: float) -> float:
+        """Return the integral between two seconds."""
+        total, block = 0.0, math.floor(t0 / self.every_s)
+        while t0 < t1:
+            end = min(t1, (block + 1) * self.every_s)
+            total += self.draw(block) * (end - t0)
+            t0, block = end, block + 1
+        return total
+
+    def when(self, t0: float, amount: float) -> float:
+        """Return the earliest second by which the integral since `t0` is `amount`."""
+        block = math.floor(t0 / self.every_s)
+        while amount > 0:
+            value, end = self.draw(block), (block + 1) * self.every_s
+            if amount <= value * (end - t0):
+                return min(end, t0 + amount / value)
+            amount -= value * (end - t0)
+            t0, block = end, block + 1
+        return t0

@@ -1,0 +1,135 @@
+"""Figures drawn from ranges, as papers draw them: f in [lo, hi] Hz, a link in [lo, hi] Mbit/s, kappa C f^2 joules.
+
+Time and energy of a task of C cycles at clock f, and of an upload of t seconds at power p, are
+
+    t = C / f,    E = kappa C f^2 + p t
+
+(A. P. Miettinen, J. K. Nurminen, "Energy Efficiency of Mobile Clients in Cloud Computing", HotCloud 2010,
+https://www.usenix.org/conference/hotcloud-10/energy-efficiency-mobile-clients-cloud-computing; N. H. Tran et al.,
+"Federated Learning over Wireless Networks: Optimization Model Design and Analysis", INFOCOM 2019, eq. 1 to 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_server.plan.links import RangeLink
+from edge_server.plan.simulated_devices import Again, Cycles, CyclesPower, RangeCompute, Span, ends
+from edge_server.replay.devices.behaviour import Flow, Work
+from edge_server.replay.devices.curve import constant
+from edge_server.replay.devices.given import MEGA
+from edge_server.replay.devices.parts import Busy, Draw, Pace, Ways, steady
+from edge_server.replay.devices.random_draws import Blocks, within
+
+FORWARD = 1 / 3
+"""Of a training step's operations, those that only evaluate."""
+GRID = 64
+"""Clocks at which a range's thriftiest is looked for: kappa C f^2 + idle_w C / f may be least between its ends."""
+
+
+def cycles(table: Cycles, work: Work) -> float:
+    """Return C, the cycles of a task; an evaluation goes through the network, but not back, and has no step."""
+    if table.cycles_per_flop is not None:
+        return table.cycles_per_flop * work.flops
+    if table.cycles_per_step is not None:
+        training = table.cycles_per_step * work.steps
+    elif table.cycles_per_weight is not None:
+        training = table.cycles_per_weight * work.weights * work.steps
+    else:
+        assert table.cycles_per_example is not None
+        training = table.cycles_per_example * work.examples
+    return training * work.share if work.train else training * FORWARD
+
+
+@dataclass(frozen=True)
+class Clock:
+    """f of a device: drawn once, with every round, or after so many seconds.
+
+    Attributes:
+        hertz: The range.
+        again: When it is drawn anew.
+        keys: Of the draw: seed and device.
+    """
+
+    hertz: Span
+    again: Again
+    keys: tuple[object, ...]
+
+    def runs(self, count: float, number: int, t: float, cores: float = 1.0) -> Busy:
+        """Return what `count` cycles of all cores together take in round `number` from second `t` on."""
+        if isinstance(self.again, str):
+            hertz = within(self.hertz, *self.keys, "hertz", number if self.again == "round" else "")
+            return Busy(count / cores / hertz, count, hertz, cores)
+        flow = drawn(self.hertz, self.again, (*self.keys, "hertz"))
+        seconds = flow.when(t, count / cores) - t
+        return Busy(seconds, count, count / cores / seconds if seconds else flow.at(t), cores)
+
+    def least(self, count: float, cores: float = 1.0) -> list[Busy]:
+        """Return what they take at the clocks of the range; at the one clock that was drawn, if there is only one."""
+        if self.again == "never":
+            return [self.runs(count, 0, 0.0, cores)]
+        low, high = ends(self.hertz)
+        clocks = (low + (high - low) * step / GRID for step in range(GRID + 1))
+        return [Busy(count / cores / hertz, count, hertz, cores) for hertz in clocks]
+
+
+def drawn(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
+    """Return a figure that is drawn anew from its range every so many seconds."""
+    return Blocks(lambda block: within(span, *keys, block), every_s, ends(span)[1])
+
+
+def pace(table: RangeCompute, seed: int, device: str) -> Pace:
+    """Return the pace of a device whose clock is drawn."""
+    clock = Clock(table.hertz, table.again, (seed, device))
+    return Pace(
+        takes=lambda work, t: clock.runs(cycles(table, work), work.round, t),
+        source="plan, compute ranges",
+        least=lambda work: clock.least(cycles(table, work)),
+    )
+
+
+def ways(table: RangeLink, seed: int, device: str) -> Ways:
+    """Return the link whose rates are drawn."""
+
+    def way(name: str, span: Span | None) -> Callable[[int], Flow | None]:
+        def of_round(number: int) -> Flow | None:
+            if span is None:
+                return None
+            keys = (seed, device, name)
+            if not isinstance(table.again, str):
+                blocks = drawn(span, table.again, keys)
+                return Blocks(lambda block: MEGA * blocks.draw(block), blocks.every_s, MEGA * blocks.most)
+            return constant(MEGA * within(span, *keys, number if table.again == "round" else ""))
+
+        return of_round
+
+    up, down = way("up", table.up_mbit_s), way("down", table.down_mbit_s)
+    return Ways(
+        up=up(0),
+        down=down(0),
+        delay_s=table.delay_s,
+        loss=table.loss,
+        of_round=(lambda number: (up(number), down(number))) if table.again == "round" else None,
+        source="plan, link ranges",
+    )
+
+
+def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw:
+    """Return what a device draws by its cycles.
+
+    Args:
+        table: Of the plan.
+        tx_w: What its link's source says that it sends with; used where the table says nothing.
+        seed: Of the plan.
+        device: Its name.
+    """
+    power = within(table.tx_w, seed, device, "tx_w") if table.tx_w is not None else tx_w
+
+    def charge(busy: Busy) -> float | None:
+        if busy.cycles is None or busy.hertz is None:
+            return None
+        return table.kappa * busy.cycles * busy.hertz**2 + table.idle_w * busy.seconds
+
+    tx_w, rx_w = (None if one is None else table.idle_w + one for one in (power, table.rx_w))
+    return Draw(charge, table.idle_w, steady(tx_w, rx_w), "plan, power cycles")

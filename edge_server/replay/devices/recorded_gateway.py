@@ -1,0 +1,60 @@
+"""What a recorded round took beyond its devices: the server stored the last update, aggregated, evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from edge_server.replay.devices.recorded_device import recorded
+from edge_server.replay.devices.recorded_link import spare_s
+from edge_server.trace.schema import Round, Task
+from edge_server.trace.trace import Trace
+
+
+def seconds(trace: Trace) -> Callable[[int], float]:
+    """Return the server's own seconds by round: from the last update that counts, or the deadline, to the round's end.
+
+    A round of which they are not known takes the median of the others; where none are, the server takes none.
+    """
+    deadline_s, tasks = trace.header.plan.round.deadline_s, dict[int, list[Task]]()
+    for task in trace.tasks:
+        tasks.setdefault(task.round, []).append(task)
+    found = ((one.round, _own_s(one, tasks.get(one.round, []), deadline_s)) for one in trace.rounds)
+    known = {number: own_s for number, own_s in found if own_s is not None}
+    usual_s = median(known.values()) if known else 0.0
+    return lambda number: known.get(number, usual_s)
+
+
+def step_seconds(trace: Trace) -> float:
+    """Return what a step of a split session takes the server; 0 where there is none, or its links explain all.
+
+    Whoever delivers last waits for the server alone: what the least patient device's exchange took beyond its link, in
+    the median round.
+    """
+    found: dict[int, list[float]] = {}
+    for one in recorded(trace).values():
+        for task in one.tasks.values():
+            if (spare := spare_s(one, task)) is not None:
+                found.setdefault(task.round, []).append(spare)
+    return median(map(min, found.values())) if found else 0.0
+
+
+def _own_s(one: Round, tasks: list[Task], deadline_s: float) -> float | None:
+    """Return what a round took after its last update; None where it gave no model, or nobody knows when that came."""
+    if one.outcome != "aggregated" or one.opened_s is None or one.closed_s is None:
+        return None
+    ends_s = [end_s for task in tasks if (end_s := _end_s(task, one.opened_s)) is not None]
+    if not ends_s:
+        return None
+    ended_s, due_s = max(ends_s), one.opened_s + deadline_s
+    if ended_s < due_s <= one.closed_s and any(task.outcome in ("late", "missing") for task in tasks):
+        ended_s = due_s
+    return max(0.0, one.closed_s - ended_s)
+
+
+def _end_s(task: Task, opened_s: float) -> float | None:
+    """Return when a replay has an update that counts: an upload's seconds last until the server has stored it."""
+    if task.outcome != "arrived" or task.arrived_s is None:
+        return None
+    parts = (task.download_s, task.compute_s, task.exchange_s, task.upload_s)
+    return max(task.arrived_s, opened_s + sum(part or 0.0 for part in parts))

@@ -1,0 +1,242 @@
+"""A recorded trace as a source: a device does again what it did, and what it did not do is scaled from the nearest.
+
+The same task in the same round takes the recorded seconds, cycles and joules. Other work (another algorithm's, another
+model's, a round more) is taken from the task that was recorded nearest in time:
+
+    cycles  = cycles of that task * work / its work
+    seconds = until as many cycles are done as that task's clock, and the clock recorded meanwhile, allow
+    joules  = watts of that task * seconds
+
+where work is examples that pass through the network, times the network's operations for one example, times the share of
+these that the plan's algorithm computes of what the device is told. In each round a link has the rate of that round's
+recorded transfers, else of the nearest round's, or that which the device told of it where others were on the same
+transmission (`recorded_link`); what no round did without is delay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+
+from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
+from edge_server.replay.devices.curve import Curve, constant
+from edge_server.replay.devices.recorded_device import Recorded, recorded
+from edge_server.replay.devices.recorded_link import exchange_w, link, radio
+from edge_server.replay.devices.recorded_work import Shares, shares_of, weights_of
+from edge_server.trace.schema import Task
+from edge_server.trace.trace import Trace
+from shared.errors import ConfigError
+from shared.protocol.measurements import Provenance
+
+FORWARD = 1 / 3
+"""Share of a training step's operations that an evaluation of as many examples takes: the backward pass is twice it."""
+
+FIGURES = {"seconds": "compute_s", "cycles": "cycles", "joules": "compute_joules"}
+
+
+def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
+    """Return how the devices of a trace behave, in the order of names.
+
+    A device that did no task takes the figures of one with the same board that did, the median one by speed; where
+    there is none, of the median one of all.
+
+    Raises:
+        ConfigError: A name is of no device of the trace, or no device did any task.
+    """
+    known = recorded(trace)
+    strangers = [name for name in names if name not in known]
+    if strangers:
+        raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; take them out of the plan")
+    if not any(one.tasks for one in known.values()):
+        raise ConfigError("no task of the trace says how long it took: there is nothing to replay by")
+    weights, shares = weights_of(trace), shares_of(trace)
+    return [_behaviour(known[name], known.values(), weights, shares) for name in names]
+
+
+def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int, shares: Shares) -> Behaviour:
+    warnings = []
+    if not one.tasks:
+        like = _alike(one, fleet)
+        warnings.append(f"{one.device} did no task in the trace: it takes the figures of {like.device}")
+        one = replace(like, present=one.present)
+    clock, gaps = one.curve("cpu.f_hertz")
+    if gaps:
+        warnings.append(
+            f"{one.device} was away {gaps} times for more than 5 s: the mean of both sides stands for its clock there"
+        )
+    source = Source(one, weights, clock, shares)
+    return Behaviour(
+        compute=source.effort,
+        least=source.least,
+        of_round=partial(link, one),
+        delay_s=one.delay_s,
+        radio=partial(radio, one),
+        present=one.present,
+        provenance={name: _told(one, name) for name in ("download_s", "upload_s", "download_joules", "upload_joules")},
+        warnings=tuple(warnings),
+    )
+
+
+def _alike(one: Recorded, fleet: Iterable[Recorded]) -> Recorded:
+    able = [other for other in fleet if other.tasks]
+    able = [other for other in able if one.board and other.board == one.board] or able
+    able.sort(key=lambda other: (median(task.compute_s or 0.0 for task in other.tasks.values()), other.device))
+    return able[(len(able) - 1) // 2]
+
+
+def _told(one: Recorded, figure: str) -> Provenance:
+    return next(
+        (traced(task.provenance.get(figure)) for task in one.tasks.values() if getattr(task, figure) is not None),
+        traced(None),
+    )
+
+
+def traced(told: Provenance | None) -> Provenance:
+    """Return the provenance of a figure that is taken from a trace as it stands there."""
+    if told is None:
+        return Provenance(source="trace", quality="modelled")
+    return Provenance(source=f"trace: {told.source}", quality=told.quality, uncertainty=told.uncertainty)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a device did, and what it would do.
+
+    Attributes:
+        one: Its part of the trace.
+        weights: Trainable parameters that devices had of the trace's network.
+        clock: Hertz over seconds; None where nobody measured it.
+        shares: Of a whole network's step, that steps were.
+    """
+
+    one: Recorded
+    weights: int
+    clock: Curve | None
+    shares: Shares = field(default_factory=dict)
+
+    def effort(self, work: Work, second: float) -> Effort:
+        """Return what a task takes that begins at a second."""
+        task = self.one.tasks.get(work.round)
+        if task is not None and self._is(task, work):
+            return self._again(task)
+        if not work.examples:
+            return Effort(seconds=0.0)
+        step = self.one.step
+        if step is not None and work.steps == 1 and not (work.train and task is not None):
+            return Effort(step.seconds, step.cycles, step.joules, step.idle_w, _renamed(step.provenance))
+        return self._scaled(work, second)
+
+    def _is(self, task: Task, work: Work) -> bool:
+        """Tell whether that task is this very work."""
+        if work.weights != self.weights or work.train != (task.purpose == "train"):
+            return False
+        return not work.train or (self._share(task) == work.share and self._examples(task) in (None, work.examples))
+
+    def _share(self, task: Task) -> float:
+        return self.shares.get((self.one.device, task.round), 1.0)
+
+    def _examples(self, task: Task) -> float | None:
+        """Return how many examples passed through the network in a task, each trained on; None of a late one.
+
+        Of a split session those of its missed steps do not count.
+        """
+        if task.purpose != "train":
+            return FORWARD * task.metrics.get("eval_examples", 0.0)
+        if task.examples is None:
+            return None
+        if steps := self.one.sessions.get(task.round, 0):
+            size = self.one.batch_size[task.round]
+            whole = sum(one * count for one, count in batches(task.examples, size, steps).items())
+            return whole * self.one.done(task) / steps
+        sizes = batches(task.examples, self.one.batch_size.get(task.round, 1), task.steps or 0)
+        return float(sum(a * b for a, b in sizes.items()) or task.examples * self.one.epochs.get(task.round, 1))
+
+    def _again(self, task: Task) -> Effort:
+        figures = {name: getattr(task, column) for name, column in FIGURES.items()}
+        provenance = {
+            FIGURES[name]: traced(task.provenance.get(FIGURES[name]))
+            for name, value in figures.items()
+            if value is not None
+        }
+        return Effort(
+            *(task.compute_s or 0.0, task.cycles, task.compute_joules, task.idle_w),
+            provenance | _of_exchange(task),
+            self.one.lag_s(task.round),
+            exchange_w(task),
+        )
+
+    def _scaled(self, work: Work, second: float) -> Effort:
+        task = min(self._able(), key=lambda one: (abs(self.one.moment(one) - second), one.round))
+        return self._like(task, work, second, self.clock)
+
+    def least(self, work: Work) -> Effort:
+        """Return the least that a task can take: what it took, else what another tells, at the highest clock."""
+        task = self.one.tasks.get(work.round)
+        if not work.examples or (task is not None and self._is(task, work)):
+            return self.effort(work, 0.0)
+        highest = constant(self.clock.most) if self.clock else None
+        found = [self._like(task, work, 0.0, highest) for task in self._able()]
+        joules = [one.joules for one in found if one.joules is not None]
+        return replace(min(found, key=lambda one: one.seconds), joules=min(joules, default=None))
+
+    def _like(self, task: Task, work: Work, second: float, clock: Curve | None) -> Effort:
+        """Return what a task takes that begins at a second, by what another took."""
+        examples = work.examples * (1.0 if work.train else FORWARD)
+        ratio = examples / (self._examples(task) or examples) * self._heavier(work)
+        if work.train:
+            ratio *= work.share / (self._share(task) if task.purpose == "train" else 1.0)
+        seconds = self._seconds(task, ratio, second, clock)
+        watts = task.compute_joules / task.compute_s if task.compute_joules is not None and task.compute_s else None
+        source = f"trace: round {task.round} scaled"
+        figures = {
+            "compute_s": seconds,
+            "cycles": None if task.cycles is None else ratio * task.cycles,
+            "compute_joules": None if watts is None else watts * seconds,
+        }
+        return Effort(
+            seconds,
+            figures["cycles"],
+            figures["compute_joules"],
+            task.idle_w,
+            {name: Provenance(source=source, quality="modelled") for name, one in figures.items() if one is not None}
+            | _of_exchange(task),
+            self.one.lag_s(work.round),
+            exchange_w(task),
+        )
+
+    def _able(self) -> list[Task]:
+        """Return the tasks that say how long an example takes; where only late ones do, those, as if of equal work."""
+        timed = [task for task in self.one.tasks.values() if task.compute_s]
+        return [task for task in timed if self._examples(task)] or timed or list(self.one.tasks.values())
+
+    def _heavier(self, work: Work) -> float:
+        """Return how many times the trace's operations for an example the work's network takes."""
+        step = self.one.step
+        if work.weights == self.weights or not work.examples:
+            return 1.0
+        size = self.one.batch_size.get(min(self.one.batch_size, default=0), 0)
+        if step is not None and step.flops and size and work.train:
+            return work.flops / work.share / work.examples / (step.flops / size)
+        return work.weights / self.weights
+
+    def _seconds(self, task: Task, ratio: float, second: float, clock: Curve | None) -> float:
+        """Return how long a task's work lasts, times `ratio`, at the clock of a second instead of that task's."""
+        seconds = (task.compute_s or 0.0) * ratio
+        window = self.one.window(task)
+        if self.clock is None or clock is None or window is None:
+            return seconds
+        then = self.clock.integral(*window) / (window[1] - window[0])
+        until = clock.when(second, seconds * then)
+        return until - second if then and math.isfinite(until) else seconds
+
+
+def _of_exchange(task: Task) -> dict[str, Provenance]:
+    told = task.provenance.get("exchange_joules")
+    return {} if exchange_w(task) is None else {"exchange_joules": traced(told)}
+
+
+def _renamed(provenance: dict[str, Provenance]) -> dict[str, Provenance]:
+    return {name: traced(one) for name, one in provenance.items()}

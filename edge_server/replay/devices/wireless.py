@@ -1,0 +1,57 @@
+"""A cell's radio: Shannon's rate from distance, path loss, power, bandwidth, noise and fading.
+
+    r = b B log2(1 + h g p / N),    h = 10^(-PL(d) / 10)
+
+with bandwidth B and the device's share b of it, power p, noise power N, gain h of the path and g of the fading;
+`edge_server.plan.radio` has the path's. In Rayleigh fading g is exponentially distributed, constant over a block.
+"""
+
+from __future__ import annotations
+
+from edge_server.plan.links import WirelessLink
+from edge_server.plan.radio import path_gain, shannon, watts
+from edge_server.replay.devices.behaviour import Flow
+from edge_server.replay.devices.curve import constant
+from edge_server.replay.devices.parts import Ways
+from edge_server.replay.devices.random_draws import Blocks, exponential, within
+from shared.errors import ConfigError
+
+LEAST_BPS = 1.0
+"""Over less not a kilobyte passes in two hours: a distance in another unit, rather than a link."""
+
+
+def ways(table: WirelessLink, seed: int, device: str) -> Ways:
+    """Return the link of a device in its cell; place, bandwidth and power are drawn once, the fading again.
+
+    Raises:
+        ConfigError: It is so far away, or sends so low, that next to nothing passes.
+    """
+    keys = (seed, device)
+    bandwidth = table.share * within(table.bandwidth_hz, *keys, "bandwidth_hz")
+    path = path_gain(table, within(table.distance_m, *keys, "distance_m") if table.distance_m is not None else 1.0)
+    noise = table.noise_w if table.noise_w is not None else watts(table.noise_dbm_hz) * bandwidth
+    sent = watts(within(table.tx_dbm, *keys, "tx_dbm"))
+
+    def rate(power_w: float, block: object) -> float:
+        fading = table.gain if table.fading == "none" else exponential(table.gain, *keys, "gain", block)
+        return shannon(bandwidth, path * fading, power_w, noise)
+
+    def flow(power_w: float, number: int = 0) -> Flow:
+        if table.fading == "rayleigh" and not isinstance(table.again, str):
+            return Blocks(lambda block: rate(power_w, block), table.again)
+        return constant(rate(power_w, number if table.again == "round" else ""))
+
+    server_w = watts(table.server_dbm)
+    if (least := shannon(bandwidth, path * table.gain, min(sent, server_w), noise)) < LEAST_BPS:
+        raise ConfigError(
+            f"link wireless: {least:.2g} bit/s; correct distance_m, powers or noise, to {LEAST_BPS:g} at least"
+        )
+    return Ways(
+        up=flow(sent),
+        down=flow(server_w),
+        delay_s=table.delay_s,
+        loss=table.loss,
+        of_round=(lambda number: (flow(sent, number), flow(server_w, number))) if table.again == "round" else None,
+        source="plan, link wireless",
+        tx_w=sent,
+    )

@@ -1,0 +1,193 @@
+"""Where replayed devices come and go. A device is there by its birth alone; its agent lives while it has work.
+
+An agent is put together when the server sends the device a task, and taken away when the server has heard what that
+task cost: by then nothing of it is left but, for some algorithms, a state on disk. So memory grows with the cohort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from device_agent.agent import Agent
+from device_agent.build import compose
+from device_agent.config import AgentConfig
+from device_agent.trainer.workspace import Bench
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.plan import Plan, share
+from edge_server.replay.devices.behaviour import Behaviour, Part
+from edge_server.replay.jobs import Jobs
+from edge_server.replay.trainer import ReplayTrainer, Scale
+from shared.protocol import wire
+from shared.protocol.messages import Report, Task
+from shared.protocol.topics import channel_of, device_of, topic
+from shared.runtime.clock import Clock
+from shared.runtime.executor import inline
+from shared.transport.base import Inbox
+from shared.transport.memory import MemoryTransport
+from shared.transport.presence import presence
+from shared.transport.simulated_link import Link, Rate
+
+SITE = "replay"
+REPORT_S = 3600.0
+
+
+@dataclass
+class Actor:
+    """A device that has work."""
+
+    agent: Agent
+    link: Link
+    living: asyncio.Task[None]
+    folder: Path
+    task: tuple[str, int]
+
+
+@dataclass
+class Stage:
+    """The server's way to the devices, which wakes a device before it is given a task.
+
+    Attributes:
+        plan: The plan.
+        fleet: All devices.
+        behaviours: What each of them does with work and bytes.
+        folder: For what agents keep on disk.
+        broker: What everybody meets on.
+        jobs: Has tasks done.
+        scale: Tells how much work they are.
+        clock: Virtual time.
+        most: Agents that lived at once, at most.
+    """
+
+    plan: Plan
+    fleet: Sequence[DevicePlan]
+    behaviours: Sequence[Behaviour]
+    folder: Path
+    broker: MemoryTransport
+    jobs: Jobs
+    scale: Scale
+    clock: Clock
+    most: int = 0
+    _numbers: dict[str, int] = field(init=False)
+    _actors: dict[str, Actor] = field(default_factory=dict)
+    _here: set[str] = field(default_factory=set)
+    _spare: list[Path] = field(default_factory=list)
+    _entries: int = 0
+    _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _bench: Bench = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Number the devices. Those of split sessions take turns, and their shares together are one data set."""
+        self._bench = Bench(read=cache(self.scale.shelf.load))
+        self._numbers = {device.name: number for number, device in enumerate(self.fleet)}
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self.broker.max_payload_bytes
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
+        if channel_of(topic) == "task" and device_of(topic) in self._numbers:
+            self._wake(device_of(topic), wire.decode_as(Task, payload))
+        await self.broker.publish(topic, payload, retain=retain, assured=assured)
+
+    def subscribe(self, *patterns: str) -> AbstractAsyncContextManager[Inbox]:
+        return self.broker.subscribe(*patterns)
+
+    def heard(self, report: Report) -> None:
+        """Let a device rest whose last task is settled, and its cost told."""
+        actor, spent = self._actors.get(report.device), report.spent
+        if actor and spent and (spent.run, spent.round) == actor.task:
+            del self._actors[report.device]
+            actor.living.cancel()
+            self._put_away(actor.folder)
+
+    async def run(self) -> None:
+        """Let devices connect and leave as they do, and their agents live, until cancelled.
+
+        Raises:
+            Exception: What an agent failed with that nobody foresaw; the first, where there are several.
+        """
+        try:
+            async with self._group:
+                for moment, name, session, here in sorted(self._appearances()):
+                    if (wait := moment - self.clock()) > 0:
+                        await asyncio.sleep(wait)
+                    await self._appear(name, session, here=here)
+                await asyncio.Event().wait()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+
+    def _appearances(self) -> Iterator[tuple[float, str, int, bool]]:
+        """Yield when each device connects, True, and leaves, with the number of its session."""
+        for device, behaviour in zip(self.fleet, self.behaviours, strict=True):
+            for session, (start, stop) in enumerate(behaviour.present, 1):
+                yield start, device.name, session, True
+                if stop < float("inf"):
+                    yield stop, device.name, session, False
+
+    async def _appear(self, name: str, session: int, *, here: bool) -> None:
+        said, actor = presence(name, SITE, name, session), self._actors.get(name)
+        if here:
+            self._here.add(name)
+        else:
+            self._here.discard(name)
+        if actor and here:
+            actor.link.connected.set()
+            actor.agent.delivery.wake.set()
+        elif actor:
+            actor.link.connected.clear()
+        await self.broker.publish(said.topic, said.birth if here else said.will, retain=True)
+
+    def _wake(self, name: str, task: Task) -> None:
+        if actor := self._actors.get(name):
+            actor.task = (task.run, task.round)
+            actor.link.tune(_rate(self.behaviours[self._numbers[name]], task))
+            return
+        self._entries += 1
+        number, folder = self._numbers[name], self.folder / name
+        behaviour, entry = self.behaviours[number], number + len(self.fleet) * self._entries
+        link = Link(self.broker, _rate(behaviour, task), self.clock, seed=entry)
+        if name not in self._here:
+            link.connected.clear()
+        if self._spare and not folder.exists():
+            self._spare.pop().rename(folder)
+        config = AgentConfig(
+            device=name, site=SITE, state_dir=str(folder), data=share(self.plan, self.fleet, number), report_s=REPORT_S
+        )
+        trainer = ReplayTrainer(behaviour, self.scale, self.jobs, self.clock, self._bench)
+        agent = compose(
+            *(config, folder, link, trainer),
+            clock=self.clock,
+            worker=inline,
+            charge=trainer.charge,
+            seed=entry,
+        )
+        agent.delivery.bucket = None  # its link has its share of the bandwidth already
+        self.broker.keep(topic(SITE, name, "task"))
+        living = self._group.create_task(agent.run(), name=name)
+        self._actors[name] = Actor(agent, link, living, folder, (task.run, task.round))
+        self.most = max(self.most, len(self._actors))
+
+    def _put_away(self, folder: Path) -> None:
+        """Keep a device's states; its other files are for the next to overwrite, at half the cost of making them."""
+        (folder / ".params").unlink(missing_ok=True)  # it says which payload is here, and the next one has none yet
+        if not any((folder / "state").iterdir()):
+            self._spare.append(folder.rename(self.folder / f".spare-{self._entries}-{len(self._spare)}"))
+            return
+        shutil.rmtree(folder / "outbox", ignore_errors=True)
+        (folder / "params").unlink(missing_ok=True)
+
+
+def _rate(behaviour: Behaviour, task: Task) -> Rate:
+    """Return a device's link in a round: what it gives in all, and up the share that the coordinator gave."""
+    up, down = behaviour.of_round(task.round) if behaviour.of_round else (behaviour.up, behaviour.down)
+    values = task.assignment.values
+    share = values.get("share") if "up_bits_per_s" in values else None  # as live, where that is what paces
+    if up and isinstance(share, float) and 0 < share < 1:
+        return Rate(Part(up, share), down, behaviour.delay_s, behaviour.loss)
+    return Rate(up, down, behaviour.delay_s, behaviour.loss)

@@ -1,1 +1,0 @@
-"""Where a replayed device's figures come from, one kind a file."""

@@ -1,0 +1,1 @@
+"""A run's rounds: assign, broadcast, collect, aggregate, evaluate, record."""

@@ -1,0 +1,116 @@
+"""Who takes part in a round and what each is told: the wait for devices, the draw, the coordinator's decision."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from edge_server.allocation import coordinator
+from edge_server.allocation.experience import Experience
+from edge_server.allocation.inputs import case
+from edge_server.allocation.model_sizes import ladder, sizes
+from edge_server.fleet import membership as muster
+from edge_server.fleet.hub import Server
+from edge_server.fleet.membership import Muster
+from edge_server.journal.budget import Ledger
+from edge_server.journal.decision import Decision
+from edge_server.journal.observed import Noted
+from edge_server.journal.persist import persist
+from edge_server.journal.records import Store
+from edge_server.plan.optimizer import KeepOptions
+from edge_server.plan.plan import Plan
+from edge_server.rounds import cohort
+from shared.algorithms.base import Algorithm, Cohort
+from shared.models.base import Model
+from shared.protocol.messages import Assignment
+from shared.tensors.tree import State
+
+log = logging.getLogger(__name__)
+
+Purpose: TypeAlias = Literal["train", "evaluate", "measure"]
+
+WHAT: Mapping[str, str] = {"evaluate": "the devices' evaluation", "measure": "the measurement before round 1"}
+"""What is done that is no round."""
+
+
+def everybody(plan: Plan, algorithm: Algorithm) -> bool:
+    """Tell whether all devices that are there evaluate, each of them, and not as many as take part in a round."""
+    return bool(plan.evaluation.devices_every or algorithm.serves)
+
+
+class Assigned(NamedTuple):
+    """What the devices of a round are told, and what was decided for them; None where nobody decides."""
+
+    assignments: dict[str, Assignment]
+    decision: Decision | None = None
+
+
+@dataclass
+class Assigning:
+    """Tells devices what to do. What it has learnt of them follows from the journal."""
+
+    run: str
+    plan: Plan
+    server: Server
+    store: Store
+    algorithm: Algorithm
+    model: Model
+    muster: Muster
+    _experience: Experience = field(default_factory=Experience)
+    _ledger: Ledger = field(default_factory=Ledger)
+
+    async def next(self, state: State, number: int, purpose: Purpose = "train") -> Assigned:
+        """Wait until enough devices are there, or for as long as the plan says; tell each what to do."""
+        plan, server = self.plan, self.server
+        log.debug("phase waiting run=%s round=%d", self.run, number)
+        await server.reachable()
+        self.muster.left = self.algorithm.left(state) if purpose == "train" else frozenset()
+        enough = await muster.enough(server, self.muster, plan.cohort)
+        for left_out in self.muster.left_out(plan, server.fleet):
+            log.warning("%s", left_out)
+            await persist(server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
+        if not enough:
+            here, least = len(self.muster.here(server.fleet)), plan.cohort.min_devices
+            what = WHAT.get(purpose, f"round {number}")
+            log.warning("%s: %d of %d devices are here after %.0f s", what, here, least, plan.cohort.wait_s)
+            return Assigned({})
+        devices = cohort.select(
+            self.muster.training(server.fleet),
+            size=0 if purpose == "evaluate" and everybody(plan, self.algorithm) else plan.cohort.size,
+            seed=plan.seed,
+            number=number,
+            over_selection=plan.cohort.over_selection,
+        )
+        decision = None
+        if plan.optimizer and purpose != "measure":
+            decision = await self._decided(state, devices, number)
+        allocation = decision.allocation if decision else {}
+        drawn = Cohort(devices, plan.hyper, plan.seed, plan.rounds)
+        return Assigned(self.algorithm.assign(state, drawn, allocation, number), decision)
+
+    async def _decided(self, state: State, devices: tuple[str, ...], number: int) -> Decision:
+        self._experience.take(await self.server.worker(self.store.records, self._experience.seen))
+        self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
+        return await self.server.worker(self._decide, state, devices, number)
+
+    def _decide(self, state: State, devices: tuple[str, ...], number: int) -> Decision:
+        plan = self.plan
+        assert plan.optimizer
+        options = plan.optimizer.chosen()
+        asked = case(
+            plan,
+            devices,
+            number,
+            experience=self._experience,
+            spending=self._ledger.spending(),
+            reports=self.server.fleet.reports,
+            sizes=sizes(self.algorithm, self.model, state),
+            ladder=ladder(self.model, options.ratios()) if isinstance(options, KeepOptions) else (),
+        )
+        decision = coordinator.decide(plan.optimizer, asked)
+        if not decision.feasible and number <= plan.rounds:
+            enough = ", ".join(f"{name} {value:.4g}" for name, value in decision.enough.items())
+            log.warning("round %d: not every device can meet the limits; %s would do", number, enough or "nothing")
+        return decision

@@ -1,0 +1,104 @@
+"""What a server makes of one update: a word that settles it, its parameters, a check of its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from shared.algorithms.base import Result
+from shared.codecs.base import Codec
+from shared.errors import WireError
+from shared.protocol import payload
+from shared.protocol.measurements import StepCost
+from shared.protocol.messages import Ack, Update, Verdict
+from shared.tensors.tree import Tree, check_like
+from shared.transfer import to_file
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
+
+
+def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
+    """Return the word that settles an update."""
+    return Ack(
+        run=update.run,
+        round=update.round,
+        device=update.device,
+        start=update.start,
+        verdict=verdict,
+        reason=reason[:500],
+    )
+
+
+def read(path: Path, update: Update, codec: Codec) -> Result:
+    """Read a stored update; its tensors are views of the file.
+
+    Raises:
+        WireError: It is not of the codec that was asked for.
+    """
+    coded = codec.decode(payload.unpack(to_file.view(path)))
+    return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
+
+
+def require_like(
+    path: Path, update: Update, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None
+) -> None:
+    """Refuse a stored update that is not made of leaves of `like`, before it is decoded where its outline tells.
+
+    Where a method has a rule of its own, `accepts`, that is asked in place of this one: of the outline, then of what
+    came.
+
+    Raises:
+        WireError: It is not, or not of the codec that was asked for, or holds a number that is none.
+    """
+    outline = codec.outline(payload.unpack(to_file.view(path)))
+    started = like
+    if accepts:
+        accepts(started, outline)
+        like = outline
+    check_like(outline, like)
+    tree = read(path, update, codec).tree
+    check_like(tree, like)
+    if accepts:
+        accepts(started, tree)
+
+
+def keep_only(folder: Path, devices: Collection[str]) -> None:
+    """Part with the stored updates of other devices, so that what is kept grows with the cohort, not with the fleet.
+
+    A device that has no file yet gets one of theirs: overwriting costs half of making one.
+    """
+    missing = [device for device in devices if not (folder / device).exists()]
+    for path in sorted(folder.glob("*")):
+        if path.name.removeprefix(".") in devices:
+            continue
+        if missing and not path.name.startswith("."):
+            path.replace(folder / missing.pop())
+        else:
+            path.unlink(missing_ok=True)
+
+
+def check(update: Update, *, trains: bool) -> None:
+    """Refuse an update without what was asked for, or with a figure that would spoil a mean.
+
+    Raises:
+        WireError: It is such a one.
+    """
+    if trains != (update.params is not None):
+        raise WireError(
+            "the update carries no parameters" if trains else "parameters nobody asked for", reason="params"
+        )
+    figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
+    if update.step:
+        figures += _figures(update.step)
+    if not all(math.isfinite(figure) for figure in figures) or update.num_examples < 0:
+        raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
+    if update.step and min(_figures(update.step)) < 0:
+        raise WireError("a figure of the training step is below zero", reason="step")
+    if trains and not MIN_WEIGHT <= update.weight <= MAX_WEIGHT:
+        raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {MAX_WEIGHT}", reason="weight")
+
+
+def _figures(step: StepCost) -> list[float]:
+    measured = [step.joules, step.idle_w, step.cycles, step.hertz]
+    return [step.steps, step.seconds, step.weights, step.flops, *(figure or 0.0 for figure in measured)]

@@ -1,0 +1,61 @@
+"""When the devices evaluate, and what comes of it: the model, or each its own, on the examples that they hold back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds, valid
+from edge_server.plan.plan import Plan
+from edge_server.rounds.figures import mean_accuracy
+from edge_server.rounds.round import Rounds
+from shared.tensors.tree import State
+
+log = logging.getLogger(__name__)
+
+
+def _is_due(plan: Plan, after: int) -> bool:
+    every = plan.evaluation.devices_every
+    return bool(every and after and after % every == 0)
+
+
+def owed(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> int | None:
+    """Return after which round the devices are still to evaluate; None where they are not, or have done so.
+
+    Args:
+        plan: What it says of evaluation.
+        records: The run's journal.
+        ended: Whether there will be no more rounds.
+    """
+    kept, evaluation = valid(records), plan.evaluation
+    last = max((record.round for record in closed_rounds(kept)), default=0)
+    if not (_is_due(plan, last) or (ended and (evaluation.on_device or evaluation.devices_every))):
+        return None
+    done = {record.round for record in kept if isinstance(record, Evaluated)}
+    return None if done & {None, last} else last
+
+
+async def catch_up(rounds: Rounds, state: State, after: int | None = None) -> None:
+    """Let every device that is there evaluate, if that is owed; record what comes of it, whatever that is.
+
+    Args:
+        rounds: The run.
+        state: The server state as it stands.
+        after: The last round; None if there will be no more.
+    """
+    if after is not None and not _is_due(rounds.plan, after):
+        return
+    after = owed(rounds.plan, await rounds.server.worker(rounds.store.records), ended=after is None)
+    if after is None:
+        return
+    number = rounds.plan.evaluation.number(rounds.plan.rounds, after)
+    personal = rounds.algorithm.serves is not None
+    assignments = (await rounds.assigning.next(state, number, "evaluate")).assignments
+    gather = await rounds.exchange(number, state, assignments, accepted={}, purpose="evaluate")
+    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
+    by_device = {device: update.metrics for device, update in updates.items()}
+    accuracy = mean_accuracy(updates, personal=personal)
+    evaluated = Evaluated(accuracy=accuracy, by_device=by_device, round=after, personal=personal)
+    await rounds.persist(rounds.store.append, evaluated)
+    name, shown = "personal_accuracy" if personal else "device_accuracy", "" if accuracy is None else f"{accuracy:.4f}"
+    log.info("round=%d/%d run=%s devices=%d %s=%s", after, rounds.plan.rounds, rounds.run, len(updates), name, shown)

@@ -1,0 +1,236 @@
+"""One round, top to bottom: assign, send, gather, fold, aggregate, record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from edge_server.config import LinkConfig
+from edge_server.fleet.hub import Server
+from edge_server.fleet.membership import Muster
+from edge_server.journal.persist import P, R, persist
+from edge_server.journal.records import RoundClosed, RoundOpened, Store, UpdateAccepted
+from edge_server.plan.plan import Plan
+from edge_server.rounds import cohort
+from edge_server.rounds.assign import WHAT, Assigning, Purpose, everybody
+from edge_server.rounds.broadcast import Outgoing, audiences, describe
+from edge_server.rounds.check_update import keep_only, require_like
+from edge_server.rounds.collect_updates import Gather
+from edge_server.rounds.figures import closing
+from edge_server.rounds.folding import folded
+from edge_server.rounds.split.session import Splitting
+from edge_server.rounds.split.split_round import account, begin
+from shared.algorithms.base import Algorithm
+from shared.codecs import CODECS
+from shared.codecs.dense import dense
+from shared.data.examples import Examples
+from shared.errors import WireError
+from shared.models.base import Model
+from shared.models.evaluate import Score, score
+from shared.protocol.messages import LOSSLESS, Assignment, Task, Update
+from shared.registry import build
+from shared.tensors.tree import State, Tree
+from shared.transfer import frames
+
+log = logging.getLogger(__name__)
+
+PAYLOAD_SLACK_BYTES = 1 << 20
+
+
+@dataclass
+class Rounds:
+    """Runs rounds of one run; every seam it needs is handed in, and it keeps no learning state.
+
+    Attributes:
+        model: Without storage; its `example` is the shape of one input as the server's own have it, empty where it has
+            none: devices may bring any.
+        opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
+        assigning: Tells devices what to do.
+    """
+
+    run: str
+    plan: Plan
+    server: Server
+    store: Store
+    algorithm: Algorithm
+    link: LinkConfig
+    model: Model
+    test: Examples | None
+    opening: Callable[[], Awaitable[None]] | None = None
+    muster: Muster = field(default_factory=Muster)
+    assigning: Assigning = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Have somebody decide who does what."""
+        us = self.run, self.plan, self.server, self.store
+        self.assigning = Assigning(*us, self.algorithm, self.model, self.muster)
+
+    async def next(
+        self,
+        number: int,
+        state: State,
+        opened: RoundOpened | None,
+        accepted: dict[str, UpdateAccepted],
+        *,
+        already_s: float = 0.0,
+    ) -> tuple[State, RoundClosed]:
+        """Run round `number`, or the rest of it; return the next state and what is recorded.
+
+        Args:
+            number: The round, from 1.
+            state: The server state before it.
+            opened: The round's beginning, if an earlier process of this server began it.
+            accepted: The updates that process had stored.
+            already_s: Seconds since then.
+        """
+        started = self.server.clock() - already_s
+        if opened is None:
+            assignments, decision = await self.assigning.next(state, number)
+            log.debug("phase opening run=%s round=%d", self.run, number)
+            at, online = self.server.clock(), len(self.muster.here(self.server.fleet))
+            opened = RoundOpened(round=number, assignments=assignments, at=at, online=online, decision=decision)
+            if self.opening:
+                await self.opening()
+            await self.persist(self.store.append, opened)
+        us, told = (self.plan, self.algorithm, self.model, self.server, self.link), opened.assignments
+        split = await self.server.worker(begin, *us, number=number, state=state, assignments=told)
+        gather = await self.exchange(number, state, told, accepted=accepted, split=split)
+        after, scored = await self._after(split.top.state if split else state, told, gather), None
+        if after is not None:
+            state = after
+            log.debug("phase checkpointing run=%s round=%d", self.run, number)
+            _, scored = await asyncio.gather(
+                self.persist(self.store.save, number, state), self.server.worker(self._score, state, number)
+            )
+        personal = self.algorithm.serves is not None
+        closed = closing(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
+        at = self.server.clock()
+        closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **account(split))
+        log.debug("phase closing run=%s round=%d", self.run, number)
+        await self.persist(self.store.append, closed)
+        return state, closed
+
+    async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Write something of the run, and wait where the disk is full."""
+        return await persist(self.server.worker, self.store.retry_s, write, *args, **kwargs)
+
+    async def _after(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
+        """Return the next state; None where too few updates came, or their sum is no model."""
+        if len(gather.accepted) < self.plan.round.min_updates:
+            return None
+        log.debug("phase aggregating run=%s round=%d", self.run, gather.number)
+        try:
+            return await self.server.worker(folded, self.algorithm, state, assignments, gather)
+        except WireError as error:
+            log.warning("round %d: the model stays as it was, the aggregate cannot be used: %s", gather.number, error)
+            gather.refused["aggregate"] += 1
+            return None
+
+    async def exchange(
+        self,
+        number: int,
+        state: State,
+        assignments: dict[str, Assignment],
+        *,
+        accepted: dict[str, UpdateAccepted],
+        purpose: Purpose = "train",
+        split: Splitting | None = None,
+    ) -> Gather:
+        """Give every device its task and take what comes back, until quorum or deadline."""
+        broadcast = (purpose == "evaluate" and self.algorithm.shows) or self.algorithm.broadcast
+        trees = {device: broadcast(state, told) for device, told in assignments.items()}
+        outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
+        payloads = [(device, one) for one in outgoing for device in one.devices]
+        codec, accepts = build(CODECS, self.plan.codec, "codec"), self.algorithm.accepts
+
+        def require(path: Path, update: Update) -> None:
+            rule = accepts and partial(accepts, assignments[update.device])
+            require_like(path, update, codec, trees[update.device], rule)
+
+        gather = Gather(
+            site=self.server.site,
+            transport=self.server.transport,
+            store=self.store,
+            clock=self.server.clock,
+            worker=self.server.worker,
+            run=self.run,
+            number=number,
+            expected=assignments,
+            require=require,
+            starts={device: one.transfer.digest for device, one in payloads},
+            codec=codec,
+            trains=purpose == "train",
+            limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
+            link=self.link,
+            accepted=accepted,
+        )
+        tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
+        log.debug("phase gathering run=%s round=%d", self.run, number)
+        await self.server.worker(keep_only, self.store.updates, assignments)
+        async with self.server.round(gather, tasks, outgoing, split):
+            await self._until_quorum(gather, WHAT.get(purpose, f"round {number}"), self._needed(gather, purpose))
+        await gather.close()
+        return gather
+
+    def _needed(self, gather: Gather, purpose: Purpose) -> int:
+        """Return how many answers end a round at once."""
+        expected, plan = len(gather.expected), self.plan
+        if purpose == "evaluate" and everybody(plan, self.algorithm):
+            return expected
+        return cohort.needed(expected, size=plan.cohort.size, quorum=plan.round.quorum)
+
+    async def _until_quorum(self, gather: Gather, what: str, needed: int) -> None:
+        expected = len(gather.expected)
+        try:
+            async with asyncio.timeout(self.plan.round.deadline_s):
+                while len(gather.accepted) < needed and len(gather.accepted) + len(gather.failed) < expected:
+                    gather.changed.clear()
+                    await gather.changed.wait()
+        except TimeoutError:
+            if not await self.server.reachable():
+                await self._until_quorum(gather, what, needed)
+                return
+            late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
+            log.warning("%s: deadline passed, without %s", what, ", ".join(late))
+
+    def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
+        ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
+        transfer, source = describe(
+            dense().encode(ordered, None)[0],
+            frames.largest_frame(self.link.frame_bytes, self.server.transport.max_payload_bytes),
+        )
+        server = self.server
+        return Outgoing(
+            server.site, server.transport, server.clock, devices, transfer, source, patience_s=self.link.patience_s
+        )
+
+    def _task(self, number: int, device: str, told: Assignment, payload: Outgoing, purpose: Purpose) -> Task:
+        plan = self.plan
+        return Task(
+            run=self.run,
+            round=number,
+            device=device,
+            algorithm=plan.algorithm,
+            model=plan.model,
+            codec=plan.codec,
+            cut_codec=plan.cut_codec if told.steps else LOSSLESS,
+            assignment=told,
+            params=payload.transfer,
+            shared=payload.shared,
+            train=purpose == "train",
+            evaluate=purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device),
+            measure_s=plan.measure.seconds if purpose == "measure" else 0.0,
+            deadline_s=plan.round.deadline_s,
+        )
+
+    def _score(self, state: State, number: int) -> Score | None:
+        every = self.plan.evaluation.every
+        if self.test is None or not every or (number % every and number != self.plan.rounds):
+            return None
+        return score(self.model.layers, state.tree, self.test)

@@ -1,0 +1,244 @@
+"""A run from its first round to its last, or from wherever an earlier process of this server left it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from edge_server.config import LinkConfig
+from edge_server.fleet.hub import Server
+from edge_server.fleet.membership import Members, Muster
+from edge_server.fleet.observe import Observing
+from edge_server.fleet.state import only
+from edge_server.journal import run_clock
+from edge_server.journal.budget import Ledger, reached
+from edge_server.journal.costs import Costs
+from edge_server.journal.observed import Noted
+from edge_server.journal.records import (
+    AnyRecord,
+    Measured,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    Store,
+    closed_rounds,
+)
+from edge_server.journal.versions import versions
+from edge_server.plan.budget_plan import BudgetPlan
+from edge_server.plan.plan import Plan, test_data
+from edge_server.rounds import evaluate, leaving
+from edge_server.rounds.resume import Resumption, resume
+from edge_server.rounds.round import Rounds
+from shared.algorithms import ALGORITHMS
+from shared.data.load import load
+from shared.errors import ConfigError
+from shared.models.build import blank, initial
+from shared.models.evaluate import require_fit
+from shared.protocol.messages import Report, Status
+from shared.registry import build
+from shared.runtime.clock import utc_seconds
+from shared.runtime.tasks import background
+from shared.tensors.tree import State
+
+log = logging.getLogger(__name__)
+
+
+async def run_plan(  # noqa: PLR0913 - everything that a run is made of
+    plan: Plan, run: str, server: Server, store: Store, link: LinkConfig, *, started: str, members: Members = None
+) -> State:
+    """Run a plan to its end, or go on with it; return the final server state.
+
+    Args:
+        plan: What to do.
+        run: The run's name.
+        server: The site, listening.
+        store: The run's store; empty for a new run.
+        link: How payloads travel.
+        started: Calendar time for people.
+        members: The devices that may take part; None for whoever connects.
+
+    Raises:
+        ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
+    """
+    server.run = run
+    records = store.records()
+    _require_same_plan(records, plan)
+    test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
+    example = () if test is None else tuple(test.inputs.shape[1:])
+    rounds = Rounds(
+        run=run,
+        plan=plan,
+        server=server,
+        store=store,
+        algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"),
+        link=link,
+        model=replace(blank(plan.model), example=example),
+        test=test,
+        muster=Muster(members),
+    )
+    if not records:
+        await rounds.persist(store.append, RunOpened(run=run, plan=plan, started=started))
+    init = rounds.algorithm.init
+    split = rounds.algorithm.serve is not None
+    at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed), plan.seed), split=split)
+    return await _play(rounds, await at)
+
+
+async def _play(rounds: Rounds, at: Resumption) -> State:
+    """Do what is left of a run."""
+    plan, store = rounds.plan, rounds.store
+    state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
+    del at  # it would keep the first state for as long as the run lasts
+    if rounds.test is not None:
+        require_fit(rounds.model.layers, state.tree, rounds.test)
+    records, ledger = store.records(), Ledger()
+    if any(isinstance(record, RunClosed) for record in records):
+        log.info("run %s has ended before", rounds.run)
+        return state
+    async with _observing(rounds, records), _costs(rounds, records) as costs:
+        await _measure_on_devices(rounds, state, records)
+        leaving.recall(rounds, records)
+        end = _missed(plan, closed_rounds(records)[-1:])
+        for number in range(first, plan.rounds + 1):
+            if end := end or (None if opened else await _between(rounds, state, ledger, number - 1)):
+                break
+            already_s = await _already_s(rounds, opened) if opened else 0.0
+            state, closed = await rounds.next(number, state, opened, accepted, already_s=already_s)
+            opened, accepted = None, {}
+            log.info("%s", _line(rounds.run, closed, plan.rounds))
+            end = _missed(plan, [closed])
+        for closed in closed_rounds(store.records())[-1:]:
+            fleet = rounds.server.fleet
+            await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
+        end = end or RunClosed(outcome="finished")
+        if end.outcome == "finished":
+            await evaluate.catch_up(rounds, state)
+    if end.cause:
+        log.warning("run %s %s: %s", rounds.run, "is over" if end.outcome == "finished" else "ends short", end.cause)
+    await rounds.persist(store.append, end)
+    return state
+
+
+async def _between(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
+    """Do what is due after a round; return the run's end, None where it goes on."""
+    await evaluate.catch_up(rounds, state, after)
+    if over := await leaving.over(rounds, state):
+        return RunClosed(outcome="finished", cause=over)
+    cause = await _spent(rounds, ledger)
+    return RunClosed(outcome="stopped", cause=cause) if cause else None
+
+
+async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
+    """Return how long ago an earlier process opened a round; the record says how well that is known."""
+    found = run_clock.since(rounds.store.records(), opened, rounds.server.clock())
+    how = "by the calendar" if found.is_known else "as far as is known: the calendar does not tell how long it was away"
+    what = f"round {opened.round} went on after a restart of the server: its seconds count from its opening, {how}"
+    await rounds.persist(rounds.store.append, Noted(what=what))
+    return found.seconds
+
+
+def _missed(plan: Plan, last: list[RoundClosed]) -> RunClosed | None:
+    """Return the run's end where the last round, if there is one, ends it."""
+    if plan.round.on_missed == "stop" and last and last[0].outcome == "missed":
+        return RunClosed(outcome="stopped", cause=f"round {last[0].round} had too few updates")
+    return None
+
+
+async def _spent(rounds: Rounds, ledger: Ledger) -> str:
+    """Return which budget lets no further round begin, empty where all do; leave out whose joules nobody knows."""
+    budget, muster, fleet = rounds.plan.budget, rounds.muster, rounds.server.fleet
+    if budget == BudgetPlan():
+        return ""
+    ledger.take(await rounds.server.worker(rounds.store.records, ledger.seen))
+    spent = ledger.spending()
+    if budget.joules is not None:
+        muster.unmetered = frozenset(spent.unmetered)
+    if muster.here(fleet) and not muster.ready(fleet):
+        dark = ", ".join(muster.here(fleet)[:8])
+        return f"budget.joules: no device tells its joules ({dark}): give them a meter, or take the budget away"
+    return reached(budget, spent)
+
+
+@asynccontextmanager
+async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[None]:
+    """Record who comes and goes and what the devices measure, while the block lasts."""
+    server, store = rounds.server, rounds.store
+    is_live = any(isinstance(record, RunOpened) and record.started for record in store.records())
+    now_utc_s = utc_seconds() if is_live else None
+    await rounds.persist(
+        store.append, run_clock.began(records, at=server.clock(), utc_s=now_utc_s, versions=versions())
+    )
+    observing = Observing(server.clock, lambda batch: server.worker(store.extend, batch))
+    muster = rounds.muster
+
+    def presence(status: Status) -> None:
+        if muster.takes(status.device):
+            observing.presence(status)
+
+    def report(report: Report) -> None:
+        if muster.takes(report.device):
+            observing.report(report)
+
+    observing.begin(records, only(server.fleet, muster.takes))
+    server.seen.append(presence)
+    server.keep.append(report)
+    try:
+        async with background(observing.keep()):
+            rounds.opening = observing.settled
+            yield
+            await observing.settled()
+    finally:
+        server.seen.remove(presence)
+        server.keep.remove(report)
+
+
+@asynccontextmanager
+async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
+    """Record what the devices say that tasks cost them, while the block lasts."""
+    store = rounds.store
+    costs = Costs(rounds.run, rounds.plan.rounds, lambda record: rounds.persist(store.append, record))
+    costs.recall(records)
+    for report in rounds.server.fleet.reports.values():
+        costs.hear(report)
+    rounds.server.keep.append(costs.hear)
+    try:
+        async with background(costs.keep()):
+            yield costs
+    finally:
+        rounds.server.keep.remove(costs.hear)
+
+
+def _require_same_plan(records: list[AnyRecord], plan: Plan) -> None:
+    for record in records:
+        if isinstance(record, RunOpened) and record.plan != plan:
+            raise ConfigError(f"run: {record.run!r} was begun with another plan; name another run, or restore its plan")
+
+
+async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRecord]) -> None:
+    """Let every device that is there time training steps, before anything is decided for it; if the plan says so."""
+    if not rounds.plan.measure.seconds or any(isinstance(record, Measured) for record in records):
+        return
+    assignments = (await rounds.assigning.next(state, 0, "measure")).assignments
+    gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
+    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
+    for device, cause in gather.failed.items():
+        log.warning("device %s measured no training step: %s", device, cause)
+    measured = Measured(
+        by_device={device: update.step for device, update in updates.items() if update.step},
+        metrics={device: update.metrics for device, update in updates.items() if update.metrics},
+        failed=gather.failed,
+    )
+    await rounds.persist(rounds.store.append, measured)
+
+
+def _line(run: str, closed: RoundClosed, rounds: int) -> str:
+    accuracy = "" if closed.accuracy is None else f" accuracy={closed.accuracy:.4f}"
+    loss = "" if closed.loss is None else f" loss={closed.loss:.4f}"
+    refused = f" refused={sum(closed.refused.values())}" if closed.refused else ""
+    return (
+        f"round={closed.round}/{rounds} run={run} {closed.outcome} updates={len(closed.arrived)}"
+        f"{accuracy}{loss} seconds={closed.seconds:.3f}{refused}"
+    )

@@ -1,0 +1,1 @@
+"""The steps of a split round: features in, a barrier, gradients out."""

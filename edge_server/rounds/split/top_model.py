@@ -1,0 +1,83 @@
+"""The server's part of a split network while one round lasts: reads what comes up, computes what goes down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from shared.algorithms.base import Algorithm, mix
+from shared.codecs.base import Codec
+from shared.errors import WireError
+from shared.models.base import Model
+from shared.models.build import seeded
+from shared.own import FAULTS
+from shared.protocol import payload
+from shared.protocol.messages import Assignment
+from shared.protocol.topics import SERVER
+from shared.tensors.tree import State, Tree
+from shared.transfer.in_memory import Receiving, Sending, sending
+
+MOST_BYTES = 1 << 30
+"""What a payload may stand for: a few bytes can be many zeros."""
+
+
+@dataclass
+class Top:
+    """Learns step by step, on a state of its own.
+
+    Attributes:
+        algorithm: A split one.
+        model: The whole network, without storage.
+        state: After the last step that was served.
+        codec: Of what goes up and comes down.
+        assignments: What the devices were told.
+        seed: Of the run; with a step's number it is that of what is random in the step.
+        before: Steps of the run before this round.
+    """
+
+    algorithm: Algorithm
+    model: Model
+    state: State
+    codec: Codec
+    assignments: Mapping[str, Assignment]
+    seed: int
+    before: int
+
+    def read(self, device: str, whole: Receiving) -> Tree:
+        """Decode what came up and see that it can be used; leaves may be views of the bytes.
+
+        Raises:
+            WireError: It cannot.
+        """
+        assert self.algorithm.admit
+        try:
+            sent = payload.unpack(whole.finish())
+            if (size := sum(leaf.nbytes for leaf in self.codec.outline(sent).values())) > MOST_BYTES:
+                raise WireError(f"features that stand for {size} bytes", reason="oversized")
+            up = self.codec.decode(sent).tree
+            self.algorithm.admit(self.model, self.state, self.assignments[device], up)
+        except FAULTS as error:  # of torch, a codec, or a network of the user's own
+            raise WireError(f"features that make no sense: {error}", reason="shape") from error
+        return up
+
+    def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sending]:
+        """Do one step with the devices that take part, in order of name; return what each is to be sent."""
+        assert self.algorithm.serve
+        with seeded(mix(self.seed, self.before + step, SERVER)):
+            self.state, downs = self.algorithm.serve(
+                self.model, self.state, self.assignments, dict(sorted(ups.items()))
+            )
+        return {
+            device: sending(payload.pack(self.codec.encode(down, None)[0]), frame_bytes)
+            for device, down in downs.items()
+        }
+
+
+def own(state: State) -> State:
+    """Return a state whose tensors nobody else has, so that steps may change them in place.
+
+    In order of name: one that was read back from disk must come to the same, also where a method draws leaf by leaf.
+    """
+    return replace(state, tree={key: torch.clone(leaf) for key, leaf in sorted(state.tree.items())})

@@ -1,0 +1,90 @@
+"""The cells of a study on a Ray cluster that is there already. Ray is an extra, and imported only here."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_server.journal.versions import versions
+from edge_server.study.cell import perform_away
+from edge_server.study.pool import Tell, together
+from edge_server.study.result import Began, Ended, Order
+from shared.errors import ConfigError
+
+OLDEST = (2, 40)
+"""The oldest Ray that is let try; tests ran with 2.60."""
+
+GRACE_S = 5.0
+AHEAD = 2
+"""Cells that are handed to the cluster for every one of its processors: so none waits for the next."""
+
+
+async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tell) -> None:
+    """Run cells on a cluster, whose nodes need this program, the same versions, and data at the same paths.
+
+    Args:
+        address: Of the cluster; `auto` for the one of this machine.
+        orders: The cells; their folders are copied back to the places they name.
+        jobs: How many are handed over at a time; 0 for what the cluster has processors for.
+        tell: Hears of every cell that begins or ends.
+
+    Raises:
+        ConfigError: Ray is not installed, is too old or another one than the cluster's; or there is no cluster.
+    """
+    ray = _ray()
+    _connect(ray, address)
+    try:
+        away = ray.remote(num_cpus=1, max_retries=0)(perform_away)
+        slots = asyncio.Semaphore(jobs or max(1, AHEAD * int(ray.cluster_resources().get("CPU", 1))))
+        await together([_run(ray, away, order, slots, tell) for order in orders])
+    finally:
+        ray.shutdown()
+
+
+async def _run(ray: Any, away: Any, order: Order, slots: asyncio.Semaphore, tell: Tell) -> None:
+    async with slots:
+        tell(Began(order.cell, None))
+        reference = away.remote(msgspec.json.encode(order), versions())
+        cause = ""
+        try:
+            files = await reference
+        except ray.exceptions.RayError as error:
+            cause = str(error).strip().rpartition("\n")[2]
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            with suppress(ray.exceptions.RayError, TimeoutError):
+                async with asyncio.timeout(GRACE_S):  # to remove its temporary files; the cluster ends it in any case
+                    await reference
+            raise
+        else:
+            for name, data in files.items():
+                path = Path(order.place) / order.cell / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        tell(Ended(order.cell, cause))
+
+
+def _connect(ray: Any, address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: the cluster's Ray or Python differs
+        cause = " ".join(str(error).split())
+        raise ConfigError(f"--ray {address}: {cause}; start one with `ray start --head`, or leave --ray out") from error
+
+
+def _ray() -> Any:
+    try:
+        import ray  # noqa: PLC0415
+    except ImportError as error:
+        found = f"this is Python {platform.python_version()}, for which Ray must have a package"
+        raise ConfigError(f"--ray needs Ray ({error}); pip install 'fieldfleet[ray]'; {found}") from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigError(f"--ray: this is Ray {ray.__version__}; install {oldest} or later here and on the cluster")
+    return ray

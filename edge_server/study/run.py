@@ -1,0 +1,112 @@
+"""A study in its folder: one folder a cell, those that have ended kept, the others run, and a summary of them all.
+
+`DIR/<study>/<cell>/` is a run as any other. A cell is made in `DIR/<study>/.part/` and moved when it is whole, so that
+whatever ends a study leaves no half cell where a whole one is looked for.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from edge_server.journal.versions import versions
+from edge_server.study.grid import Cell
+from edge_server.study.page import page_of
+from edge_server.study.pool import Tell
+from edge_server.study.result import Began, Ended, Order, Result, finished, order_of
+from edge_server.study.spec import Study
+from edge_server.study.summary import Summary, summarise
+from edge_server.study.tables import cells_csv, groups_csv
+from shared.runtime.durable import explained
+from shared.runtime.folder_lock import held
+
+PART = ".part"
+
+Runner: TypeAlias = Callable[[Sequence[Order], Path, Tell], None]
+"""Runs orders, with a place for what it needs besides, and tells of each; on this machine or on others."""
+
+
+class AsRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A study as it was run last, for its record: everything that a cell follows from.
+
+    Attributes:
+        study: The study's file.
+        plan: What stood in its plan.
+        versions: Of this machine.
+        cells: What every cell sets, by its name.
+    """
+
+    study: Study
+    plan: dict[str, Any]
+    versions: dict[str, str]
+    cells: dict[str, dict[str, Any]]
+
+
+def results_in(folder: Path, cells: Sequence[Cell]) -> dict[str, Result]:
+    """Return what the cells that have ended came to, by name."""
+    found = {cell.name: finished(cell, folder / cell.name) for cell in cells}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def conduct(
+    study: Study, plan: dict[str, Any], cells: Sequence[Cell], folder: Path, run: Runner, tell: Tell
+) -> Summary:
+    """Run every cell of a study that has not ended, then write its summary.
+
+    Args:
+        study: The study.
+        plan: What stands in its plan, for the record.
+        cells: Its cells.
+        folder: The study's own.
+        run: Runs cells.
+        tell: Hears of every cell that begins or ends.
+
+    Raises:
+        ConfigError: Another process is at this study.
+        Unwritable: The disk takes nothing more.
+    """
+    causes: dict[str, str] = {}
+    part = folder / PART
+
+    def settle(news: Began | Ended) -> None:
+        if isinstance(news, Ended) and news.cause:
+            causes[news.cell] = news.cause
+        elif isinstance(news, Ended):
+            shutil.rmtree(folder / news.cell, ignore_errors=True)
+            (part / news.cell).rename(folder / news.cell)
+        tell(news)
+
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(exist_ok=True)
+            results = results_in(folder, cells)
+            settings = {cell.name: {"variant": cell.variant, **cell.settings, **cell.seeds} for cell in cells}
+            as_run = AsRun(study=study, plan=plan, versions=versions(), cells=settings)
+            _write(folder / "study.json", _json(as_run))
+            run([order_of(cell, part) for cell in cells if cell.name not in results], part, settle)
+            summary = summarise(study.name, cells, results_in(folder, cells), causes, study.report.target)
+            _write(folder / "summary.json", _json(summary))
+            _write(folder / "summary.csv", groups_csv(summary.groups).encode())
+            _write(folder / "cells.csv", cells_csv(summary.rows).encode())
+            if (found := page_of(summary, folder)) is not None:
+                _write(folder / "report.html", found.encode())
+            if summary.whole:
+                shutil.rmtree(part, ignore_errors=True)
+    return summary
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one."""
+    partial = path.with_name(f".{path.name}")
+    partial.write_bytes(data)
+    partial.replace(path)

@@ -1,0 +1,194 @@
+"""A run's journal as a trace: which record becomes which row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from edge_server.journal.observed import Joined
+from edge_server.journal.plausible import plausible
+from edge_server.journal.records import AnyRecord, UpdateAccepted
+from edge_server.plan.devices import expanded
+from edge_server.plan.plan import Plan
+from edge_server.trace.files import described
+from edge_server.trace.header import Evaluation, Known, Trial
+from edge_server.trace.journal import DIGITS, Journal, sorted_journal
+from edge_server.trace.observations import facts, presences, samples
+from edge_server.trace.schema import Decision, Purpose, Round, Row, Step, Task
+from edge_server.trace.trace import Trace
+from shared.algorithms.base import steps_of
+from shared.protocol.measurements import Cost, Provenance
+
+
+def trace_of(records: Sequence[AnyRecord]) -> Trace:
+    """Return the trace of a run.
+
+    Args:
+        records: Its journal.
+
+    Raises:
+        ConfigError: The journal does not hold a run's beginning.
+    """
+    journal = sorted_journal(records)
+    tables: dict[str, tuple[Row, ...]] = {
+        "tasks": tuple(_tasks(journal)),
+        "steps": tuple(_steps(journal)),
+        "rounds": tuple(_rounds(journal)),
+        "decisions": tuple(_decisions(journal)),
+        "readings": tuple(samples(journal.sensed)),
+        "facts": tuple(facts(journal.sensed)),
+        "availability": tuple(presences(journal.presence, journal.at_work())),
+    }
+    return Trace(_header(journal, tables), tables)
+
+
+def _header(journal: Journal, tables: dict[str, tuple[Row, ...]]) -> Trial:
+    opened, evaluated = journal.opened, journal.evaluated[-1:]
+    return Trial(
+        run=opened.run,
+        started=opened.started,
+        plan=opened.plan,
+        devices=_devices(journal),
+        processes=journal.processes,
+        tables=described(tables),
+        measured=journal.measured is not None,
+        evaluated=bool(evaluated),
+        device_accuracy=evaluated[0].accuracy if evaluated else None,
+        evaluations=[
+            Evaluation(round=one.round, accuracy=one.accuracy, personal=one.personal)
+            for one in journal.evaluated
+            if one.round is not None
+        ],
+        rewound=journal.rewound,
+        notes=journal.notes,
+        ended=journal.ended,
+    )
+
+
+def _devices(journal: Journal) -> list[Known]:
+    """Return every device, those that the plan names first, as in the fleet that shares the plan's data set."""
+    names = {record.device for record, _ in (*journal.presence, *journal.sensed)}
+    names |= {device for _, device in journal.accepted}
+    names |= {device for record, _ in journal.rounds.values() for device in record.assignments}
+    names |= {*journal.measured.by_device, *journal.measured.failed} if journal.measured else set()
+    versions = {one.device: one.version for one, _ in journal.presence if isinstance(one, Joined) and one.version}
+    boards = {one.device: one.board for one, _ in journal.sensed if one.board}
+    ordered = in_fleet_order(journal.opened.plan, names)
+    return [Known(name=name, board=boards.get(name, ""), version=versions.get(name, "")) for name in ordered]
+
+
+def in_fleet_order(plan: Plan, names: Iterable[str]) -> list[str]:
+    """Return names in the order of `edge_server.plan.plan.devices`: the plan's, then device-2 before device-10."""
+    own = {device.name: place for place, device in enumerate(expanded(plan.device))}
+
+    def place(name: str) -> tuple[Any, ...]:
+        parts = re.split(r"(\d+)", name)
+        return own.get(name, len(own)), [(int(part), "") if part.isdigit() else (-1, part) for part in parts], name
+
+    return sorted(names, key=place)
+
+
+def _rounds(journal: Journal) -> Iterable[Round]:
+    for number in sorted(journal.rounds.keys() | journal.closed.keys()):
+        opened, opened_s = journal.rounds.get(number, (None, None))
+        closed, closed_s = journal.closed.get(number, (None, None))
+        told: dict[str, Any] = {}
+        if closed:
+            names = ("outcome", "seconds", "loss", "accuracy", "test_loss", "device_accuracy", "steps", "refused")
+            told = {name: getattr(closed, name) for name in names} | {"arrived": len(closed.arrived)}
+        if opened:
+            told |= {"online": opened.online, "asked": len(opened.assignments)}
+        yield Round(**{"round": number, "opened_s": opened_s, "closed_s": closed_s, "outcome": "open"} | told)
+
+
+def _decisions(journal: Journal) -> Iterable[Decision]:
+    for number, (opened, _) in sorted(journal.rounds.items()):
+        for device, told in sorted(opened.assignments.items()):
+            hyper = msgspec.structs.asdict(told.hyper)
+            yield Decision(round=number, device=device, seed=told.seed, steps=told.steps, values=told.values, **hyper)
+
+
+def _steps(journal: Journal) -> Iterable[Step]:
+    for device, step in sorted(journal.measured.by_device.items() if journal.measured else ()):
+        yield Step(device=device, **msgspec.structs.asdict(step))
+
+
+def _asked(journal: Journal) -> dict[tuple[int, str], str]:
+    """Return the cause for which each task failed, empty where it did not, by round and device."""
+    asked = {(number, device): "" for number, (one, _) in journal.rounds.items() for device in one.assignments}
+    asked |= dict.fromkeys(journal.accepted, "")
+    asked |= {(n, device): cause for n, (one, _) in journal.closed.items() for device, cause in one.failed.items()}
+    if journal.measured:
+        asked |= {(0, device): cause for device, cause in journal.measured.failed.items()}
+    return asked
+
+
+def _tasks(journal: Journal) -> Iterable[Task]:
+    rounds = journal.opened.plan.rounds
+    for (number, device), cause in sorted(_asked(journal).items()):
+        purpose: Purpose = "measure" if number == 0 else "train" if number <= rounds else "evaluate"
+        accepted, arrived_s = journal.accepted.get((number, device), (None, None))
+        closed = journal.closed.get(number)
+        settled = journal.settled.get((number, device))
+        missed_steps = closed[0].missed.get(device, 0) if closed and closed[0].steps is not None else None
+        if accepted is None or (closed and device not in closed[0].arrived):
+            row = _absent(number, device, purpose, cause, settled)
+            yield msgspec.structs.replace(row, missed_steps=missed_steps)
+            continue
+        opened, opened_s = journal.rounds.get(number, (None, None))
+        yield Task(
+            round=number,
+            device=device,
+            purpose=purpose,
+            outcome="arrived",
+            **_arrived(accepted, settled, opened_s, arrived_s),
+            steps=steps_of(opened.assignments[device], accepted.update.num_examples) if opened else None,
+            missed_steps=missed_steps,
+        )
+
+
+def _absent(number: int, device: str, purpose: Purpose, cause: str, settled: Cost | None) -> Task:
+    """Return the row of a task whose update does not count; what a late one cost is known all the same."""
+    if settled is None or cause:
+        outcome: Literal["failed", "missing"] = "failed" if cause else "missing"
+        return Task(round=number, device=device, purpose=purpose, outcome=outcome, cause=cause)
+    return Task(round=number, device=device, purpose=purpose, outcome="late", settled=True, **_figures(settled))
+
+
+def _figures(cost: Cost) -> dict[str, Any]:
+    hertz = cost.cycles / cost.cpu_s if cost.cycles is not None and cost.cpu_s else None
+    provenance = dict(cost.provenance)
+    if hertz is not None and "cycles" in provenance:
+        provenance["hertz"] = Provenance(source="cycles / cpu_s", quality=provenance["cycles"].quality)
+    return msgspec.structs.asdict(cost) | {"hertz": hertz, "provenance": provenance}
+
+
+def _arrived(record: UpdateAccepted, settled: Cost | None, opened_s: float | None, arrived_s: float | None) -> Any:
+    update, cost = record.update, plausible(settled or record.update.cost)
+    params = update.params
+    return _figures(cost) | {
+        "arrived_s": arrived_s,
+        "began_s": _began_s(cost, opened_s, arrived_s),
+        "settled": settled is not None,
+        "arrived_bytes": record.bytes_up,
+        "payload_bytes": params.size if params else None,
+        "payload_digest": params.digest.hex() if params else "",
+        "frame_bytes": params.frame_bytes if params else None,
+        "start_digest": update.start.hex(),
+        "weight": update.weight,
+        "examples": update.num_examples,
+        "loss": update.loss,
+        "metrics": update.metrics,
+    }
+
+
+def _began_s(cost: Cost, opened_s: float | None, arrived_s: float | None) -> float | None:
+    """Return when a task began by the server's clock: before it arrived by what it took, but not before its round."""
+    parts = (cost.download_s, cost.compute_s, cost.upload_s)
+    if arrived_s is None or None in parts:
+        return None
+    began_s = arrived_s - sum(part or 0.0 for part in (*parts, cost.exchange_s))
+    return round(min(arrived_s, max(began_s, opened_s or 0.0)), DIGITS)

@@ -1,0 +1,233 @@
+"""A trace as a run's journal again, so that whatever reads a run reads an imported one.
+
+All seconds are of the run; every server process begins where its clock would show just that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.records import (
+    AnyRecord,
+    CostSettled,
+    Evaluated,
+    Measured,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    UpdateAccepted,
+)
+from edge_server.trace.observations import BOARD
+from edge_server.trace.schema import Decision, Fact, Round, Sample, Step, Task
+from edge_server.trace.trace import Trace
+from shared.protocol.measurements import Cost, Provenance, StepCost
+from shared.protocol.messages import Assignment, Hyper, Transfer, Update
+
+COST = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
+LATER = ("upload_s", "upload_joules", "bytes_up")
+"""What of a cost an update cannot say yet."""
+
+
+def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
+    """Return the journal of a trace.
+
+    Args:
+        trace: The trace.
+        run: Another name for the run.
+    """
+    header = trace.header
+    opened = RunOpened(run=run or header.run, plan=header.plan, started=header.started, imported=True)
+    begun: list[AnyRecord] = [
+        ServerBegan(at=one.run_s, run_s=one.run_s, utc_s=one.utc_s, versions=one.versions) for one in header.processes
+    ]
+    begun += [Rewound(round=one.round, cause=one.cause) for one in header.rewound]
+    ended: list[AnyRecord] = [Noted(what=note) for note in header.notes]
+    if header.ended:
+        ended.append(RunClosed(outcome=header.ended.outcome, cause=header.ended.cause))
+    return [opened, *begun, *_in_order(trace), *ended]
+
+
+def _in_order(trace: Trace) -> list[AnyRecord]:
+    """Return what happened, in order of time; what has no moment follows what it came after."""
+    timed: list[tuple[float, int, AnyRecord]] = []
+    for source in (_presences(trace), _sensed(trace), _rounds(trace)):
+        last_s = 0.0
+        for record in source:
+            last_s = max(last_s, getattr(record, "at", None) or 0.0)
+            timed.append((last_s, len(timed), record))
+    return [record for _, _, record in sorted(timed, key=lambda one: one[:2])]
+
+
+def _presences(trace: Trace) -> Iterator[AnyRecord]:
+    for row in trace.presence:
+        if row.cause == "gone" or row.cause == "unheard":  # noqa: PLR1714 - the type checker narrows only this form
+            yield Left(device=row.device, at=row.at_s, cause=row.cause)
+        else:
+            yield Joined(device=row.device, at=row.at_s, cause=row.cause, version=row.version)
+
+
+def _sensed(trace: Trace) -> Iterator[AnyRecord]:
+    samples: defaultdict[tuple[float, str], list[Sample]] = defaultdict(list)
+    facts: defaultdict[tuple[float, str], list[Fact]] = defaultdict(list)
+    for sample in trace.readings:
+        samples[sample.at_s, sample.device].append(sample)
+    for fact in trace.facts:
+        facts[fact.at_s, fact.device].append(fact)
+    known: dict[tuple[str, str], Provenance] = {}
+    order = {key: place for place, key in enumerate([*samples, *facts])}
+    for key in sorted(samples.keys() | facts.keys(), key=lambda one: (one[0], order[one])):
+        at_s, device = key
+        sources = {one.name: Provenance(source=one.source, quality=one.quality) for one in samples.get(key, ())}
+        news = {name: one for name, one in sources.items() if known.get((device, name)) != one}
+        known |= {(device, name): one for name, one in news.items()}
+        words = {one.name: one.value for one in facts.get(key, ())}
+        yield Sensed(
+            device=device,
+            at=at_s,
+            readings={one.name: one.value for one in samples.get(key, ())},
+            ages={one.name: one.age_s for one in samples.get(key, ()) if one.age_s is not None},
+            provenance=news,
+            board=words.pop(BOARD, ""),
+            facts=words,
+        )
+
+
+def _rounds(trace: Trace) -> Iterator[AnyRecord]:
+    tasks: defaultdict[int, list[Task]] = defaultdict(list)
+    decisions: defaultdict[int, list[Decision]] = defaultdict(list)
+    for task in trace.tasks:
+        tasks[task.round].append(task)
+    for decision in trace.decisions:
+        decisions[decision.round].append(decision)
+    run, last = trace.header.run, trace.header.plan.rounds
+    yield from _updates(run, tasks[0])
+    if trace.header.measured:
+        yield _measured(trace.steps, tasks[0])
+    yield from _evaluated(trace, 0, tasks)
+    for row in trace.rounds:
+        if row.asked or row.outcome == "open" or row.opened_s is not None:
+            yield _opened(row, decisions[row.round])
+        yield from _updates(run, tasks[row.round])
+        if row.outcome != "open":
+            yield _closed(row, tasks[row.round])
+        yield from _evaluated(trace, row.round, tasks)
+    after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
+    if trace.header.evaluated and not trace.header.evaluations:  # an old trace, which knows of one at the end
+        yield from _updates(run, after)
+        yield Evaluated(accuracy=trace.header.device_accuracy, by_device=_measurements(after))
+
+
+def _evaluated(trace: Trace, after: int, tasks: Mapping[int, list[Task]]) -> Iterator[AnyRecord]:
+    """Yield what all devices measured after a round."""
+    header = trace.header
+    for one in header.evaluations:
+        if one.round == after:
+            own = tasks.get(header.plan.evaluation.number(header.plan.rounds, after), [])
+            yield from _updates(header.run, own)
+            measured = _measurements(own)
+            yield Evaluated(accuracy=one.accuracy, by_device=measured, round=after, personal=one.personal)
+
+
+def _measurements(tasks: Iterable[Task]) -> dict[str, dict[str, float]]:
+    return {task.device: task.metrics for task in tasks if task.outcome == "arrived"}
+
+
+def _measured(steps: Iterable[Step], tasks: list[Task]) -> Measured:
+    return Measured(
+        by_device={
+            one.device: StepCost(**{name: getattr(one, name) for name in StepCost.__struct_fields__}) for one in steps
+        },
+        metrics={task.device: task.metrics for task in tasks if task.metrics},
+        failed={task.device: task.cause for task in tasks if task.outcome == "failed"},
+    )
+
+
+def _opened(row: Round, decisions: list[Decision]) -> RoundOpened:
+    return RoundOpened(
+        round=row.round,
+        at=row.opened_s,
+        online=row.online,
+        assignments={one.device: _assignment(one) for one in decisions},
+    )
+
+
+def _assignment(row: Decision) -> Assignment:
+    hyper = Hyper(**{name: getattr(row, name) for name in Hyper.__struct_fields__})
+    return Assignment(seed=row.seed, hyper=hyper, steps=row.steps, values=row.values)
+
+
+def _closed(row: Round, tasks: list[Task]) -> RoundClosed:
+    assert row.outcome != "open"
+    arrived = [task for task in tasks if task.outcome == "arrived"]
+    return RoundClosed(
+        round=row.round,
+        outcome=row.outcome,
+        arrived=tuple(task.device for task in arrived),
+        failed={task.device: task.cause for task in tasks if task.outcome == "failed"},
+        refused=row.refused,
+        loss=row.loss,
+        accuracy=row.accuracy,
+        test_loss=row.test_loss,
+        device_accuracy=row.device_accuracy,
+        seconds=row.seconds or 0.0,
+        bytes_up={task.device: task.arrived_bytes for task in arrived if task.arrived_bytes is not None},
+        bytes_down={task.device: task.bytes_down for task in arrived if task.bytes_down is not None},
+        at=row.closed_s,
+        steps=row.steps,
+        missed={task.device: task.missed_steps for task in tasks if task.missed_steps},
+    )
+
+
+def _updates(run: str, tasks: Iterable[Task]) -> Iterator[AnyRecord]:
+    for task in tasks:
+        cost = _cost(task)
+        if task.outcome == "late":
+            yield CostSettled(round=task.round, device=task.device, cost=cost)
+        if task.outcome != "arrived":
+            continue
+        yield UpdateAccepted(
+            round=task.round,
+            device=task.device,
+            update=_update(run, task, _said(cost) if task.settled else cost),
+            bytes_up=task.arrived_bytes or 0,
+            at=task.arrived_s,
+        )
+        if task.settled:
+            yield CostSettled(round=task.round, device=task.device, cost=cost)
+
+
+def _cost(task: Task) -> Cost:
+    figures: dict[str, Any] = {name: getattr(task, name) for name in COST}
+    return Cost(**figures, provenance={name: one for name, one in task.provenance.items() if name in COST})
+
+
+def _said(cost: Cost) -> Cost:
+    """Return what the update itself said of its cost."""
+    told = {name: one for name, one in cost.provenance.items() if name not in LATER}
+    return msgspec.structs.replace(cost, **dict.fromkeys(LATER), provenance=told)
+
+
+def _update(run: str, task: Task, cost: Cost) -> Update:
+    params = None
+    if task.payload_bytes is not None:
+        digest = bytes.fromhex(task.payload_digest)
+        params = Transfer(digest=digest, size=task.payload_bytes, frame_bytes=task.frame_bytes or 0)
+    return Update(
+        run=run,
+        round=task.round,
+        device=task.device,
+        params=params,
+        start=bytes.fromhex(task.start_digest),
+        weight=task.weight,
+        num_examples=task.examples or 0,
+        loss=task.loss,
+        metrics=task.metrics,
+        cost=cost,
+    )

@@ -1,0 +1,207 @@
+"""The rows of a trace's tables: a field is a column, the end of its name is its unit. The README documents them.
+
+Moments are seconds of the run, joined over the server's restarts (`edge_server.journal.run_clock`).
+A field that nobody measured is None, and its cell is empty: absent is never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from shared.protocol.measurements import Provenance
+from shared.protocol.messages import Value
+
+Positive: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Purpose: TypeAlias = Literal["measure", "train", "evaluate"]
+Device: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+Hex: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{2})*\Z", max_length=64)]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a table."""
+
+
+class Task(Row, frozen=True, kw_only=True):
+    """What one device was asked in one round, and what came of it and cost it."""
+
+    round: Count
+    device: Device
+    purpose: Purpose = "train"
+    outcome: Literal["arrived", "late", "failed", "missing"]
+    cause: str = ""
+    began_s: Positive | None = None
+    arrived_s: Positive | None = None
+    settled: bool = False
+    download_s: Positive | None = None
+    compute_s: Positive | None = None
+    upload_s: Positive | None = None
+    exchange_s: Positive | None = None
+    cpu_s: Positive | None = None
+    cycles: Positive | None = None
+    hertz: Positive | None = None
+    download_joules: Positive | None = None
+    compute_joules: Positive | None = None
+    upload_joules: Positive | None = None
+    exchange_joules: Positive | None = None
+    idle_w: Positive | None = None
+    bytes_down: Count | None = None
+    bytes_up: Count | None = None
+    features_bytes: Count | None = None
+    gradient_bytes: Count | None = None
+    arrived_bytes: Count | None = None
+    payload_bytes: Count | None = None
+    payload_digest: Hex = ""
+    frame_bytes: Count | None = None
+    start_digest: Hex = ""
+    weight: Positive = 0.0
+    examples: Count | None = None
+    steps: Count | None = None
+    missed_steps: Count | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+    provenance: dict[str, Provenance] = {}
+
+
+class Step(Row, frozen=True, kw_only=True):
+    """What one training step cost a device before the first round."""
+
+    device: Device
+    steps: Count
+    seconds: Positive
+    joules: Positive | None = None
+    idle_w: Positive | None = None
+    cycles: Positive | None = None
+    hertz: Positive | None = None
+    weights: Count
+    flops: Count
+    provenance: dict[str, Provenance] = {}
+
+
+class Round(Row, frozen=True, kw_only=True):
+    """One round."""
+
+    round: Count
+    outcome: Literal["aggregated", "missed", "open"]
+    opened_s: Positive | None = None
+    closed_s: Positive | None = None
+    seconds: Positive | None = None
+    online: Count | None = None
+    asked: Count = 0
+    arrived: Count = 0
+    loss: float | None = None
+    accuracy: Positive | None = None
+    test_loss: float | None = None
+    device_accuracy: Positive | None = None
+    steps: Count | None = None
+    refused: dict[str, Count] = {}
+
+
+class Decision(Row, frozen=True, kw_only=True):
+    """What one device was told in one round."""
+
+    round: Count
+    device: Device
+    seed: int
+    local_epochs: Count
+    batch_size: Count
+    learning_rate: Positive
+    momentum: Positive
+    weight_decay: Positive
+    steps: Count = 0
+    values: dict[str, Value] = {}
+
+
+class Sample(Row, frozen=True, kw_only=True):
+    """One figure that a device measured."""
+
+    at_s: Positive
+    device: Device
+    name: str
+    value: float
+    unit: str
+    age_s: Positive | None = None
+    quality: Literal["measured", "corrected", "modelled"]
+    source: str = ""
+
+
+class Fact(Row, frozen=True, kw_only=True):
+    """One word that a device said of itself, where it was news."""
+
+    at_s: Positive
+    device: Device
+    name: str
+    value: str
+
+
+class Presence(Row, frozen=True, kw_only=True):
+    """A device came or went."""
+
+    at_s: Positive
+    device: Device
+    event: Literal["joined", "left"]
+    cause: Literal["connected", "reconnected", "restarted", "gone", "unheard"]
+    interrupts: Count | None = None
+    version: str = ""
+
+
+TABLES: Mapping[str, type[Row]] = {
+    "tasks": Task,
+    "steps": Step,
+    "rounds": Round,
+    "decisions": Decision,
+    "readings": Sample,
+    "facts": Fact,
+    "availability": Presence,
+}
+
+TOLD: Mapping[str, tuple[str, ...]] = {
+    "tasks": (
+        "download_s",
+        "compute_s",
+        "upload_s",
+        "exchange_s",
+        "cpu_s",
+        "cycles",
+        "hertz",
+        "download_joules",
+        "compute_joules",
+        "upload_joules",
+        "exchange_joules",
+        "idle_w",
+    ),
+    "steps": ("compute_s", "compute_joules", "cycles"),
+}
+"""Figures of which `<figure>_quality`, `_source` and `_uncertainty` are columns too."""
+
+PROVENANCE = ("quality", "source", "uncertainty")
+
+UNITS: Mapping[str, str] = {
+    "_s": "s",
+    "seconds": "s",
+    "joules": "J",
+    "_w": "W",
+    "watts": "W",
+    "hertz": "Hz",
+    "celsius": "°C",
+    "_bits_per_s": "bit/s",
+    "bytes": "B",
+    "bytes_down": "B",
+    "bytes_up": "B",
+}
+"""By the end of a name; the longest end that fits counts."""
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a column or a reading: `1` for a count, a share or a word."""
+    ends = [end for end in UNITS if name.endswith(end)]
+    return UNITS[max(ends, key=len)] if ends else "1"
+
+
+def columns(table: str) -> tuple[str, ...]:
+    """Return a table's columns in order."""
+    fields = tuple(name for name in TABLES[table].__struct_fields__ if name != "provenance")
+    return fields + tuple(f"{figure}_{part}" for figure in TOLD.get(table, ()) for part in PROVENANCE)

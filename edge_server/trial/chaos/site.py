@@ -1,0 +1,208 @@
+"""The processes of a site on this machine: each can be killed, and started again on the same files and port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from edge_server.fleet.broker import PrivateBroker, free_port, running
+from edge_server.plan.plan import devices
+from edge_server.trial.chaos.kills import Kind
+from edge_server.trial.chaos.log_reader import Logs
+from edge_server.trial.local import SERVER, Local, agent, server
+from shared.errors import Unreachable
+
+ATTEMPTS = 5
+GONE_S, POLL_S = 20.0, 0.002
+BROKER = "broker"
+TRAINER = "device_agent.trainer.main"
+MODULES = ("edge_server", "device_agent", TRAINER)
+
+
+class Part:
+    """A process of ours that comes and goes."""
+
+    def __init__(self, begin: Callable[[], AbstractAsyncContextManager[Process]]) -> None:
+        self._begin, self._stack = begin, AsyncExitStack()
+        self._process: Process | None = None
+
+    @property
+    def code(self) -> int | None:
+        """Return the exit code, None while it runs."""
+        return self._process.returncode if self._process else None
+
+    @property
+    def pid(self) -> int:
+        """Return its process id, 0 where it does not run."""
+        return self._process.pid if self._process and self._process.returncode is None else 0
+
+    async def start(self) -> None:
+        """Start it, in the same way every time; what is left of it before is ended."""
+        await self.close()
+        self._process = await self._stack.enter_async_context(self._begin())
+
+    async def kill(self) -> bool:
+        """End it as a power cut does; tell whether it was there to be killed."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return False
+        process.kill()
+        await process.wait()
+        return True
+
+    async def close(self) -> None:
+        """End it politely, if it runs."""
+        stack, self._stack = self._stack, AsyncExitStack()
+        await stack.aclose()
+
+
+@dataclass
+class Site:
+    """A broker, a server and a fleet of agents with their trainers. Use it as `async with Site(...).living()`.
+
+    Attributes:
+        devices: Names of its devices.
+        local: What it runs.
+        place: Where the files of its processes lie.
+        logs: What they say.
+        parts: Its processes by name; the trainers are the agents'.
+    """
+
+    local: Local
+    place: Path
+    devices: list[str] = field(init=False)
+    logs: Logs = field(init=False)
+    parts: dict[str, Part] = field(init=False)
+    _port: int = field(default_factory=free_port)
+    _broker: PrivateBroker | None = None
+
+    def __post_init__(self) -> None:
+        """Name its processes; none is started."""
+        self.devices = [device.name for device in devices(self.local.plan, self.local.count)]
+        self.logs = Logs(self.place, [SERVER, *self.devices])
+        self.parts = {BROKER: Part(self._run_broker), SERVER: Part(self._run_server)}
+        self.parts |= {name: Part(partial(self._run_agent, index)) for index, name in enumerate(self.devices)}
+
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[Site]:
+        """Run the broker and the agents while the block lasts; afterwards no process of the site is left."""
+        self.place.mkdir(parents=True)
+        try:
+            for name in (BROKER, *self.devices):
+                await self.start(name)
+            yield self
+        finally:
+            for name in (SERVER, *self.devices, BROKER):
+                await self.parts[name].close()
+
+    async def start(self, name: str) -> None:
+        """Start a process; the broker again, where somebody else's passing socket has its port."""
+        if name != BROKER:
+            self.logs.began("server" if name == SERVER else "agent", name)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self.parts[name].start()
+            except Unreachable:
+                if attempt == ATTEMPTS:
+                    raise
+                await asyncio.sleep(1.0)
+            else:
+                return
+
+    async def serve(self, run: str) -> None:
+        """Start the server on another run of the plan."""
+        self.local = replace(self.local, run=run)
+        await self.start(SERVER)
+
+    async def kill(self, kind: Kind, name: str, within: str = "") -> bool:
+        """Kill a process and wait for its end; tell whether it was there.
+
+        Args:
+            kind: What it is.
+            name: Its name; of a trainer, its device.
+            within: The phase it must be in, or else it lives on; empty for any.
+        """
+        trainer = _running(self.logs.pids.get(name, 0), self._home(name)) if kind == "trainer" else None
+        pid = trainer.pid if trainer else self.parts[name].pid if kind != "trainer" else 0
+        if not pid or (within and not await self._is_held(pid, kind, name, within)):
+            return False
+        if trainer is None:
+            return await self.parts[name].kill()
+        with suppress(psutil.NoSuchProcess):
+            trainer.kill()
+        async with asyncio.timeout(GONE_S):
+            while _is_alive(trainer):  # noqa: ASYNC110 - no child of ours
+                await asyncio.sleep(POLL_S)
+        return True
+
+    async def _is_held(self, pid: int, kind: Kind, name: str, within: str) -> bool:
+        """Hold a process still in a phase, however short; let it go on where it is past that."""
+        try:
+            process = psutil.Process(pid)
+            process.suspend()
+            async with asyncio.timeout(GONE_S):
+                while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            self.logs.news()
+            if self.logs.phases.get((kind, name)) == within:
+                return True
+            process.resume()
+        except psutil.NoSuchProcess:
+            pass
+        return False
+
+    def _home(self, name: str) -> Path:
+        return (self.place / name).resolve()
+
+    def _run_server(self) -> AbstractAsyncContextManager[Process]:
+        assert self._broker
+        return server(self.local, self.place, self._broker)
+
+    def _run_agent(self, index: int) -> AbstractAsyncContextManager[Process]:
+        assert self._broker
+        return agent(self.local, self.place, self._broker, devices(self.local.plan, self.local.count), index)
+
+    @asynccontextmanager
+    async def _run_broker(self) -> AsyncIterator[Process]:
+        async with running(self.place, port=self._port, embedded=self.local.embedded) as self._broker:
+            yield self._broker.process
+
+
+def _running(pid: int, home: Path) -> psutil.Process | None:
+    """Return the trainer of a device if that is what runs under a number, which may be somebody else's by now."""
+    try:
+        process = psutil.Process(pid)
+        words = process.cmdline()
+    except psutil.Error:
+        return None
+    return process if TRAINER in words and any(word.startswith(f"{home}/") for word in words) else None
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Tell whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def sweep(place: Path) -> list[int]:
+    """Kill what still runs of a site, as trainers do whose agent was killed; return their process ids."""
+    swept = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or ()
+        is_ours = "-m" in words and any(module in words for module in MODULES)
+        is_ours |= str(place / "mosquitto.conf") in words
+        if is_ours and process.pid != os.getpid() and any(word.startswith(f"{place}/") for word in words):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+                swept.append(process.pid)
+    return swept

@@ -1,0 +1,81 @@
+"""The fleet that is connected: waited for before a trial begins, with somebody at the terminal who can help."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from edge_server.config import ServerConfig
+from edge_server.fleet import membership
+from edge_server.fleet.hub import Server
+from edge_server.fleet.membership import Muster
+from edge_server.plan.plan import Plan
+from shared.errors import ConfigError, Unreachable
+
+MOST_NAMED = 8
+
+
+async def gathered(
+    server: Server, plan: Plan, members: Muster, config: ServerConfig, say: Callable[[str], None]
+) -> None:
+    """Wait for the broker and for as many devices as the plan asks for, `cohort.wait_s` for each.
+
+    Args:
+        server: The site, listening.
+        plan: How many, and whom.
+        members: Who counts.
+        config: Where the site is, for those who must be told.
+        say: Shows a line whenever there is news.
+
+    Raises:
+        ConfigError: The plan names fewer devices than it waits for.
+        Unreachable: There is no broker, or they did not come; the message says who did, and what helps.
+    """
+    least, wait_s = plan.cohort.min_devices, plan.cohort.wait_s
+    if members.members is not None and len(members.members) < least:
+        raise ConfigError(
+            f"plan {plan.name!r} names {len(members.members)} devices and waits for cohort.min_devices = {least}: "
+            "name more, or lower that"
+        )
+    where = f"{config.broker.host}:{config.broker.port}"
+    await _broker(server, where, wait_s, say)
+    said = [""]
+
+    def tell(here: tuple[str, ...]) -> None:
+        line = f"{len(here)} of {least} devices are connected{_list(here, ': ')}"
+        if line != said[-1]:
+            say(line)
+            said.append(line)
+
+    if await membership.enough(server, members, plan.cohort, tell):
+        return
+    strangers = [device for device in server.fleet.online if not members.takes(device)]
+    absent = sorted((members.members or frozenset()) - set(server.fleet.online))
+    raise Unreachable(
+        f"{said[-1]}, after {wait_s:g} s at {where}, site {config.site!r}"
+        f"{_list(absent, '; named by the plan and not here: ')}"
+        f"{_list(strangers, '; here and not named by the plan: ')}. "
+        "Start their agents with this broker and site, or change [[device]], cohort.min_devices or cohort.wait_s"
+    )
+
+
+async def _broker(server: Server, where: str, wait_s: float, say: Callable[[str], None]) -> None:
+    if server.broker is None or server.broker.is_set():
+        return
+    say(f"waiting for the broker at {where}")
+    try:
+        async with asyncio.timeout(wait_s):
+            await server.broker.wait()
+    except TimeoutError:
+        raise Unreachable(
+            f"no broker answers at {where} for {wait_s:g} s: start it, name a server's file with --config, "
+            "or run the trial on this machine with --local"
+        ) from None
+
+
+def _list(devices: tuple[str, ...] | list[str], before: str) -> str:
+    """Return the names after some words, not too many of them; nothing where there are none."""
+    if not devices:
+        return ""
+    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
+    return before + ", ".join(devices[:MOST_NAMED]) + more

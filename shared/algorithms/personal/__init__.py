@@ -1,0 +1,1 @@
+"""Methods that keep a part of the network on its device."""

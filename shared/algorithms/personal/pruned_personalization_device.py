@@ -1,0 +1,229 @@
+"""The device half of pruned personalization: steps on the personal part, a ranking, masked steps on the shared part.
+
+Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
+Networks, https://arxiv.org/abs/2309.01816; equations as in `shared.algorithms.personal.pruned_personalization`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.algorithms.base import Batch, Batches, Outcome, Result
+from shared.algorithms.personal import partial as parts
+from shared.algorithms.personal import sparse_update
+from shared.algorithms.personal.partial import Settings, own_part, shared_part, weights_of
+from shared.algorithms.personal_model import require_finite
+from shared.errors import TaskFailed, WireError
+from shared.models.base import Model
+from shared.models.build import seeded
+from shared.protocol.messages import Assignment, Hyper
+from shared.tensors.sgd import descend
+from shared.tensors.tree import State, Tree, check_like
+
+MOMENTUM = "momentum/"
+
+ENDLESS = 1 << 62
+
+
+@dataclass
+class Training:
+    """A device's network in one round; its parameters are the model's own.
+
+    Attributes:
+        model: The network, with the received global part and the device's personal part in it.
+        hyper: Of every step.
+        shared: Leaves of the global part u, as they were received.
+        momenta: Of the personal part v, from round to round.
+    """
+
+    model: Model
+    hyper: Hyper
+    shared: Tree
+    momenta: Tree
+    loss_sum: float = 0.0
+    seen: int = 0
+    _global_momenta: Tree = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        named = [(name, leaf) for name, leaf in self.model.layers.named_parameters() if leaf.requires_grad]
+        self.ours = [(name, leaf) for name, leaf in named if name in self.shared]
+        self.own = [(name, leaf) for name, leaf in named if name not in self.shared]
+
+    def step(self, batch: Batch, mask: Tree, *, ours: bool = True, own: bool = True) -> float:
+        """Take a step on one part or both; a pruned weight of u is zero and stays so. Equations (6) and (22)."""
+        inputs, labels = batch
+        loss = functional.cross_entropy(self.model.layers(inputs), labels)
+        moving = [*(self.own if own else []), *(self.ours if ours else [])]
+        loss.backward(inputs=[leaf for _, leaf in moving])
+        if own:
+            descend(self.own, self.momenta, self.hyper)
+        if ours:
+            for name, leaf in self.ours:
+                if name in mask and leaf.grad is not None:
+                    leaf.grad.masked_fill_(~mask[name], 0.0)
+            descend(self.ours, self._global_momenta, self.hyper)
+        return loss.item()
+
+    def count(self, batch: Batch, loss: float) -> None:
+        """Add a step's loss to the round's."""
+        self.loss_sum += loss * len(batch[1])
+        self.seen += len(batch[1])
+
+    def importance(self, settings: Settings, batches: Batches) -> Tensor:
+        """Return how important each weight of u is, of shape (N,); nothing else of it remains. Equation (20).
+
+        Its batches are the first ones of the round once more, and what a layer draws at random is put back, so that
+        other steps come out the same with and without.
+
+        Raises:
+            TaskFailed: Warm-up has diverged.
+        """
+        received = sparse_update.flat(weights_of(self.shared))
+        if settings.importance == "magnitude":
+            return received.abs()
+        buffers = {name: leaf.clone() for name, leaf in self.model.layers.named_buffers()}
+        with seeded(0):
+            for batch in islice(iter(batches), settings.warmup_steps):
+                self.step(batch, {}, own=False)
+        self._global_momenta = {}
+        moved = (sparse_update.flat(weights_of(self.now(self.shared))) - received).abs_()
+        if not math.isfinite(moved.max().item()):
+            raise TaskFailed("warm-up has diverged: weights are NaN or infinite; lower the learning rate")
+        self.put({**self.shared, **buffers})
+        return moved.mul_(received.abs()) if settings.importance == "taylor" else moved
+
+    def now(self, like: Tree) -> Tree:
+        """Return the network's own leaves of these names."""
+        leaves = self.model.tree()
+        return {key: leaves[key] for key in like}
+
+    @torch.no_grad()
+    def put(self, leaves: Tree) -> None:
+        """Overwrite leaves of the network."""
+        for key, leaf in self.now(leaves).items():
+            leaf.copy_(leaves[key])
+
+    def statistics(self, *, ours: bool) -> Tree:
+        """Return copies of a part's buffers, which a step on the other part must not change."""
+        buffers = self.model.layers.named_buffers()
+        return {name: leaf.clone() for name, leaf in buffers if (name in self.shared) == ours}
+
+
+def local(
+    settings: Settings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
+) -> Outcome:
+    """Device half: see `Algorithm.local`. Masked steps compute as densely as others: what is saved is bytes.
+
+    Raises:
+        TaskFailed: There are no examples, training has diverged, or the device's state is of another model.
+        WireError: What came is not the global part.
+    """
+    if not batches.num_examples:
+        raise TaskFailed("no examples to train on")
+    _require_shared(settings, model, start)
+    own = own_part(settings.split, model, state, assignment)
+    model.layers.load_state_dict({**start, **own})
+    model.layers.train()
+    model.layers.zero_grad()  # of a task that was cut short in the middle of a step
+    momenta = {key.removeprefix(MOMENTUM): leaf for key, leaf in state.tree.items() if key.startswith(MOMENTUM)}
+    training = Training(model, assignment.hyper, start, {key: leaf.clone() for key, leaf in momenta.items()})
+    weights = weights_of(start)
+    count = sum(leaf.numel() for leaf in weights.values())
+    share = pruned_share(settings, assignment)
+    number, stream = sparse_update.held(count, share), iter(batches)
+    if settings.updating == "alternating":
+        _personalize(training, stream, settings.personal_steps)
+    mask = _masked(settings, training, batches, number) if 0 < number < count else None
+    held = sparse_update.shaped(mask, weights) if mask is not None else {}
+    if settings.updating == "simultaneous":
+        _both(settings, training, stream, held, empty=not number)
+    elif number:
+        _globalize(training, stream, settings.global_steps, held)
+    after = {parts.OWN + key: leaf for key, leaf in training.now(own).items()}
+    after |= {MOMENTUM + key: leaf for key, leaf in training.momenta.items()}
+    require_finite(after)
+    kept = State({key: leaf.detach().contiguous().clone() for key, leaf in after.items()}, state.facts)
+    return kept, Result(
+        tree=_upload(training.now(start), mask) if number else {},
+        weight=float(batches.num_examples) if settings.weighting == "examples" else 1.0,
+        num_examples=batches.num_examples,
+        loss=training.loss_sum / training.seen if training.seen else None,
+        metrics={"pruned": 1 - number / count},
+    )
+
+
+def timed(
+    settings: Settings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
+) -> Outcome:
+    """Take a plain step on every batch, of the whole network: what `[measure]` times."""
+    whole = replace(settings, updating="simultaneous", personal_steps=ENDLESS, global_steps=ENDLESS, prune=0.0)
+    values = {key: value for key, value in assignment.values.items() if key != "prune"}
+    return local(whole, model, state, start, batches, msgspec.structs.replace(assignment, values=values))
+
+
+def pruned_share(settings: Settings, assignment: Assignment) -> float:
+    """Return rho, the share of global weights that a device leaves out.
+
+    Raises:
+        WireError: The server has said what is no share.
+    """
+    share = assignment.values.get("prune", settings.prune)
+    if isinstance(share, str | list) or not 0 <= share <= 1:
+        raise WireError(f"prune is {share!r}, not a share in [0, 1]", reason="prune")
+    return float(share)
+
+
+def _require_shared(settings: Settings, model: Model, start: Tree) -> None:
+    like = shared_part(settings.split, model)
+    if start.keys() != like.keys():
+        raise WireError(f"tensors {sorted(start)[:8]} are not the global part {sorted(like)[:8]}", reason="params")
+    check_like(start, like)
+
+
+def _personalize(training: Training, stream: Iterator[Batch], steps: int) -> None:
+    """Steps on v with u as received; equation (6)."""
+    if not training.own:
+        return
+    statistics = training.statistics(ours=True)
+    for batch in islice(stream, steps):
+        training.count(batch, training.step(batch, {}, ours=False))
+    training.put(statistics)
+
+
+def _masked(settings: Settings, training: Training, batches: Batches, number: int) -> Tensor:
+    """Rank, and set to zero what is not among the first `number`; equation (21)."""
+    mask = sparse_update.most_important(training.importance(settings, batches), number)
+    weights = weights_of(training.shared)
+    training.put(sparse_update.shaped(torch.where(mask, sparse_update.flat(weights), 0.0), weights))
+    return mask
+
+
+def _globalize(training: Training, stream: Iterator[Batch], steps: int, held: Tree) -> None:
+    """Masked steps on u with v as it is by now; equation (22)."""
+    statistics = training.statistics(ours=False)
+    for batch in islice(stream, steps):
+        training.count(batch, training.step(batch, held, own=False))
+    training.put(statistics)
+
+
+def _both(settings: Settings, training: Training, stream: Iterator[Batch], held: Tree, *, empty: bool) -> None:
+    """Steps on u and v at once; on v alone where a device takes no part in u."""
+    for number, batch in enumerate(islice(stream, settings.steps)):
+        own, ours = number < settings.personal_steps, number < settings.global_steps and not empty
+        own = own and bool(training.own)
+        if own or ours:
+            training.count(batch, training.step(batch, held, ours=ours, own=own))
+
+
+def _upload(after: Tree, mask: Tensor | None) -> Tree:
+    weights = weights_of(after)
+    dense = {key: leaf.detach().clone() for key, leaf in after.items() if key not in weights}
+    return sparse_update.packed(sparse_update.flat(weights).detach(), mask) | dense

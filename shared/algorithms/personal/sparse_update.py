@@ -1,0 +1,129 @@
+"""Weights of which a device holds some: which these are, and how they travel.
+
+After Liu, Ratnarajah, Sellathurai, Eldar, https://arxiv.org/abs/2309.01816, whose traffic (25) has no mask in it.
+With N weights, all leaves' one after the other in order, of which n are held, an update has
+
+    values     n numbers
+    mask       u8, ceil(N / 8) bytes, from the lowest bit of a byte on; or, where that is less,
+    index      i32, the n places in ascending order: 4 n bytes, less from a pruned share of 31/32 on
+
+and where n = N, neither of the two. What cannot be pruned travels beside them as it is; where n = 0, nothing does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.codecs import bits
+from shared.errors import WireError
+from shared.tensors.pruning import smallest
+from shared.tensors.tree import Tree, check_like
+
+VALUES, MASK, INDEX = "values", "mask", "index"
+INDEX_BYTES, BYTE_BITS = 4, 8
+
+
+def flat(weights: Tree) -> Tensor:
+    """Return all weights as one vector, of shape (N,), in the order of their leaves."""
+    return torch.cat([leaf.flatten() for leaf in weights.values()])
+
+
+def shaped(vector: Tensor, like: Tree) -> Tree:
+    """Return views of a vector of shape (N,) in the shapes of leaves."""
+    parts = vector.split([leaf.numel() for leaf in like.values()])
+    return {key: part.view(leaf.shape) for (key, leaf), part in zip(like.items(), parts, strict=True)}
+
+
+def held(count: int, share: float) -> int:
+    """Return how many of `count` weights are held where a share of them is pruned: n = N - floor(rho N)."""
+    return count - math.floor(share * count)
+
+
+def most_important(importance: Tensor, count: int) -> Tensor:
+    """Return the mask of the `count` most important weights; of equal ones, those that stand first.
+
+    Args:
+        importance: Of shape (N,), without NaN.
+        count: 0 to N.
+    """
+    ranks = importance.numpy()
+    if count == len(ranks):
+        return torch.ones(count, dtype=torch.bool)
+    if not count:
+        return torch.zeros(len(ranks), dtype=torch.bool)
+    bound = smallest(ranks, len(ranks) - count)
+    mask = ranks > bound
+    mask[np.flatnonzero(ranks == bound)[: count - np.count_nonzero(mask)]] = True
+    return torch.from_numpy(mask)
+
+
+def packed(weights: Tensor, mask: Tensor | None) -> Tree:
+    """Return what travels of weights of shape (N,), given which of them are held; None for all."""
+    if mask is None:
+        return {VALUES: weights}
+    if INDEX_BYTES * int(mask.count_nonzero()) < bits.packed_bytes(len(mask), 1):
+        return {VALUES: weights[mask], INDEX: mask.nonzero().flatten().to(torch.int32)}
+    return {VALUES: weights[mask], MASK: torch.from_numpy(bits.pack(mask.numpy(), 1))}
+
+
+def unpacked(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:
+    """Return all weights, of shape (N,), zero where they are not held, and the mask of those that are.
+
+    Raises:
+        WireError: There are not as many values as places, or a place is none.
+    """
+    values = up[VALUES]
+    if MASK not in up and INDEX not in up:
+        return values, None
+    mask = torch.zeros(count, dtype=torch.bool)
+    if MASK in up:
+        mask = torch.from_numpy(bits.unpack(up[MASK].numpy(), count, 1).view(bool))
+    else:
+        places = up[INDEX].to(torch.int64)
+        if len(places) and (int(places[0]) < 0 or int(places[-1]) >= count or bool((places.diff() <= 0).any())):
+            raise WireError("places of weights are not in ascending order, or outside of them", reason="index")
+        mask[places] = True
+    if int(mask.count_nonzero()) != len(values):
+        raise WireError(f"{len(values)} values for {int(mask.count_nonzero())} places", reason="shape")
+    vector = torch.zeros(count, dtype=values.dtype)
+    vector[mask] = values
+    return vector, mask
+
+
+def require(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
+    """Refuse an update of a global part that is not what a share of pruned weights makes of it.
+
+    Args:
+        up: What came; its leaves may have no storage.
+        shared: The whole part.
+        weights: Those leaves of it that can be pruned.
+        share: Of them that was to be pruned.
+
+    Raises:
+        WireError: It is not.
+    """
+    count = sum(leaf.numel() for leaf in weights.values())
+    like = layout(shared, weights, held(count, share))
+    if up.keys() != like.keys():
+        raise WireError(f"tensors {sorted(up)[:BYTE_BITS]}, not {sorted(like)[:BYTE_BITS]}", reason="unknown-tensor")
+    check_like(up, like)
+    if up and not up[VALUES].is_meta:
+        unpacked(up, count)
+
+
+def layout(shared: Tree, weights: Tree, number: int) -> Tree:
+    """Return an update of `number` weights without storage."""
+    if not number:
+        return {}
+    count, dtype = sum(leaf.numel() for leaf in weights.values()), next(iter(weights.values())).dtype
+    like = {key: leaf for key, leaf in shared.items() if key not in weights}
+    like[VALUES] = torch.empty(number, dtype=dtype, device="meta")
+    if number == count:
+        return like
+    if INDEX_BYTES * number < bits.packed_bytes(count, 1):
+        return like | {INDEX: torch.empty(number, dtype=torch.int32, device="meta")}
+    return like | {MASK: torch.empty(bits.packed_bytes(count, 1), dtype=torch.uint8, device="meta")}

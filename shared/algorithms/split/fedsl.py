@@ -1,0 +1,152 @@
+"""Lightweight FedSL: devices train the layers below a cut, pruned, the server the layers above it, over a link.
+
+J. Zhang, W. Ni, D. Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks,
+which names no code; what it leaves open is resolved as CONTRIBUTING says. Its baseline without pruning, quantization
+and dropout is the split federated learning of Thapa et al., SplitFed, AAAI 2022, https://arxiv.org/abs/2004.12088.
+
+At step t of T, device k with client part w_k, mask m_k and a batch; A of shape (B, D) are the features at the cut:
+
+    A~ = A delta / (1 - p)                          (3)   up, with labels; dropped columns stay at home
+    w_s <- w_s - eta/K sum_k dF_k/dw_s              (6), (7)   the server, which sends dF_k/dA~ down, kept columns alone
+    g = dF_k/dA~ . dA~/dw_k                         (8)
+    I_j = |w_j g_j|                                 (9)
+    rho_t = rho_f (1 - (1 - t/T)^3)                 (10)  the floor(rho_t n) least important weights leave the mask
+    w_k <- m_k w_k - eta Q(m_k g)                   (11) to (13)  Q rounds magnitudes to one of 2^q knots, at random
+    w_k <- 1/K sum_k w_k                            (14)  every I rounds, zeros included; the mask is looked at anew
+
+One round of ours is one period of I rounds of the paper. Labels leave the device: the server sees them. The quantized
+gradient does not; it costs accuracy and saves no byte. `split` has the settings, `fedsl_device` and `fedsl_server` the
+halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
+
+import msgspec
+from torch import Tensor
+
+from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, assign_alike
+from shared.algorithms.split.fedsl_device import local
+from shared.algorithms.split.fedsl_server import serve
+from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, Settings
+from shared.algorithms.split.smashed import admit
+from shared.errors import ConfigError
+from shared.models.base import Model
+from shared.protocol.messages import Assignment
+from shared.tensors import tree
+from shared.tensors.feature_dropout import Granularity
+from shared.tensors.tree import Mean, State, Tree
+
+
+def init(settings: Settings, model: Model, _seed: int) -> State:
+    """Return the whole network, how many steps were served, and the names of the layers that devices hold.
+
+    Raises:
+        ConfigError: The model may not be cut there.
+    """
+    below = " ".join(name for name, _ in model.below(settings.cut_of(model)).named_children())
+    return State({key: leaf.clone() for key, leaf in model.tree().items()}, {"step": 0, "below": below})
+
+
+def assign(
+    settings: Settings, state: State, cohort: Cohort, allocation: Allocation, number: int
+) -> dict[str, Assignment]:
+    """Tell every device its steps and where in the schedules they are.
+
+    Raises:
+        ConfigError: The plan asks for momentum, which would revive what is pruned.
+    """
+    if cohort.hyper.momentum:
+        raise ConfigError("split learning here takes plain steps: set `momentum` of [hyper] to 0")
+    hyper = msgspec.structs.replace(cohort.hyper, local_epochs=settings.steps)  # a batch each at least
+    schedule = {
+        "first_step": (number - 1) * settings.steps,
+        "total_steps": max(cohort.rounds, number) * settings.steps,
+    }
+    return {
+        device: msgspec.structs.replace(told, hyper=hyper, steps=settings.steps, values={**told.values, **schedule})
+        for device, told in assign_alike(state, cohort, allocation, number).items()
+    }
+
+
+def broadcast(state: State, _assignment: Assignment) -> Tree:
+    """Return the client part, as averaged last; equation (14)."""
+    below = set(str(state.facts["below"]).split())
+    return {key: leaf for key, leaf in state.tree.items() if key.partition(".")[0] in below}
+
+
+def absorb(settings: Settings, mean: Mean, _assignment: Assignment, result: Result) -> Mean:
+    """Add a device's client part; equation (14)."""
+    weight = result.weight if settings.weighted else 1.0
+    return tree.accumulate(mean, result.tree, weight, _held(result) if settings.average == "holders" else None)
+
+
+def _held(result: Result) -> dict[str, Tensor]:
+    """Return where a device has weights that it has not pruned; codecs without coverage show it by zeros."""
+    weights = {key: leaf != 0 for key, leaf in result.tree.items() if leaf.ndim >= MATRIX}
+    return weights | result.coverage
+
+
+def aggregate(state: State, mean: Mean) -> State:
+    """Return the state with the mean as its client part; BatchNorm's counters are rounded."""
+    found = tree.finish(mean)
+    for key, leaf in found.items():
+        like = state.tree[key]
+        found[key] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
+    return State({**state.tree, **found}, state.facts)
+
+
+def fedsl(  # noqa: PLR0913 - options of a plan, all by name
+    *,
+    cut: int = 0,
+    period: int = 5,
+    steps_per_round: int = 1,
+    sparsity: float = 0.35,
+    importance: Literal["taylor", "magnitude"] = "taylor",
+    bits: int = 8,
+    drop: float = 0.3,
+    granularity: Granularity = "column",
+    average: Literal["all", "holders"] = "all",
+    weighted: bool = False,
+    server: Literal["mean", "turns"] = "mean",
+    schedule: Literal["cosine", "constant"] = "cosine",
+    recompute: bool = False,
+) -> Algorithm:
+    """Build the algorithm; options as in `Settings`.
+
+    Raises:
+        ValueError: One is out of range.
+    """
+    settings = Settings(
+        *(cut, period, steps_per_round, sparsity, importance, bits, drop),
+        *(granularity, average, weighted, server, schedule, recompute),
+    )
+    return Algorithm(
+        init=partial(init, settings),
+        assign=partial(assign, settings),
+        broadcast=broadcast,
+        local=partial(local, settings),
+        absorb=partial(absorb, settings),
+        aggregate=aggregate,
+        serve=partial(serve, settings),
+        admit=partial(admit, settings),
+    )
+
+
+splitfed = partial(fedsl, period=1, sparsity=0.0, bits=FLOAT_BITS, drop=0.0)
+"""The traditional split federated learning that the paper compares with: each of its devices sends all, every step."""
+
+VARIANTS: Mapping[str, Callable[..., Algorithm]] = {
+    "fedsl_channel": partial(fedsl, granularity="channel"),
+    "fedsl_element": partial(fedsl, granularity="element"),
+    "fedsl_holders": partial(fedsl, average="holders"),
+    "fedsl_magnitude": partial(fedsl, importance="magnitude"),
+    "fedsl_pruning": partial(splitfed, sparsity=0.35),
+    "fedsl_quantizer": partial(splitfed, bits=8),
+    "splitfed": splitfed,
+    "splitfed2": partial(splitfed, server="turns"),
+}
+"""Baselines and ablations: the method with settings replaced. In SplitFed v2 devices move the server part in turns."""

@@ -1,0 +1,172 @@
+"""The server half of lightweight FedSL: one step of the server part over the features of all devices.
+
+Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks; equations
+as in `shared.algorithms.split.fedsl`. One server part that devices move in turns is SplitFed v2 of Thapa et al.,
+https://arxiv.org/abs/2004.12088.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from shared.algorithms.split.settings import Settings, first_step, is_finite
+from shared.algorithms.split.smashed import Smashed, unpacked
+from shared.models.base import Model
+from shared.models.mode import in_mode
+from shared.protocol.messages import Assignment
+from shared.tensors.feature_dropout import gather
+from shared.tensors.tree import State, Tree
+
+ROWWISE = frozenset(
+    (
+        *(nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LayerNorm, nn.GroupNorm),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    )
+)
+"""Layers that take each example for itself and draw nothing, so that devices may share a batch."""
+
+PASS_EXAMPLES = 512
+"""Examples of a pass that devices share: more take memory and gain no time."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What came of a pass of some devices' features through the server part.
+
+    Attributes:
+        down: By device, what it is sent.
+        gradients: Of the weights, in their order: the sum of those of each device's own mean loss, equation (5).
+        buffers: As they are after it.
+    """
+
+    down: dict[str, Tree]
+    gradients: tuple[Tensor, ...]
+    buffers: Tree
+
+    @property
+    def counts(self) -> bool:
+        """Whether every number of it can be used."""
+        sent = (leaf for tree in self.down.values() for leaf in tree.values())
+        return all(map(is_finite, (*sent, *self.gradients)))
+
+
+@dataclass
+class Top:
+    """The server part for one step; `weights` share the storage of the state's."""
+
+    whole: nn.Module
+    network: nn.Sequential
+    weights: Tree
+    buffers: Tree
+
+    @classmethod
+    def of(cls, model: Model, cut: int, tree: Tree) -> Top:
+        """Return the layers above a cut, with their leaves of the whole network's tree."""
+        network = model.above(cut)
+        trainable = {name for name, leaf in network.named_parameters() if leaf.requires_grad}
+        weights = {name: tree[name].detach().requires_grad_() for name in network.state_dict() if name in trainable}
+        return cls(
+            model.layers, network, weights, {name: tree[name] for name in network.state_dict() if name not in trainable}
+        )
+
+    def run(self, group: Mapping[str, Smashed]) -> Pass:
+        """Pass features forward and back; equations (4) and (5), for all devices of the group at once."""
+        features = torch.cat([one.features for one in group.values()]) if len(group) > 1 else _only(group).features
+        features = features.detach().requires_grad_()
+        labels = torch.cat([one.labels for one in group.values()])
+        sizes = [len(one.labels) for one in group.values()]
+        buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
+        with in_mode(self.whole, train=True):
+            outputs = functional_call(self.network, {**self.weights, **buffers}, (features,))
+        losses = [own.mean() for own in functional.cross_entropy(outputs, labels, reduction="none").split(sizes)]
+        upstream, *gradients = torch.autograd.grad(
+            torch.stack(losses).sum(), [features, *self.weights.values()], materialize_grads=True
+        )
+        down = {
+            device: {"gradient": own if one.delta is None else gather(own, one.delta), "loss": loss.detach()}
+            for (device, one), own, loss in zip(group.items(), upstream.split(sizes), losses, strict=True)
+        }
+        return Pass(down, tuple(gradients), buffers)
+
+    @torch.no_grad()
+    def move(self, gradients: tuple[Tensor, ...], rate: float, decay: float) -> None:
+        """Step along gradients, in place; equation (6)."""
+        for weight, gradient in zip(self.weights.values(), gradients, strict=True):
+            if decay:
+                weight.mul_(1 - rate * decay)
+            weight.add_(gradient, alpha=-rate)
+
+
+def serve(
+    settings: Settings, model: Model, state: State, assignments: Mapping[str, Assignment], ups: Mapping[str, Tree]
+) -> tuple[State, dict[str, Tree]]:
+    """Server half: see `Algorithm.serve`.
+
+    A device whose numbers are NaN or infinite does not count: it is answered with zeros, and without a loss.
+    """
+    told = assignments[next(iter(ups))]
+    before = state.facts["step"]
+    assert isinstance(before, int)
+    step = max(before, first_step(told)) + 1
+    rate, decay = settings.step_size(told, step), told.hyper.weight_decay
+    top = Top.of(model, settings.cut_of(model), state.tree)
+    total: tuple[Tensor, ...] = ()
+    down: dict[str, Tree] = {}
+    counted = 0
+    for group in _groups(settings, top.network, {device: unpacked(settings, up) for device, up in ups.items()}):
+        for one in _passes(top, group):
+            if not one.counts:
+                down |= {device: {"gradient": torch.zeros_like(own["gradient"])} for device, own in one.down.items()}
+                continue
+            down |= one.down
+            top.buffers = one.buffers
+            counted += len(one.down)
+            if settings.server == "turns":
+                top.move(one.gradients, rate, decay)
+            elif total:
+                total = tuple(held.add_(more) for held, more in zip(total, one.gradients, strict=True))
+            else:
+                total = one.gradients
+    if total:
+        top.move(total, rate / counted, decay * counted)
+    return State({**state.tree, **top.buffers}, {**state.facts, "step": step}), down
+
+
+def _passes(top: Top, group: Mapping[str, Smashed]) -> Iterator[Pass]:
+    """Yield the pass of a group; of each device for itself where one of them spoils what they share."""
+    together = top.run(group)
+    if len(group) == 1 or together.counts:
+        yield together
+        return
+    for device, one in group.items():
+        yield top.run({device: one})
+
+
+def _groups(settings: Settings, network: nn.Module, sent: Mapping[str, Smashed]) -> Iterator[dict[str, Smashed]]:
+    """Yield devices that can share a pass without any difference, in order; else one after the other."""
+    shared = settings.server == "mean" and all(type(layer) in ROWWISE for layer in network.modules())
+    group: dict[str, Smashed] = {}
+    for device, one in sent.items():
+        if group and not (shared and _fits(one, group)):
+            yield group
+            group = {}
+        group[device] = one
+    yield group
+
+
+def _fits(one: Smashed, group: Mapping[str, Smashed]) -> bool:
+    examples = len(one.labels) + sum(len(other.labels) for other in group.values())
+    return examples <= PASS_EXAMPLES and one.features.shape[1:] == next(iter(group.values())).features.shape[1:]
+
+
+def _only(group: Mapping[str, Smashed]) -> Smashed:
+    (one,) = group.values()
+    return one

@@ -1,0 +1,1 @@
+"""Methods that give each device some of the network's neurons."""

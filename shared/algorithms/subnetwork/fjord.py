@@ -1,0 +1,122 @@
+"""FjORD: ordered dropout, so that the common network can be cut to any of a few widths.
+
+Horvath, Laskaridis, Almeida, Leontiadis, Venieris, Lane. FjORD: Fair and Accurate Federated Learning under
+Heterogeneous Targets with Ordered Dropout. NeurIPS 2021. https://arxiv.org/abs/2102.13451
+
+    S_l(p) = {1, ..., floor(p n_l)}                     the network of width p is part of every wider one
+    p ~ uniform {p_i <= p_max}                          a width for each batch, p_max the device's own
+    w <- w - eta grad CE(f_p(x), y)
+    w <- w - eta grad [CE(f_pmax(x), y) + CE(f_p(x), softmax f_pmax(x))]        with `distil`; targets have no gradient
+    w[j] <- sum_k n_k w_k[j] / sum_k n_k                over the devices with p_max >= p, j in the block of width p
+                                                        and in no narrower one: over those that hold it
+
+BatchNorm's weight and bias are cut as all else is; of its statistics every width has a set of its own, since the sums
+that come into a neuron differ: named `...@i` for the i-th width, the widest's as in the network itself. A device has
+those of its own width in place of the common ones, and all narrower ones. It uses the part that it was given last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.early_stopping import Stopping, leaving
+from shared.algorithms.subnetwork.fjord_device import Nested
+from shared.algorithms.subnetwork.random_dropout import served
+from shared.algorithms.subnetwork.server_half import absorbing, begin, broadcasting, chain_of, keep_of, neurons
+from shared.algorithms.subnetwork.widths import Widths, is_statistic, widths_of
+from shared.models.base import Model
+from shared.protocol.messages import Assignment
+from shared.subnetworks.neurons import Active, chain, extract, ordered
+from shared.tensors import tree as trees
+from shared.tensors.tree import Mean, State, Tree
+
+
+def fjord(
+    keep: float = 1.0,
+    *,
+    widths: str = "0.2,0.4,0.6,0.8,1",
+    distil: bool = False,
+    early_stopping: bool = False,
+    share: float = 0.7,
+    min_alive: int = 1,
+) -> Algorithm:
+    """Build the algorithm.
+
+    Args:
+        keep: Share of the neurons for devices of which the resource optimizer says nothing, in (0, 1]; p_max is the
+            largest of the widths up to a device's share, or the smallest there is.
+        widths: p_i, ascending to 1, with commas between them.
+        distil: Whether each batch also trains the width p_max, whose outputs are then the targets of p.
+        early_stopping: Whether devices leave for good when their loss gets worse; see `early_stopping`.
+        share: Of the training loss in that loss.
+        min_alive: The run ends when fewer devices have not left.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+    every, stopping = widths_of(widths), Stopping(early_stopping, share)
+
+    def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
+        """Device half: train networks of all widths up to its own, send what they share."""
+        nested = Nested.received(model, down, every, every.up_to(keep_of(told)))
+        loss = nested.train(batches, told, distil=distil)
+        layers, part = nested.layers[-1], nested.part(nested.own)
+        facts, metrics = stopping.judge(state.facts, loss, layers, part, batches.validation)
+        up, count = {key: leaf.detach() for key, leaf in nested.leaves.items()}, batches.num_examples
+        return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
+
+    built = replace(
+        neurons(local, partial(first, every), keep=keep),
+        init=partial(_init, every),
+        broadcast=partial(_broadcast, every),
+        absorb=partial(_absorb, every),
+        work=partial(_work, every, distil=distil),
+        serves=partial(_serves, every),
+    )
+    return leaving(built, stopping, min_alive)
+
+
+def first(every: Widths, state: State, assignment: Assignment) -> Active:
+    """Return the neurons of a device's own width."""
+    return ordered(chain_of(state.facts).hidden, every.shares[every.up_to(keep_of(assignment))])
+
+
+def _init(every: Widths, model: Model, seed: int) -> State:
+    """Begin the statistics of every width as the network's own."""
+    state, layout = begin(model, seed), chain(model.layers)
+    more = Tree()
+    for width, share in enumerate(every.shares[:-1]):
+        part = extract(state.tree, layout.index(ordered(layout.hidden, share)))
+        more |= {every.named(key, width): leaf for key, leaf in part.items() if is_statistic(key)}
+    return State(state.tree | more, state.facts)
+
+
+def _broadcast(every: Widths, state: State, assignment: Assignment) -> Tree:
+    """Return the part of a device's own width, with the statistics of all widths up to it."""
+    common = broadcasting(partial(first, every))(state, assignment)
+    down = {key: leaf for key, leaf in common.items() if not is_statistic(key)}
+    for width in range(every.up_to(keep_of(assignment)) + 1):
+        source = common if every.is_last(width) else state.tree
+        down |= {name: source[name] for key in common if is_statistic(key) for name in [every.named(key, width)]}
+    return down
+
+
+def _absorb(every: Widths, mean: Mean, assignment: Assignment, result: Result) -> Mean:
+    """Add an update: a width's statistics are averaged over the devices that have it."""
+    common, of_one = every.parted(result.tree)
+    covered, covered_of_one = every.parted(result.coverage)
+    mean = absorbing(partial(first, every))(mean, assignment, replace(result, tree=common, coverage=covered))
+    return trees.accumulate(mean, of_one, result.weight, covered_of_one)
+
+
+def _work(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:
+    """Return how much of a step is left: p^2 in the mean of the widths drawn, and of the widest to distil from."""
+    shares = every.shares[: every.up_to(keep_of(told)) + 1]
+    return sum(share**2 for share in shares) / len(shares) + (shares[-1] ** 2 if distil else 0.0)
+
+
+def _serves(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
+    """Return the network of a device's own width, as it was given it."""
+    return every.cut(served(model, state, down, assignment), every.up_to(keep_of(assignment)))

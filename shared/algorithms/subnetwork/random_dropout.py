@@ -1,0 +1,64 @@
+"""Random dropout: FedSPU's sampling, but neurons that are not drawn are not there, and no device keeps a model.
+
+What Niu, Dong, Qin compare FedSPU with in their code, as `feddrop`: AAAI 2025, https://arxiv.org/abs/2403.11464. The
+idea is Caldas, Konecny, McMahan, Talwalkar. Expanding the Reach of Federated Learning by Reducing Client Resource
+Requirements. 2018. https://arxiv.org/abs/1812.07210
+
+Devices train a network that is physically smaller. What travels is exactly what FedSPU sends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+
+from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.early_stopping import Stopping, leaving
+from shared.algorithms.fedavg import descent
+from shared.algorithms.subnetwork.server_half import Choice, came, drawn, neurons, smaller_work
+from shared.models.base import Model
+from shared.protocol.messages import Assignment
+from shared.subnetworks.narrow import narrowed
+from shared.subnetworks.neurons import PREFIX, Active
+from shared.tensors.tree import State, Tree
+
+
+def random_dropout(
+    keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1
+) -> Algorithm:
+    """Build the algorithm; for its options see `fedspu`."""
+    method = dropout(drawn, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
+    return replace(method, shows=lambda state, _assignment: state.tree)
+
+
+def dropout(choose: Choice, stopping: Stopping, *, keep: float, min_alive: int) -> Algorithm:
+    """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers."""
+    built = neurons(partial(train_what_came, stopping), choose, keep=keep)
+    return leaving(replace(built, work=smaller_work, serves=served), stopping, min_alive)
+
+
+def train_what_came(
+    stopping: Stopping, model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment
+) -> Outcome:
+    """Device half: train the smaller network, send all of it, keep nothing."""
+    active, index, values = came(model, down)
+    layers = smaller(model, active, values)
+    loss = descent(layers, list(layers.named_parameters()), batches, assignment.hyper)
+    trained = dict(layers.state_dict())
+    facts, metrics = stopping.judge(state.facts, loss, layers, trained, batches.validation)
+    up, count = {key: trained[key] for key in index}, batches.num_examples
+    return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
+
+
+def smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
+    """Return the network of the active neurons alone, with their values, in training mode."""
+    layers = narrowed(model.layers, active)
+    layers.load_state_dict(values, strict=False)  # all but BatchNorm's counts of batches
+    return layers.train()
+
+
+def served(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
+    """Return what a device was given: the server's model, or a smaller network, which its layers take as well."""
+    return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}

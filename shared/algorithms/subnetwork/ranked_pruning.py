@@ -1,0 +1,225 @@
+"""Devices that prune a common model once and for all, each by its own data, and average where their parts overlap.
+
+What Hermes, FedMP and PruneFL come down to where Niu, Dong, Qin compare FedSPU with them (AAAI 2025,
+https://arxiv.org/abs/2403.11464): they differ in which neurons matter. At a device's first participation
+
+    w       the whole model comes; one epoch on all of it
+    S_l     the floor(p_k n_l) neurons of each hidden layer that matter most, at least one; never chosen again
+    w_k     the part that belongs to S: the remaining epochs train that alone, in a network that is physically smaller
+    up      the part, and one bit a neuron: sum_l ceil(n_l / 8) + 4 |A_k| bytes
+
+Ever after both ways carry the part alone, as FedSPU's do. Each coordinate is averaged over those who hold it; a device
+uses its part as it left it. The authors' code ranks a network that it has just made anew, after one step or none, so
+that its choice has nothing to do with data; here, as their text says, the received model is trained and ranked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import chain as following
+
+import msgspec
+import torch
+from torch import Tensor
+
+from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Result
+from shared.algorithms.early_stopping import DEVICE, Stopping, leaving
+from shared.algorithms.local_training import Tally, epochs
+from shared.algorithms.personal_model import require_finite
+from shared.algorithms.subnetwork import server_half
+from shared.algorithms.subnetwork.random_dropout import served, smaller, train_what_came
+from shared.algorithms.subnetwork.ranking import Merit, strongest
+from shared.algorithms.subnetwork.server_half import CHAIN, came, chain_of, keep_of
+from shared.errors import TaskFailed, WireError
+from shared.models.base import Model
+from shared.protocol.messages import Assignment, Scalar
+from shared.subnetworks.neurons import (
+    PREFIX,
+    Active,
+    Chain,
+    chain,
+    everything,
+    extract,
+    ordered,
+    pack,
+    size_of,
+    unpack,
+)
+from shared.tensors.tree import Mean, State, Tree, check_like
+
+MASK = "mask/"
+"""What the server remembers of a device: its bitmaps, as hexadecimal digits."""
+
+
+def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> Algorithm:
+    """Build the algorithm by which neurons matter; for its options see `fedspu`."""
+
+    def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
+        """Device half: choose, at first; train the part, send it, keep it."""
+        active, index, values = came(model, down)
+        layout, tally, passes, marks = chain(model.layers), Tally(), epochs(batches), Tree()
+        if chooses(told):
+            active = _chosen(state, layout.hidden, keep_of(told))
+            if not active:
+                active = _choose(model, values, merit, told, next(passes, iter(())), tally)
+                values = model.tree()
+            index, marks = layout.index(active), pack(active, layout.hidden)
+            values = extract(values, index)
+        layers = smaller(model, active, values)
+        tally.train(layers, list(layers.named_parameters()), following.from_iterable(passes), told.hyper)
+        trained = dict(layers.state_dict())
+        require_finite(trained)
+        facts, metrics = stopping.judge(state.facts, tally.mean, layers, trained, batches.validation)
+        part, count = {key: trained[key].contiguous() for key in index}, batches.num_examples
+        own = State(part | pack(active, layout.hidden), facts)
+        return own, Result(part | marks, float(count), count, tally.mean, metrics=metrics)
+
+    built = server_half.neurons(local, given, keep=keep)
+    built = replace(
+        built,
+        assign=_assigning(built),
+        absorb=_absorbing(built),
+        aggregate=_aggregating(built),
+        accepts=accepts,
+        timed=partial(train_what_came, Stopping()),
+        work=_work,
+        serves=_used,
+        shows=lambda state, told: built.broadcast(state, told) if chooses(told) else {},
+    )
+    return leaving(built, stopping, min_alive)
+
+
+def _work(model: Model, told: Assignment) -> float:
+    """Return how much of a step is left; of a device's first task, which chooses, an epoch is of the whole network."""
+    left, many = server_half.smaller_work(model, told), told.hyper.local_epochs
+    return (1 + (many - 1) * left) / many if chooses(told) else left
+
+
+def given(state: State, assignment: Assignment) -> Active:
+    """Return the neurons that a device has chosen; all of them before it did."""
+    hidden = chain_of(state.facts).hidden
+    mask = state.facts.get(MASK + str(assignment.values[DEVICE]))
+    return everything(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)
+
+
+def _used(model: Model, state: State, down: Tree, told: Assignment) -> Tree:
+    """Return a device's part as it left it; what came, where it has none yet.
+
+    Raises:
+        TaskFailed: It had one.
+    """
+    if not state.tree and not down:
+        raise TaskFailed("this device has lost its part of the model; its next training brings it back")
+    return served(model, state, state.tree or down, told)
+
+
+def chooses(assignment: Assignment) -> bool:
+    """Tell whether a device is to choose its neurons, since the server does not know of any."""
+    return CHAIN in assignment.values
+
+
+def _assigning(built: Algorithm) -> Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]:
+    """Send along, to those who are to choose, by what their update will be checked."""
+
+    def assign(state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
+        return {
+            device: one
+            if MASK + device in state.facts
+            else msgspec.structs.replace(one, values=one.values | {CHAIN: str(state.facts[CHAIN])})
+            for device, one in built.assign(state, cohort, allocation, number).items()
+        }
+
+    return assign
+
+
+def _chosen(state: State, hidden: Mapping[str, int], keep: float) -> dict[str, Tensor]:
+    """Return what this device chose before, where the server has not heard of it; nothing where it did not."""
+    if not any(key.startswith(PREFIX) for key in state.tree):
+        return {}
+    active = unpack(state.tree, hidden)
+    return active if all(len(active[name]) == size_of(count, keep) for name, count in hidden.items()) else {}
+
+
+def _choose(
+    model: Model, values: Tree, merit: Merit, told: Assignment, epoch: Iterator[Batch], tally: Tally
+) -> dict[str, Tensor]:
+    """Train the whole model for an epoch and return the neurons that matter most to it."""
+    layers = model.layers
+    layers.load_state_dict(values, strict=False)
+    layers.train()
+    layers.zero_grad()  # of a task that was cut short in the middle of a step
+    weights = dict(layers.named_parameters())
+    gradients = {name: torch.zeros_like(weights[f"{name}.weight"]) for name in chain(layers).hidden}
+
+    def gather() -> None:
+        for name, total in gradients.items():
+            step = weights[f"{name}.weight"].grad
+            assert step is not None
+            total.add_(step)
+
+    tally.train(layers, list(weights.items()), epoch, told.hyper, gather)
+    merits = {name: merit(weights[f"{name}.weight"].detach(), total) for name, total in gradients.items()}
+    return strongest(merits, keep_of(told))
+
+
+def accepts(assignment: Assignment, down: Tree, up: Tree) -> None:
+    """Refuse what does not belong to the neurons that a device has, or says to have chosen.
+
+    Raises:
+        WireError: It does not.
+    """
+    if not chooses(assignment):
+        server_half.accepts(assignment, down, up)
+        return
+    layout = Chain.parse(str(assignment.values[CHAIN]))
+    active = ordered(layout.hidden, keep_of(assignment))
+    like = extract(down, layout.index(active)) | pack(active, layout.hidden)
+    if up.keys() != like.keys():
+        raise WireError("a device's first update has not the tensors of its choice", reason="unknown-tensor")
+    check_like(up, like)
+    if not up[next(iter(like))].is_meta:
+        chosen = unpack(up, layout.hidden)
+        if any(len(chosen[name]) != len(first) for name, first in active.items()):
+            raise WireError("a device has chosen more or fewer neurons than its share is", reason="shape")
+
+
+def _absorbing(built: Algorithm) -> Callable[[Mean, Assignment, Result], Mean]:
+    """Take a device's choice from its first update, before its values."""
+
+    def absorb(mean: Mean, assignment: Assignment, result: Result) -> Mean:
+        if chooses(assignment):
+            masks = {key: leaf for key, leaf in result.tree.items() if key.startswith(PREFIX)}
+            told: dict[str, Scalar] = {MASK + str(assignment.values[DEVICE]): _to_hex(masks)}
+            values = {key: leaf for key, leaf in result.tree.items() if key not in masks}
+            mean, result = replace(mean, facts=mean.facts | told), replace(result, tree=values)
+        return built.absorb(mean, assignment, result)
+
+    return absorb
+
+
+def _aggregating(built: Algorithm) -> Callable[[State, Mean], State]:
+    """Remember what devices have chosen."""
+
+    def aggregate(state: State, mean: Mean) -> State:
+        masks = {key: fact for key, fact in mean.facts.items() if key.startswith(MASK)}
+        after = built.aggregate(state, mean)
+        return State(after.tree, after.facts | masks)
+
+    return aggregate
+
+
+def _to_hex(masks: Tree) -> str:
+    """Return bitmaps, in order of name, as hexadecimal digits."""
+    return b"".join(masks[key].numpy().tobytes() for key in sorted(masks)).hex()
+
+
+def _from_hex(text: str, hidden: Mapping[str, int]) -> Tree:
+    """Read what `_to_hex` wrote."""
+    masks, left = Tree(), bytearray.fromhex(text)
+    for name in sorted(hidden):
+        size = -(-hidden[name] // 8)
+        masks[PREFIX + name] = torch.frombuffer(left[:size], dtype=torch.uint8)
+        left = left[size:]
+    return masks

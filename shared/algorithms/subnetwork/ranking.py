@@ -1,0 +1,46 @@
+"""Which neurons matter most: figures of merit, neuron by neuron, and the share of each layer that has the highest.
+
+A hidden layer's weights have the shape (n, ...): a row is all that comes into one neuron, without its bias.
+
+Z. Niu, H. Dong, A. K. Qin: FedSPU, which compares them. https://arxiv.org/abs/2403.11464
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from torch import Tensor
+
+from shared.subnetworks.neurons import size_of
+
+Merit: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(weights, their gradient) of shape (n, ...) -> of shape (n,), the higher the more a neuron matters."""
+
+
+def weight_l2(weights: Tensor, _gradient: Tensor) -> Tensor:
+    """Return the Euclidean norm of the weights that come into each neuron."""
+    return weights.flatten(1).square().sum(1).sqrt()
+
+
+def weight_l1(weights: Tensor, _gradient: Tensor) -> Tensor:
+    """Return the sum of the absolute weights that come into each neuron."""
+    return weights.flatten(1).abs().sum(1)
+
+
+def gradient_l2(_weights: Tensor, gradient: Tensor) -> Tensor:
+    """Return the Euclidean norm of the gradient of the weights that come into each neuron."""
+    return gradient.flatten(1).square().sum(1).sqrt()
+
+
+def strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Tensor]:
+    """Return the floor(keep n) neurons of each layer, and at least one, that matter most; of equal ones the first.
+
+    Args:
+        merits: Of shape (n,), by name of a hidden layer.
+        keep: Share of each layer's neurons, above zero.
+    """
+    return {
+        name: merit.argsort(descending=True, stable=True)[: size_of(len(merit), keep)].sort().values
+        for name, merit in merits.items()
+    }

@@ -1,0 +1,149 @@
+"""How a codec that sends some leaves as they are, and others in a form of its own, names what it sends.
+
+`=name` is a leaf as it is. `~name` is the outline of one whose values are elsewhere: its dtype, and its shape behind an
+extent of 0, so that it has no bytes. Every other entry is the codec's own. Leaves stand in the tree's order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shared.codecs.base import DTYPES, from_blob, to_blob
+from shared.errors import WireError
+from shared.protocol.messages import Blob, Payload
+from shared.protocol.payload import MAX_DIMENSIONS
+from shared.tensors.tree import Tree, raw
+
+_LEAF, _OUTLINE = "=", "~"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A floating leaf without its values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many values it has; nothing says yet that so many came."""
+        return math.prod(self.shape)
+
+    def hollow(self) -> Tensor:
+        """Return the leaf without storage.
+
+        Raises:
+            WireError: No tensor has such a shape.
+        """
+        try:
+            return torch.empty(self.shape, dtype=DTYPES[self.dtype], device="meta")
+        except (RuntimeError, TypeError) as error:  # TypeError: an extent beyond 64 bits
+            raise WireError(f"no tensor has the shape {self.shape}", reason="shape") from error
+
+    def filled(self, flat: Tensor) -> Tensor:
+        """Return the leaf that these values make, of its dtype and as many as it has.
+
+        Raises:
+            WireError: No tensor has such a shape.
+        """
+        return from_blob(Blob(self.dtype, self.shape, raw(flat)))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What a payload holds.
+
+    Attributes:
+        leaves: Of the tree, in its order: a tensor that is a view of the payload, or an outline.
+        own: The codec's own blobs.
+    """
+
+    leaves: dict[str, Tensor | Outline] = field(default_factory=dict)
+    own: dict[str, Blob] = field(default_factory=dict)
+
+    @property
+    def outlines(self) -> dict[str, Outline]:
+        """Leaves whose values are elsewhere."""
+        return {key: leaf for key, leaf in self.leaves.items() if isinstance(leaf, Outline)}
+
+    def tree(self, filled: Tree) -> Tree:
+        """Return all leaves, with `filled` in place of the outlines."""
+        return {key: leaf if isinstance(leaf, Tensor) else filled[key] for key, leaf in self.leaves.items()}
+
+    def hollow(self) -> Tree:
+        """Return all leaves without storage; raise as `Outline.hollow`."""
+        return {
+            key: leaf.hollow() if isinstance(leaf, Outline) else leaf.to("meta") for key, leaf in self.leaves.items()
+        }
+
+
+def divisible(leaf: Tensor, dims: int) -> bool:
+    """Tell whether a codec may send a leaf in another form: floating, of `dims` dimensions at least."""
+    return leaf.is_floating_point() and dims <= leaf.dim() < MAX_DIMENSIONS
+
+
+def written(tree: Tree, dims: int) -> dict[str, Blob]:
+    """Return the entries of a tree's leaves: outlines of those that are divisible, the others as they are."""
+    blobs = {}
+    for key, leaf in tree.items():
+        if divisible(leaf, dims):
+            blobs[_OUTLINE + key] = Blob(to_blob(leaf.new_empty(0)).dtype, (0, *leaf.shape), memoryview(b""))
+        else:
+            blobs[_LEAF + key] = to_blob(leaf)
+    return blobs
+
+
+def read(payload: Payload, codec: str) -> Entries:
+    """Read what `written` gave, and what the codec put beside it.
+
+    Raises:
+        WireError: It is another codec's payload, an entry is not such a one, or a leaf is there twice.
+    """
+    if payload.codec != codec:
+        raise WireError(f"payload of codec {payload.codec!r}, expected {codec}", reason="codec")
+    entries = Entries()
+    for name, blob in payload.blobs.items():
+        kind, key = name[:1], name[1:]
+        if kind not in {_LEAF, _OUTLINE}:
+            entries.own[name] = blob
+            continue
+        if key in entries.leaves:
+            raise WireError(f"tensor {key!r} is there twice", reason="shape")
+        entries.leaves[key] = from_blob(blob) if kind == _LEAF else _outline(key, blob)
+    return entries
+
+
+def _outline(key: str, blob: Blob) -> Outline:
+    if blob.dtype not in DTYPES or not DTYPES[blob.dtype].is_floating_point:
+        raise WireError(f"tensor {key!r} of {blob.dtype!r} is not floating", reason="dtype")
+    if blob.shape[:1] != (0,) or any(extent < 0 for extent in blob.shape):
+        raise WireError(f"tensor {key!r} has no outline {blob.shape}", reason="shape")
+    return Outline(blob.dtype, blob.shape[1:])
+
+
+def under(entries: Entries, prefix: str) -> tuple[dict[str, Blob], Entries]:
+    """Return the own entries of that prefix, without it, and the rest."""
+    below = {name.removeprefix(prefix): blob for name, blob in entries.own.items() if name.startswith(prefix)}
+    rest = {name: blob for name, blob in entries.own.items() if not name.startswith(prefix)}
+    return below, Entries(entries.leaves, rest)
+
+
+def own(entries: Entries, names: Mapping[str, tuple[str, int]]) -> dict[str, Tensor]:
+    """Return the codec's own blobs as tensors.
+
+    Args:
+        entries: Of a payload.
+        names: dtype and number of dimensions of each that must be there.
+
+    Raises:
+        WireError: One lacks, is of another kind, or there is one more.
+    """
+    kinds = {name: (blob.dtype, len(blob.shape)) for name, blob in entries.own.items()}
+    if kinds != names:
+        raise WireError(f"entries {sorted(kinds)} are not what they must be: {sorted(names)}")
+    return {name: from_blob(blob) for name, blob in entries.own.items()}

@@ -1,0 +1,66 @@
+"""How good parameters are on examples, without a second copy of either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from shared.data.examples import Examples
+from shared.errors import ConfigError
+from shared.models.build import blank
+from shared.models.mode import in_mode
+from shared.protocol.messages import Spec
+from shared.tensors.tree import Tree
+
+
+@dataclass(frozen=True)
+class Score:
+    """Share of right answers, and mean cross-entropy."""
+
+    accuracy: float
+    loss: float
+
+
+def skeleton(spec: Spec) -> nn.Module:
+    """Return a network without storage: only its shape; parameters are handed to every call.
+
+    Raises:
+        ConfigError: The model or one of its options is unknown.
+    """
+    return blank(spec).layers.eval()
+
+
+@torch.no_grad()
+def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
+    """Refuse a network that cannot answer for these examples, before anybody trains.
+
+    Raises:
+        ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
+    """
+    try:
+        with in_mode(network, train=False):
+            outputs = functional_call(network, tree, (examples.inputs[:1],)).shape[1]
+    except RuntimeError as error:
+        shape = tuple(examples.inputs.shape[1:])
+        raise ConfigError(
+            f"model: it does not take examples of shape {shape} ({error}); correct its options"
+        ) from error
+    if (most := int(examples.labels.max())) >= outputs:
+        raise ConfigError(f"model: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
+
+
+@torch.no_grad()
+def score(network: nn.Module, tree: Tree, examples: Examples, batch_size: int = 512) -> Score:
+    """Evaluate parameters on examples, by their running statistics; no copy of the parameters is made."""
+    loss_sum, right = 0.0, 0
+    with in_mode(network, train=False):
+        for begin in range(0, len(examples), batch_size):
+            labels = examples.labels[begin : begin + batch_size]
+            logits = functional_call(network, tree, (examples.inputs[begin : begin + batch_size],))
+            loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
+            right += int((logits.argmax(1) == labels).sum())
+    return Score(right / len(examples), loss_sum / len(examples))

@@ -1,0 +1,226 @@
+"""The messages of a round. They carry bytes and descriptions of bytes, never tensors: no torch here."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from shared.protocol.measurements import Absent, Cost, Reading, Spent, StepCost
+
+Scalar: TypeAlias = bool | int | float | str
+Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused", "void"]
+Value: TypeAlias = bool | int | float | str | list[int | float]
+
+BLOCK_BYTES = 1024
+"""A payload travels in frames of whole blocks; what of it lacks is counted in them."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of what travels; unknown fields are ignored so that minor versions may meet."""
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """One tensor as raw little-endian bytes in C order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree of tensors after a codec; only that codec reads the keys of `blobs`."""
+
+    codec: str
+    blobs: dict[str, Blob]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of tensor data, without the payload's header."""
+        return sum(blob.data.nbytes for blob in self.blobs.values())
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered thing by name, with the options its builder takes."""
+
+    name: str
+    options: dict[str, Scalar] = {}
+
+
+LOSSLESS = Spec(name="dense")
+"""Every tensor as it is; where a message says no more than this very default, it is left out."""
+
+
+class Hyper(msgspec.Struct, frozen=True, kw_only=True):
+    """Hyperparameters of local training; zero epochs train nothing."""
+
+    local_epochs: int = 1
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no training can use."""
+        if self.local_epochs < 0 or self.batch_size < 1 or not 0 < self.learning_rate < math.inf:
+            raise ValueError("local_epochs must be >= 0, batch_size >= 1, learning_rate > 0 and finite")
+        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError("momentum must be in [0, 1), weight_decay >= 0 and finite")
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the server decided for one device in one round.
+
+    Attributes:
+        seed: Seed of everything random that the device does in this round.
+        hyper: Hyperparameters of its local training.
+        steps: Steps of a split session, each of which goes through the server; 0 where the device trains alone.
+        values: What the algorithm and the resource optimizer add: ratios, active neurons, bits, shares.
+    """
+
+    seed: int
+    hyper: Hyper
+    steps: int = 0
+    values: dict[str, Value] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse a session that could not be."""
+        if self.steps < 0:
+            raise ValueError("steps must be >= 0")
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """A payload that travels in frames, named by its content.
+
+    Attributes:
+        digest: XXH3-128 of the whole payload, 16 bytes.
+        size: Bytes of the whole payload.
+        frame_bytes: Bytes of payload that the sender puts into a frame unless the receiver wants smaller ones.
+    """
+
+    digest: bytes
+    size: int
+    frame_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of 1 KiB, the last of which may be shorter."""
+        return max(1, -(-self.size // BLOCK_BYTES))
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """Retained presence of a device or of the server; birth and will of a session carry the same number."""
+
+    device: str
+    session: int
+    instance: str
+    online: bool
+    state: str = ""
+    version: str = ""
+
+
+class Task(Message, frozen=True, kw_only=True):
+    """Server -> device: fetch these parameters, evaluate or train, send an update.
+
+    Attributes:
+        params: The payload to start from, fetched in frames.
+        shared: Whether its frames come on the topic common to all devices.
+        cut_codec: How features and gradients of a split session are encoded.
+        measure_s: Seconds of training steps to time; what they learn is thrown away. 0 for none.
+        deadline_s: Seconds the server will wait, counted from when it sent the task.
+    """
+
+    run: str
+    round: int
+    device: str
+    algorithm: Spec
+    model: Spec
+    codec: Spec
+    cut_codec: Spec = LOSSLESS
+    assignment: Assignment
+    params: Transfer
+    shared: bool
+    train: bool = True
+    evaluate: bool = False
+    measure_s: float = 0.0
+    deadline_s: float
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """Device -> server, retained: what the board measured last; what it cannot measure is an absence with its cause.
+
+    Attributes:
+        board: Id of the board's firmware profile.
+        readings: Figures by name; a name ends in its unit, such as `thermal.cpu-thermal_celsius`.
+        absent: Names of figures, or of whole probes, that are not there.
+        facts: What is no figure: power mode, governor, versions.
+        spent: The cost of the task that was settled last.
+        earlier: Costs of tasks settled before that one which no report has told yet, in order.
+        instance: That of the process's Status, so that what an earlier process said can be told apart; `at` orders
+            what one process says.
+    """
+
+    device: str
+    at: float
+    board: str = ""
+    readings: dict[str, Reading] = {}
+    absent: dict[str, Absent] = {}
+    facts: dict[str, str] = {}
+    spent: Spent | None = None
+    earlier: list[Spent] = []
+    instance: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a time by which nothing can be ordered, and which no journal could hold."""
+        if not math.isfinite(self.at):
+            raise ValueError("at must be finite")
+
+
+class Update(Message, frozen=True, kw_only=True):
+    """Device -> server: what a task gave. Also the offer of its payload, which the server then asks for.
+
+    `start` is the digest of the parameters that the task began with: a server that lost a round repeats it, and what
+    was trained from other parameters must not count in it.
+    """
+
+    run: str
+    round: int
+    device: str
+    params: Transfer | None
+    start: bytes = b""
+    weight: float = 0.0
+    num_examples: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+    cost: Cost = Cost()
+    step: StepCost | None = None
+    failure: str | None = None
+
+
+class Want(Message, frozen=True, kw_only=True):
+    """Receiver -> sender: send these blocks now, in frames of at most `frame_bytes`. A pair is a half-open range."""
+
+    digest: bytes
+    frame_bytes: int
+    ranges: list[tuple[int, int]]
+
+
+class Leave(Message, frozen=True, kw_only=True):
+    """Server -> device: stop listening to the shared topic for this payload; its frames will come to you alone."""
+
+    digest: bytes
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """Server -> device: the update is settled and may leave the outbox.
+
+    `void` is said of a split session's alone: the server has lost that session, and its task is to be done anew.
+    """
+
+    run: str
+    round: int
+    device: str
+    start: bytes = b""
+    verdict: Verdict
+    reason: str = ""

@@ -1,0 +1,67 @@
+"""Messages to bytes and back. The only file that knows the encoding is MessagePack.
+
+A message is `F M <major version> <MessagePack map>`. A message is small: parameters travel apart, in frames.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from shared.errors import WireError
+from shared.protocol.messages import Ack, Leave, Message, Report, Status, Task, Update, Want
+from shared.protocol.steps import Features, Gradient, Skip
+
+AnyMessage: TypeAlias = Status | Report | Task | Update | Want | Features | Gradient | Skip | Leave | Ack
+
+MAJOR = 1
+MAX_MESSAGE_BYTES = 1 << 20
+_PREFIX = b"FM" + bytes([MAJOR])
+
+M = TypeVar("M", bound=Message)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """Serialize one message."""
+    return _PREFIX + _encoder.encode(message)
+
+
+def is_message(data: bytes) -> bool:
+    """Tell a message from a frame by its first two bytes."""
+    return data[:2] == _PREFIX[:2]
+
+
+def decode(data: bytes) -> AnyMessage:
+    """Parse and validate one message.
+
+    Raises:
+        WireError: The bytes are too many, of another major version, not a message we know, or a field is wrong.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are read", reason="oversized")
+    if not is_message(data) or len(data) < len(_PREFIX):
+        raise WireError(f"{len(data)} bytes that are no fieldfleet message")
+    if data[2] != MAJOR:
+        raise WireError(
+            f"protocol version {data[2]}, this side speaks {MAJOR}: update the older side", reason="version"
+        )
+    try:
+        return _decoder.decode(memoryview(data)[len(_PREFIX) :])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"undecodable message of {len(data)} bytes: {error}") from error
+
+
+def decode_as(kind: type[M], data: bytes) -> M:
+    """Parse one message of a known kind.
+
+    Raises:
+        WireError: As `decode`, or the message is of another kind.
+    """
+    message = decode(data)
+    if not isinstance(message, kind):
+        raise WireError(f"expected {kind.__name__}, got {type(message).__name__}", reason="unexpected")
+    return message

@@ -1,0 +1,123 @@
+"""A `State` on disk: safetensors, written whole or not at all, with a digest that a torn or rotten file fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from shared.errors import CorruptFile
+from shared.protocol.payload import digest
+from shared.runtime.durable import aside, drop_oldest, explained, sync
+from shared.tensors.tree import State, Tree, raw
+
+ALIGN = 8
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def save(path: Path, state: State, spare: Path | None = None, *, durable: bool = True) -> None:
+    """Write the state so that `path` holds either its old or its new content after any crash.
+
+    The file is written here and not by the library, which copies everything first, refuses leaves that share memory,
+    and leaves a file of a random name behind where it is killed.
+
+    Args:
+        path: Where to.
+        state: What.
+        spare: A file that nobody needs, to be overwritten if it is there.
+        durable: Whether to wait until it is on the disk; if not, only a crash of the process is survived.
+
+    Raises:
+        Unwritable: The disk is full or cannot be written; the old content is untouched.
+    """
+    partial = path.with_name(path.name + ".part")
+    with explained(partial):
+        try:
+            if spare and spare.exists():
+                spare.replace(partial)
+            with partial.open("r+b" if partial.exists() else "wb") as file:
+                for part in _parts(state):
+                    file.write(part)
+                file.truncate()
+            if durable:
+                sync(partial)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()  # it may be what fills the disk
+            raise
+        partial.replace(path)
+        if durable:
+            sync(path.parent)
+
+
+def _parts(state: State) -> Iterator[bytes | memoryview]:
+    """Yield the file: u64 length of the header, the header as JSON, the leaves one after the other."""
+    facts = json.dumps(state.facts, sort_keys=True)
+    header: dict[str, object] = {"__metadata__": {"facts": facts, "digest": _digest(state.tree, facts).hex()}}
+    leaves = dict(sorted(state.tree.items(), key=lambda item: (-item[1].itemsize, item[0])))  # so that each is aligned
+    end = 0
+    for key, leaf in leaves.items():
+        start, end = end, end + leaf.nbytes
+        header[key] = {"dtype": DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, end]}
+    data = json.dumps(header, separators=(",", ":")).encode()
+    data += b" " * (-len(data) % ALIGN)
+    yield len(data).to_bytes(8, "little") + data
+    yield from (raw(leaf) for leaf in leaves.values())
+
+
+def load(path: Path) -> State:
+    """Read a state.
+
+    Raises:
+        FileNotFoundError: There is none.
+        CorruptFile: The file is cut, changed, or not one that `save` wrote.
+    """
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tree = {key: file.get_tensor(key) for key in sorted(file.keys())}
+        facts, expected = metadata["facts"], metadata["digest"]
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CorruptFile(f"{path}: {error}") from error
+    if _digest(tree, facts).hex() != expected:
+        raise CorruptFile(f"{path}: digest does not hold")
+    return State(tree, json.loads(facts))
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a corrupt file so that it can be looked at and is never read again; return its new path.
+
+    The last few of a folder are kept.
+
+    Raises:
+        Unwritable: The disk is read-only.
+    """
+    unused = aside(path)
+    with explained(path):
+        path.rename(unused)
+        drop_oldest(path.parent.glob("*.corrupt-*"))
+    return unused
+
+
+def _digest(tree: Tree, facts: str) -> bytes:
+    """Cover the header's content too: a bit that rots there would rename a tensor or change a fact."""
+    described = [(key, str(leaf.dtype), list(leaf.shape)) for key, leaf in sorted(tree.items())]
+    header = memoryview(json.dumps([facts, described]).encode())
+    return digest([header, *(raw(tree[key]) for key in sorted(tree))])

@@ -1,0 +1,35 @@
+"""Stochastic gradient descent: the step of `torch.optim.SGD`, to the bit, in the few lines that it takes.
+
+The first use of torch's own imports a compiler, 1.2 seconds of CPU and 74 MB of a trainer's memory on an AMD EPYC, and
+every step asks whether it is hooked, profiled or compiled: of a small network, four times the cost of the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from shared.protocol.messages import Hyper
+from shared.tensors.tree import Tree
+
+
+@torch.no_grad()
+def descend(weights: Iterable[tuple[str, Tensor]], momenta: Tree, hyper: Hyper) -> None:
+    """Take a step along the gradients, and use these up: g + decay * w into the momentum, and along that.
+
+    Args:
+        weights: Parameters by name, changed in place; those without a gradient stay as they are.
+        momenta: Of each parameter, kept from step to step; empty before the first.
+        hyper: Learning rate, momentum, weight decay.
+    """
+    for name, weight in weights:
+        if (change := weight.grad) is None:
+            continue
+        weight.grad = None
+        if hyper.weight_decay:
+            change.add_(weight, alpha=hyper.weight_decay)
+        if hyper.momentum:
+            momenta[name] = change = momenta[name].mul_(hyper.momentum).add_(change) if name in momenta else change
+        weight.add_(change, alpha=-hyper.learning_rate)

@@ -1,0 +1,1 @@
+"""Payloads in frames: sending them, receiving them, and asking again for what is missing."""

@@ -1,0 +1,110 @@
+"""What the pace of frames says: how long to wait for one, how many to ask for, and how large.
+
+A slow link is no broken one: patience follows the slowest recent frame. What is under way on it stays short, so that
+other messages do not wait behind it, and a frame stays far below the keep-alive, in which a client must be heard.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shared.protocol.messages import BLOCK_BYTES
+
+FIRST_S = 10.0
+LAST_S = 60.0
+SLACK = 4.0
+FADE = 0.9
+RECENT = 4
+"""Frames whose mean pace decides whether larger ones fit: on a lossy link they come in bursts."""
+MOST_DOUBLINGS = 20  # after a day of silence one more would be no float any longer
+WINDOW_S = 3.0  # a ping waits behind it, and its answer must come within the keep-alive
+FRAME_S = 5.0
+SMALLEST_FRAME_BYTES = 16 * 1024
+OUTAGE_SILENCES = 2  # one may be a broker that restarts; frames that never come whole are silent again and again
+
+
+class Pace:
+    """The recent pace of one transfer. Takes its time as input.
+
+    Args:
+        floor_s: Patience on the fastest link.
+        now: When the first frame was asked for.
+        frame_bytes: Bytes of payload that the sender puts into a frame.
+
+    Attributes:
+        frame_bytes: Bytes of payload that a frame should have.
+    """
+
+    def __init__(self, floor_s: float, now: float, frame_bytes: int) -> None:
+        self.frame_bytes = self._usual_bytes = frame_bytes
+        self._floor_s, self._heard_at = floor_s, now
+        self._slowest_s: float | None = None
+        self._frame_s = 0.0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._silences = 0
+        self._came = False
+
+    def heard(self, now: float, size: int | None = None) -> None:
+        """Note a frame with `size` bytes of payload, None for as many as were asked for.
+
+        The slowest recent one counts, since frames come in bursts, and a larger one would have been as much slower.
+        """
+        gap = now - self._heard_at
+        frame_s = gap * max(1.0, self.frame_bytes / max(size or self.frame_bytes, SMALLEST_FRAME_BYTES))
+        self._slowest_s = gap if self._slowest_s is None else max(gap, FADE * self._slowest_s)
+        self._frame_s = max(frame_s, FADE * self._frame_s)
+        self._recent.append((gap, size or self.frame_bytes))
+        self._heard_at, self._silences, self._came = now, 0, True
+        if gap > FRAME_S:
+            self._halve()
+        elif self._has_room():
+            larger = min(2 * self.frame_bytes, self._usual_bytes)
+            self._frame_s *= larger / self.frame_bytes
+            self.frame_bytes = larger
+
+    def _has_room(self) -> bool:
+        """Tell whether frames twice as large would come quickly too."""
+        seconds, done = sum(gap for gap, _ in self._recent), sum(size for _, size in self._recent)
+        return 2 * self.frame_bytes * seconds < FRAME_S / 4 * done
+
+    def begins(self, now: float) -> None:
+        """Note that another payload begins to come: the time since the last one's end was no silence."""
+        self._heard_at, self._silences = now, 0
+
+    def asked_anew(self, now: float) -> None:
+        """Note that the sender is back from an outage, and is asked again for all that lacks.
+
+        If no frame came whole since it was back the last time, frames may outlast its keep-alive: smaller ones then.
+        """
+        if not self._came:
+            self._halve()
+        self._heard_at, self._silences, self._came = now, 0, False
+
+    def gave_up(self, now: float) -> None:
+        """Note that what was under way is taken for lost; the next patience is twice as long."""
+        self._heard_at, self._silences = now, min(self._silences + 1, MOST_DOUBLINGS)
+        if self._silences >= OUTAGE_SILENCES:
+            self._halve()
+
+    def begin_small(self) -> None:
+        """Ask for small frames first; while they come quickly, each is asked for twice as large as the last."""
+        self.frame_bytes = min(SMALLEST_FRAME_BYTES, self._usual_bytes)
+
+    def _halve(self) -> None:
+        smallest = min(SMALLEST_FRAME_BYTES, self._usual_bytes)
+        self.frame_bytes = max(self.frame_bytes // 2 // BLOCK_BYTES * BLOCK_BYTES, smallest)
+
+    def window(self, most: int) -> int:
+        """Return how many frames may be under way: at most `most`, and two at least."""
+        if not self._frame_s:
+            return most
+        return max(2, min(most, int(WINDOW_S / self._frame_s)))
+
+    def room(self, most: int) -> int:
+        """Return how many frames of the next payload may come unasked: none before any has told how fast they come."""
+        return self.window(most) if self._slowest_s is not None else 0
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds until what is under way counts as lost; 0 if it does."""
+        usual = FIRST_S if self._slowest_s is None else max(self._floor_s, SLACK * self._slowest_s)
+        return max(0.0, self._heard_at + min(usual * (1 << self._silences), LAST_S) - now)

@@ -1,0 +1,248 @@
+"""One MQTT connection on the running event loop. The only file that knows the MQTT client.
+
+The client's own threads are not used: the loop reads when there is something to read. What is to be written is written
+at once, and only what the socket does not take waits for the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from shared.errors import Unreachable
+from shared.transport.base import Broker, Presence
+from shared.transport.dial import dialled
+from shared.transport.packet_limit import Carried
+from shared.transport.tcp_info import Traffic
+
+MISC_S = 1.0
+MQTT_5 = 5
+NO_ANSWER = "no answer"
+PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
+Message: TypeAlias = mqtt.MQTTMessage
+Take: TypeAlias = Callable[[str, bytes], None]
+Answer: TypeAlias = "asyncio.Future[list[str]]"
+"""For each thing asked why it was refused; the empty string where it was not."""
+
+
+class Connection:
+    """A client id's connection, from CONNECT to its loss; a new one is made for every attempt.
+
+    Attributes:
+        lost: Done when the connection is gone; why.
+        packet_bytes: Largest packet that the broker takes by its own word, None if it said nothing.
+        carried: The large payloads that it carried.
+    """
+
+    def __init__(self, broker: Broker, client_id: str, will: Presence | None, take: Take, traffic: Traffic) -> None:
+        self._broker, self._take, self._traffic = broker, take, traffic
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        self._accepted: asyncio.Future[None] = self._loop.create_future()
+        self.packet_bytes: int | None = None
+        self.carried = Carried()
+        self._answers: dict[int, Answer] = {}
+        self._misc: asyncio.TimerHandle | None = None
+        self._wants_to_write = self._waits_to_write = False
+        self.client = client = mqtt.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            protocol=mqtt.MQTTv5 if broker.version == MQTT_5 else mqtt.MQTTv311,
+            clean_session=None if broker.version == MQTT_5 else broker.session_expiry_s == 0,
+            reconnect_on_failure=False,
+        )
+        if will:
+            client.will_set(will.topic, will.will, qos=1, retain=True)
+        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = client.on_subscribe = client.on_unsubscribe = self._on_answer
+        client.on_socket_open, client.on_socket_close = self._on_socket_open, self._on_socket_close
+        client.on_socket_register_write = self._on_register_write
+        client.on_socket_unregister_write = self._on_unregister_write
+
+    async def open(self, patience_s: float) -> None:
+        """Connect; return when the broker has accepted us.
+
+        Raises:
+            Unreachable: It has not, and why.
+        """
+        broker = self._broker
+        extra: dict[str, Any] = {}
+        if broker.version == MQTT_5:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = broker.session_expiry_s
+            extra = {"clean_start": False, "properties": properties}
+        try:
+            dial = partial(self.client.connect, broker.host, broker.port, broker.keepalive_s, **extra)
+            await dialled(dial, self._hang_up)
+        except (OSError, ValueError) as error:
+            raise Unreachable(str(error)) from error
+        self._write()
+        try:
+            async with asyncio.timeout(patience_s):
+                waiting: set[asyncio.Future[Any]] = {self._accepted, self.lost}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise Unreachable(f"{NO_ANSWER} within {patience_s:.0f} s") from None
+        if not self._accepted.done():
+            raise Unreachable(self.lost.result())
+        self._accepted.result()
+        self._tick()
+
+    def send(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> Answer | None:
+        """Queue a message; with QoS 1 return what is done when the broker has it.
+
+        The first payload of a size that this connection has not carried yet goes with QoS 1 in any case: the answer
+        tells that the broker takes such.
+
+        Raises:
+            Unreachable: The connection is gone, or the payload too large for MQTT.
+        """
+        is_larger = self.carried.is_larger(len(payload))
+        try:
+            info = self.client.publish(topic, payload, 1 if is_larger else qos, retain)
+        except ValueError as error:
+            raise Unreachable(str(error)) from error
+        if info.rc != mqtt.MQTT_ERR_SUCCESS:
+            raise Unreachable(mqtt.error_string(info.rc))
+        if is_larger:
+            self.carried.sent(info.mid, len(payload))
+        self._write()
+        return self._answer(info.mid) if qos else None
+
+    def subscribe(self, patterns: list[str]) -> Answer:
+        """Ask for subscriptions with QoS 1; return what is done when the broker has them."""
+        code, mid = self.client.subscribe([(pattern, 1) for pattern in patterns])
+        return self._asked(code, mid)
+
+    def unsubscribe(self, patterns: list[str]) -> Answer:
+        """End subscriptions."""
+        code, mid = self.client.unsubscribe(patterns)
+        return self._asked(code, mid)
+
+    async def settled(self, answer: Answer) -> list[str]:
+        """Wait for the broker's answer; return why it refused, for each thing asked.
+
+        Raises:
+            Unreachable: The connection was lost first; whether the message arrived is not known.
+        """
+        waiting: set[asyncio.Future[Any]] = {answer, self.lost}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise Unreachable("the connection was lost meanwhile")
+        return answer.result()
+
+    def close(self) -> None:
+        """End the connection, politely if it still stands."""
+        if self._misc:
+            self._misc.cancel()
+        self.client.disconnect()
+        self._write()
+        self._lose("closed")
+
+    def _hang_up(self) -> None:
+        """Say goodbye at once, if anybody answers."""
+        self.client.disconnect()
+        self.client.loop_write()
+
+    def _asked(self, code: int, mid: int | None) -> Answer:
+        if code != mqtt.MQTT_ERR_SUCCESS or mid is None:
+            raise Unreachable(mqtt.error_string(MQTTErrorCode(code)))
+        self._write()
+        return self._answer(mid)
+
+    def _answer(self, mid: int) -> Answer:
+        answer: Answer = self._loop.create_future()
+        self._answers[mid] = answer
+        return answer
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def _tick(self) -> None:
+        """Let the client keep the connection alive, and notice when it is not."""
+        if self.client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
+            self._write()
+            self._misc = self._loop.call_later(MISC_S, self._tick)
+
+    def _here(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call on the loop's thread; only while connecting are we on another."""
+        if threading.get_ident() == self._thread:
+            function(*arguments)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: we were left, see `dialled`
+                self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _read(self) -> None:
+        self._traffic.begins()
+        try:
+            self.client.loop_read()
+        except (OSError, ValueError) as error:
+            self._lose(str(error))
+        self._write()
+
+    def _write(self) -> None:
+        """Write what waits; watch the socket only for what it does not take now."""
+        if not self._wants_to_write:
+            return
+        try:
+            self.client.loop_write()
+        except (OSError, ValueError) as error:
+            self._lose(str(error))
+        sock = self.client.socket()
+        if self._wants_to_write and not self._waits_to_write and sock:
+            self._loop.add_writer(sock.fileno(), self._write)
+            self._waits_to_write = True
+
+    def _on_socket_open(self, _client: object, _data: object, sock: Any) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._traffic.opened(sock)
+        self._here(self._loop.add_reader, sock.fileno(), self._read)
+
+    def _on_socket_close(self, _client: object, _data: object, sock: Any) -> None:
+        if sock.fileno() >= 0:
+            self._here(self._loop.remove_reader, sock.fileno())
+            self._here(self._loop.remove_writer, sock.fileno())
+
+    def _on_register_write(self, *_: object) -> None:
+        self._wants_to_write = True
+
+    def _on_unregister_write(self, _client: object, _data: object, sock: Any) -> None:
+        self._wants_to_write = False
+        if self._waits_to_write and sock.fileno() >= 0:
+            self._loop.remove_writer(sock.fileno())
+        self._waits_to_write = False
+
+    def _on_connect(self, _c: object, _d: object, _flags: object, code: ReasonCode, properties: object) -> None:
+        self.packet_bytes = getattr(properties, "MaximumPacketSize", None)
+        if code.is_failure:
+            self._lose(str(code))
+        elif not self._accepted.done():
+            self._accepted.set_result(None)
+
+    def _on_disconnect(self, _c: object, _d: object, _flags: object, code: ReasonCode, _properties: object) -> None:
+        self._lose(str(code))
+
+    def _on_message(self, _client: object, _data: object, message: Message) -> None:
+        self._traffic.ended()
+        self._take(message.topic, bytes(message.payload))
+
+    def _on_answer(
+        self, _client: object, _data: object, mid: int, codes: ReasonCode | list[ReasonCode], _properties: object
+    ) -> None:
+        self.carried.arrived(mid)
+        if (answer := self._answers.pop(mid, None)) and not answer.done():
+            codes = codes if isinstance(codes, list) else [codes]
+            answer.set_result([str(code) if code.is_failure else "" for code in codes])

@@ -1,0 +1,79 @@
+"""Who a process is on the network: an id, a session number that only grows, a word that no other process has."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from shared.protocol import wire
+from shared.protocol.messages import Status
+from shared.protocol.topics import topic
+from shared.transport.base import Presence
+
+log = logging.getLogger(__name__)
+
+MAX_SESSIONS = 1 << 62
+
+
+@dataclass
+class Session:
+    """Counts the sessions of a device in a file, so that a late death cannot be taken for that of a new one.
+
+    Where the file cannot be read or written, the numbers go on from those of this process; the server tells processes
+    apart by `instance`.
+    """
+
+    counter: Path
+    device: str
+    site: str
+    instance: str
+    _last: int = 0
+    _warned: bool = False
+
+    def presence(self) -> Presence:
+        """Begin a new session: return its birth and its will, which carry the same number."""
+        self._last = number = max(self._last, self._stored()) + 1
+        self._store(number)
+        return presence(self.device, self.site, self.instance, number)
+
+    def _stored(self) -> int:
+        try:
+            number = int(self.counter.read_text())
+        except (FileNotFoundError, ValueError):
+            return 0  # the first session ever, or the file rotted
+        except OSError as error:
+            self._warn(error)
+            return 0
+        return number if 0 < number < MAX_SESSIONS - 1 else 0  # one out of these bounds could not even be sent
+
+    def _store(self, number: int) -> None:
+        partial = self.counter.with_suffix(".part")
+        try:
+            partial.write_text(f"{number}\n")
+            partial.replace(self.counter)
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        """Say once that the count will not outlive this process."""
+        if not self._warned:
+            log.warning("sessions are counted in memory only (%s): make %s writable", error, self.counter.parent)
+        self._warned = True
+
+
+def presence(device: str, site: str, instance: str, number: int) -> Presence:
+    """Return the birth and the will of the session `number` of a process."""
+    birth = Status(device=device, session=number, instance=instance, online=True, state="ready", version=_version())
+    will = Status(device=device, session=number, instance=instance, online=False)
+    return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("fieldfleet")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,178 @@
+"""What the doctor makes of findings: each check from its inputs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from device_agent.diagnosis import checks as doctor
+from device_agent.probes.base import Found
+from device_agent.probes.runtime import Verdict
+from device_agent.profile.schema import Match, Permissions, Profile
+from shared.protocol.measurements import Absent, Reading
+from shared.transport.base import Broker
+from tests.trees import profile
+
+MIB = doctor.MIB
+
+
+def found(name: str, value: float, **facts: str) -> Found:
+    reading = Reading(value=value, unit=name.rpartition("_")[2], source="test", quality="measured", at=0)
+    return Found(readings={name: reading}, facts=facts)
+
+
+def lack(kind: str, cause: str = "why") -> Absent:
+    return Absent(lack=kind, cause=cause)
+
+
+def test_a_fallback_profile_says_so() -> None:
+    own = Profile(schema=1, id="pi", name="Pi", match=Match(compatible=("raspberrypi,4-model-b",)))
+    assert doctor.of_profile(own) == doctor.Check(name="profile", state="ok", finding="pi, Pi")
+    assert "a fallback" in doctor.of_profile(profile()).finding
+
+
+@pytest.mark.parametrize(("synchronised", "state"), [(True, "ok"), (False, "warn"), (None, "warn")])
+def test_a_wrong_calendar_is_no_more_than_a_warning(synchronised, state) -> None:
+    assert doctor.of_clock(synchronised).state == state
+
+
+@pytest.mark.parametrize(
+    ("refused", "free_mib", "state", "words"),
+    [
+        ("", 5000, "ok", "4.883 GiB free"),
+        ("", 999, "warn", "set outbox_mb to 499"),
+        ("", 63, "bad", "make room"),
+        ("Permission denied", 0, "bad", "install -d -o USER /srv/state"),
+    ],
+)
+def test_the_disk(refused, free_mib, state, words) -> None:
+    check = doctor.of_disk("/srv/state", refused, free_mib * MIB, 1000 * MIB)
+    assert check.state == state
+    assert words in check.finding + check.remedy
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "limit_mib", "state", "words"),
+    [
+        (1000, 0, "ok", "1000 MiB available"),
+        (399, 0, "warn", "training takes 400 MiB"),
+        (1000, 1500, "warn", "training takes 1.465 GiB"),
+        (1000, 300, "warn", "memory_mb of [trainer] to 400"),
+        (1000, 900, "ok", "available"),
+    ],
+)
+def test_memory(free_mib, limit_mib, state, words) -> None:
+    check = doctor.of_memory(found("memory.available_bytes", free_mib * MIB), limit_mib * MIB)
+    assert check.state == state
+    assert words in check.finding + check.remedy
+
+
+def test_memory_that_nothing_tells() -> None:
+    assert "no file" in doctor.of_memory(lack("not_present", "no file"), 0).finding
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "cure"),
+    [
+        ("throttle.undervoltage_flag", "undervoltage, throttled", "supply"),
+        ("throttle.now_flag", "over-current on VDD_IN", "supply"),
+        ("throttle.since_boot_flag", "throttled since boot", "cooling"),
+        ("throttle.now_flag", "clock capped, soft temperature limit", "heat sink"),
+        ("throttle.now_flag", "thermal-cpufreq-0 cools by slowing down", "heat sink"),
+        ("throttle.now_flag", "clock capped at 1200 of 1500 MHz", "on purpose"),
+    ],
+)
+def test_each_evidence_of_throttling_has_its_cure(name, words, cure) -> None:
+    check = doctor.of_throttle(found(name, 1.0, throttle=words))
+    assert (check.state, check.finding) == ("warn", words)
+    assert cure in check.remedy
+    assert doctor.of_throttle(found(name, 0.0, throttle=words)).state == "ok"
+
+
+def test_a_source_that_is_not_needed_is_no_warning() -> None:
+    """The first answers: what comes after it may lack."""
+    answers = {"ina3221": "5 W, measured", "tegrastats": lack("not_present"), "model": lack("invalid")}
+    checks = doctor.of_sources("power", answers, "")
+    assert [(check.name, check.state) for check in checks] == [
+        ("power: ina3221", "ok"),
+        ("power: tegrastats", "ok"),
+        ("power: model", "ok"),
+    ]
+    assert checks[1].finding == "not present: why; ina3221 serves"
+
+
+def test_a_better_source_that_is_denied_is_one_with_the_fix() -> None:
+    """The lesser one answers, and still the figures could be better."""
+    answers = {"rapl": lack("denied"), "ina2xx": lack("not_present"), "battery": "9 W, measured"}
+    checks = doctor.of_sources("power", answers, "usermod")
+    assert [(check.state, check.remedy) for check in checks] == [("warn", "usermod"), ("ok", ""), ("ok", "")]
+
+
+def test_where_no_source_answers_the_last_says_what_helps() -> None:
+    checks = doctor.of_sources("power", {"rapl": lack("not_present"), "model": lack("not_present")}, "")
+    assert [check.state for check in checks] == ["warn", "warn"]
+    assert checks[0].remedy == ""
+    assert "device-agent calibrate" in checks[1].remedy
+
+
+def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profile() -> None:
+    needs = Permissions(
+        groups=("video", "i2c"), udev=('KERNEL=="x"',), tmpfiles=("z /sys/x 0440 root i2c",), note="Note."
+    )
+    text = doctor.granting(needs, "ff", {"video"})
+    assert "usermod -aG i2c ff" in text
+    assert "video" not in text
+    assert 'rules.d/60-fieldfleet.rules: KERNEL=="x"' in text
+    assert "tmpfiles.d/fieldfleet.conf: z /sys/x 0440 root i2c" in text
+    assert "systemd-tmpfiles --create" in text
+    assert text.endswith("Note.")
+    assert "ff" in doctor.granting(Permissions(), "ff", set())
+
+
+@pytest.mark.parametrize(
+    ("library", "verdict", "machine", "state", "cure"),
+    [
+        ("torch", "usable", "aarch64", "ok", ""),
+        ("torch", "missing", "aarch64", "bad", "pip install 'torch<2.11'"),
+        ("torch", "missing", "x86_64", "bad", "pip install 'torch'"),
+        ("onnxruntime", "missing", "aarch64", "warn", "pip install 'onnxruntime'"),
+        ("torch", "sigill", "aarch64", "bad", "2.10.0 are known to die"),
+        ("onnxruntime", "sigill", "aarch64", "warn", "onnxruntime<1.21"),
+        ("torch", "out_of_memory", "aarch64", "bad", "swap"),
+        ("torch", "timeout", "aarch64", "bad", "try again"),
+        ("torch", "broken", "aarch64", "bad", "import torch"),
+    ],
+)
+def test_each_verdict_on_a_library_has_its_cure(library, verdict, machine, state, cure) -> None:
+    """Only torch is needed to train."""
+    told = Verdict(library=library, state=verdict, version="2.10.0", finding="words")
+    check = doctor.of_library(told, "atomics", machine)
+    assert (check.name, check.state) == (library, state)
+    assert cure in check.remedy
+    assert ("no atomics" in check.finding) == (state != "ok")
+
+
+def test_a_container_that_hides_the_cpus_is_told() -> None:
+    told = Verdict(library="onnxruntime", state="broken", finding="failed to parse /sys/devices/system/cpu/possible")
+    assert "container" in doctor.of_library(told, "", "aarch64").remedy
+
+
+@pytest.mark.parametrize(
+    ("refusal", "cure"),
+    [
+        ("[Errno 111] Connection refused", "start the broker"),
+        ("[Errno -2] Name or service not known", "correct host"),
+        ("timed out", "firewall"),
+        ("no answer within 5 s", "firewall"),
+        ("[Errno 101] Network is unreachable", "network up"),
+        ("[Errno 113] No route to host", "network up"),
+        ("Not authorized", "allow_anonymous"),
+        ("Bad user name or password", "allow_anonymous"),
+        ("denies subscribing to x: Not authorized", "access list"),
+        ("Server busy", "log"),
+    ],
+)
+def test_each_refusal_of_a_broker_has_its_cure(refusal, cure) -> None:
+    check = doctor.of_broker(Broker(host="gateway"), refusal)
+    assert (check.state, check.finding) == ("bad", f"gateway:1883: {refusal}")
+    assert cure in check.remedy
+    assert doctor.of_broker(Broker(), "").state == "ok"

@@ -1,0 +1,153 @@
+"""Fetching parameters: what is asked, when, and on which topic; every second is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from itertools import pairwise
+
+from shared.protocol import wire
+from shared.protocol.messages import Leave
+from shared.protocol.topics import topic
+from shared.runtime.tasks import background
+from shared.transfer import frames
+from shared.transport.memory import MemoryTransport
+from tests.device_agent.sender import DATA, DEVICE, OTHER, PATIENCE_S, SITE, WINDOW, Sender, download
+
+
+def test_each_frame_is_asked_once_where_nothing_is_lost(sender, fetch) -> None:
+    data, received = fetch()
+    assert data == DATA
+    assert sender.asked == list(range(20))
+    assert received == len(DATA) + 20 * frames.HEADER_BYTES
+
+
+def test_never_more_than_the_window_is_under_way_and_the_window_is_used(sender, fetch) -> None:
+    sender.pause_s = 0.5
+    assert fetch()[0] == DATA
+    assert sender.most_under_way == WINDOW
+
+
+def test_lost_frames_are_asked_again_after_the_patience_and_no_others(sender, fetch) -> None:
+    sender.reply = lambda frame, index, asked: None if index in (3, 19) and asked < 2 else frame
+    assert fetch()[0] == DATA
+    assert sorted(sender.asked) == sorted([*range(20), 3, 19])
+    assert [moment for moment in sender.times if moment] == [PATIENCE_S] * 2  # a small window at first
+
+
+def test_pauses_double_while_nothing_comes_and_are_short_again_after_frames(sender, fetch) -> None:
+    """The first three questions for a frame go unanswered, then frames come and one among them is missed soon."""
+    sender.reply = lambda frame, index, asked: frame if asked > 3 and (index, asked) != (1, 4) else None
+    assert fetch()[0] == DATA
+    moments = sorted(set(sender.times))
+    pauses = [after - before for before, after in pairwise(moments)]
+    assert pauses[1:3] == [2 * pauses[0], 4 * pauses[0]]
+    assert PATIENCE_S <= pauses[3] < pauses[0]
+
+
+def test_on_a_slow_link_frames_are_not_asked_again_for_ever(sender, fetch) -> None:
+    """A frame takes longer than the patience: only the first window is doubted, then the pace is known."""
+    sender.pause_s = 2.5 * PATIENCE_S
+    assert fetch()[0] == DATA
+    assert len(sender.asked) <= 20 + 2 * WINDOW
+
+
+def test_frames_for_others_do_not_delay_asking_again(sender, fetch, describe, cut) -> None:
+    """On the shared topic another payload's frames pass all the time: ours that are lost are asked again even so."""
+
+    async def traffic() -> None:
+        frame = cut(OTHER, describe(OTHER), 0)
+        while True:
+            await asyncio.sleep(PATIENCE_S / 4)
+            await sender.transport.publish(topic(SITE, "_all", "model"), frame)
+
+    sender.reply = lambda frame, index, asked: None if index < WINDOW and asked < 2 else frame
+    assert fetch(traffic(), shared=True)[0] == DATA
+    assert max(sender.times) < 30
+
+
+def test_told_to_leave_the_shared_topic_it_goes_on_alone(sender, fetch) -> None:
+    """Frames 0-3 come to all; then the word to leave; the rest comes on the device's own topic, and nothing is lost."""
+    heard = []
+
+    def reply(frame: bytes, index: int, asked: int) -> bytes:
+        heard.append((sender.receiver, len(shared_listeners(sender.transport))))
+        if index < 4:
+            return frame
+        if sender.receiver == "_all":
+            sender.receiver = DEVICE
+            return wire.encode(Leave(digest=sender.transfer.digest))
+        return frame
+
+    sender.receiver = "_all"
+    sender.reply = reply
+    assert fetch(shared=True)[0] == DATA
+    assert heard[0] == ("_all", 1)
+    assert heard[-1] == (DEVICE, 0)
+
+
+def test_a_word_to_leave_another_payload_is_no_word_for_us(sender, fetch) -> None:
+    listeners = []
+
+    def reply(frame: bytes, index: int, asked: int) -> bytes:
+        listeners.append(len(shared_listeners(sender.transport)))
+        return wire.encode(Leave(digest=bytes(16))) if index == 2 and asked == 1 else frame
+
+    sender.reply = reply
+    assert fetch(shared=True)[0] == DATA
+    assert set(listeners) == {1}
+
+
+def test_a_fetch_that_is_cancelled_leaves_no_subscription_and_the_next_one_works(
+    sender, make_task, tmp_path, virtually, describe
+) -> None:
+    """A newer task cuts the fetch of a larger payload short; the file then holds the newer one, no byte more."""
+
+    async def routine() -> bytes:
+        mine, newer = download(sender.transport, tmp_path), Sender(sender.transport, describe(OTHER), sender.cut, OTHER)
+        sender.pause_s = 1.0
+        async with background(sender.run()):
+            fetching = asyncio.create_task(mine.fetch(make_task(params=sender.transfer)))
+            await asyncio.sleep(6.5)
+            fetching.cancel()
+            await asyncio.wait({fetching})
+            assert fetching.cancelled()
+            assert sender.transport.listening(topic(SITE, DEVICE, "model")) == []
+        async with background(newer.run()):
+            path, _ = await mine.fetch(make_task(round=2, params=newer.transfer))
+            return path.read_bytes()
+
+    assert virtually(routine()) == OTHER
+
+
+def test_a_fetch_cancelled_during_its_check_ends_after_the_check(sender, make_task, tmp_path) -> None:
+    """The check reads the file on a thread: the next task must not begin to write it before that thread is through."""
+    reading, may_go_on = threading.Event(), threading.Event()
+
+    async def slow(function, /, *args, **kwargs):
+        def run():
+            reading.set()
+            assert may_go_on.wait(10)
+            return function(*args, **kwargs)
+
+        return await asyncio.to_thread(run)
+
+    async def routine() -> None:
+        mine = replace(download(sender.transport, tmp_path), worker=slow)
+        async with background(sender.run()):
+            await asyncio.sleep(0)
+            fetching = asyncio.create_task(mine.fetch(make_task(params=sender.transfer)))
+            assert await asyncio.to_thread(reading.wait, 10)
+            fetching.cancel()
+            await asyncio.sleep(0.05)
+            assert not fetching.done()
+            may_go_on.set()
+            await asyncio.wait({fetching})
+            assert fetching.cancelled()
+
+    asyncio.run(routine())
+
+
+def shared_listeners(transport: MemoryTransport) -> list[object]:
+    return transport.listening(topic(SITE, "_all", "model"))

@@ -1,0 +1,132 @@
+"""The outbox where the disk refuses: a clear error, nothing half, and no update that waits is ever given up."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from device_agent.exchange import outbox
+from device_agent.exchange.outbox import Outbox
+from shared.errors import TaskFailed, Unwritable
+from shared.protocol.messages import Update
+from tests.device_agent.boxes import BYTES, make, put
+
+
+def waiting(box: Outbox) -> list[int]:
+    box.check()
+    return [entry.update.round for entry in box.entries()]
+
+
+def failure(number: int) -> Update:
+    return Update(run="trial", round=number, device="board", params=None, failure="why")
+
+
+def test_a_payload_that_does_not_fit_is_an_error_and_the_others_wait_on(disk):
+    """The half of it that was written makes room for the report; later the same round works."""
+    box = make(disk.path)
+    put(box, 1)
+    put(box, 2)
+    disk.fill(leave_bytes=1 << 19)
+    with pytest.raises(Unwritable, match=r"000003: No space left on device, 0\.0 MiB free; make room"):
+        put(box, 3)
+    box.add(failure(3))
+    assert waiting(box) == waiting(make(disk.path)) == [1, 2, 3]
+    disk.make_room()
+    put(box, 3)
+    assert waiting(box) == [1, 2, 3]
+    assert box.entries()[2].payload.read_bytes() == BYTES
+
+
+def test_a_report_that_does_not_fit_is_an_error(disk):
+    box = make(disk.path)
+    put(box, 1)
+    disk.fill()
+    with pytest.raises(Unwritable, match="No space left"):
+        box.add(failure(2))
+    assert waiting(box) == [1]
+    disk.make_room()
+    box.add(failure(2))
+    assert waiting(box) == [1, 2]
+
+
+def test_a_read_only_disk_stops_writing_and_not_reading(disk, caplog):
+    """What waits is offered; what is settled stays, is told, and goes once the disk takes writes again."""
+    box = make(disk.path)
+    put(box, 1, state=b"after round 1")
+    disk.read_only(yes=True)
+    box = make(disk.path)
+    with pytest.raises(Unwritable, match="mount it writable"):
+        box.draft("trial", 2)
+    [entry] = box.entries()
+    box.remove(entry)
+    assert "update trial@000001 is settled but stays here" in caplog.text
+    assert waiting(box) == [1]
+    disk.read_only(yes=False)
+    box.remove(entry)
+    assert waiting(box) == []
+    assert (disk.path / "state" / "trial").read_bytes() == b"after round 1"
+
+
+def test_a_state_that_cannot_be_taken_over_stays_with_its_update(disk, caplog):
+    """Killed before it took the state over, restarted on a read-only disk: it lives; the next task has the state."""
+    box = make(disk.path)
+    draft = box.draft("trial", 1)
+    (draft / outbox.STATE).write_bytes(b"after round 1")
+    outbox.write(draft, Update(run="trial", round=1, device="board", params=None))
+    outbox.commit(draft)
+    disk.read_only(yes=True)
+    with caplog.at_level(logging.WARNING):
+        box = make(disk.path)
+    assert "the state after the last task is taken over with the next one" in caplog.text
+    disk.read_only(yes=False)
+    box.draft("trial", 2)
+    assert (disk.path / "state" / "trial").read_bytes() == b"after round 1"
+
+
+def test_what_waits_is_bounded_by_failing_the_next_task(tmp_path):
+    """Not one byte more than the limit, and no update goes for another; settled ones make room."""
+    box = make(tmp_path, limit=2 << 20)
+    box.reserve(1 << 20)
+    put(box, 1)
+    box.reserve((1 << 20) - 1000)
+    with pytest.raises(TaskFailed, match=r"1\.0 MiB wait for the server.* raise outbox_mb \(2\), or let it reach"):
+        box.reserve(1 << 20)
+    assert waiting(box) == [1]
+    box.remove(box.entries()[0])
+    box.reserve(1 << 20)
+
+
+def test_reports_are_dropped_oldest_first_and_updates_never(disk):
+    """Two updates and as many reports as may wait; the next three reports cost the three oldest ones."""
+    box = make(disk.path)
+    for number in (1, 4):
+        put(box, number, b"moved")
+    reports = [2, 3, *range(5, outbox.REPORTS + 6)]
+    for number in reports:
+        box.add(failure(number))
+    assert waiting(box) == sorted([1, 4, *reports[3:]])
+
+
+def test_only_the_last_corrupt_entries_are_kept(tmp_path):
+    box = make(tmp_path)
+    for number in range(1, 7):
+        put(box, number, b"moved")
+        (tmp_path / "outbox" / f"trial@{number:06d}" / outbox.UPDATE).write_bytes(b"rotten")
+        assert box.entries() == []
+    aside = sorted(path.name for path in (tmp_path / "outbox").glob(".*.corrupt"))
+    assert aside == [f".trial@{number:06d}.corrupt" for number in (4, 5, 6)]
+
+
+def test_an_update_that_cannot_be_read_at_the_moment_is_not_given_up(tmp_path, caplog):
+    """Too many open files are no reason to lose what a night of training gave."""
+    box = make(tmp_path)
+    put(box, 1, b"moved")
+    update = tmp_path / "outbox" / "trial@000001" / outbox.UPDATE
+    update.rename(update.with_name("meanwhile"))
+    update.symlink_to(update)  # opening it fails, and not because it is absent
+    assert box.entries() == []
+    assert "cannot be read now" in caplog.text
+    update.unlink()
+    update.with_name("meanwhile").rename(update)
+    assert waiting(box) == [1]

@@ -1,0 +1,144 @@
+"""Updates on their way out: offered, sent as asked, kept until settled; every second is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import pairwise
+
+import pytest
+
+from device_agent.exchange.upload import FIRST_PATIENCE_S, LAST_PATIENCE_S
+from shared.protocol.messages import Ack, Status, Want
+from shared.transfer import frames
+from tests.device_agent.desk import DATA, DEVICE, PAST_JITTER_S, ack
+
+
+def online(*, there: bool = True) -> Status:
+    return Status(device="_server", session=1, instance="x", online=there)
+
+
+def test_what_waits_is_offered_at_start_and_a_new_one_when_woken(desk, at_desk, describe) -> None:
+    desk.put(1, DATA, describe(DATA))
+
+    async def story() -> None:
+        assert desk.rounds == [1]
+        assert desk.offers[0].params == describe(DATA)
+        desk.put(2, DATA, describe(DATA))
+        desk.delivery.wake.set()
+        await asyncio.sleep(0.1)
+        assert desk.rounds == [1, 1, 2]
+
+    at_desk(story)
+
+
+def test_exactly_the_frames_that_are_wanted_are_sent(desk, at_desk, describe) -> None:
+    """Also a second time, and the short last one; every byte is counted."""
+    desk.put(1, DATA, describe(DATA))
+
+    async def story() -> None:
+        digest = describe(DATA).digest
+        assert desk.frames == []
+        await desk.tell(Want(digest=digest, frame_bytes=1024, ranges=[(1, 3), (5, 6)]))
+        assert desk.frames == [1, 2, 5]
+        await desk.tell(Want(digest=digest, frame_bytes=1024, ranges=[(2, 3)]))
+        assert desk.frames == [1, 2, 5, 2]
+        assert desk.delivery.bytes_sent == 3 * 1024 + 17 + 4 * frames.HEADER_BYTES
+
+    at_desk(story)
+
+
+def test_two_updates_of_the_same_content_answer_once(desk, at_desk, describe) -> None:
+    """A training that moves nothing gives the same payload every round: its frames are not sent for each of them."""
+    desk.put(1, DATA, describe(DATA))
+    desk.put(2, DATA, describe(DATA))
+
+    async def story() -> None:
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)]))
+        assert desk.frames == list(range(6))
+
+    at_desk(story)
+
+
+@pytest.mark.parametrize("verdict", ["accepted", "duplicate", "late", "refused"])
+def test_a_settled_update_leaves_the_outbox_and_is_silent(desk, at_desk, describe, caplog, verdict) -> None:
+    """Whatever the verdict; a refusal is an error in the log, with its reason; the other update still waits."""
+    desk.put(1, DATA, describe(DATA))
+    desk.put(2, DATA, describe(DATA))
+    caplog.set_level(logging.INFO)
+
+    async def story() -> None:
+        await desk.tell(ack(1, verdict, "shape"))
+        assert not desk.outbox.has("trial", 1, b"")
+        assert desk.outbox.has("trial", 2, b"")
+        await asyncio.sleep(PAST_JITTER_S)
+        assert desk.rounds == [1, 2, 2]
+
+    at_desk(story)
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert errors == (["round 1: the server refused the update: shape"] if verdict == "refused" else [])
+
+
+def test_an_update_is_kept_until_it_is_settled(desk, at_desk, describe) -> None:
+    """Frames that were sent settle nothing; an acknowledgement of another run, round or kind does not either."""
+    desk.put(1, DATA, describe(DATA))
+
+    async def story() -> None:
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)]))
+        await desk.tell(ack(7))
+        await desk.tell(Ack(run="other", round=1, device=DEVICE, verdict="accepted"))
+        assert desk.outbox.has("trial", 1, b"")
+
+    at_desk(story)
+
+
+def test_a_server_that_comes_back_is_offered_everything_anew(desk, at_desk, describe) -> None:
+    """At once, not after the patience; a server that goes is offered nothing."""
+    desk.put(1, DATA, describe(DATA))
+    desk.put(2, DATA, describe(DATA))
+
+    async def story() -> None:
+        await desk.tell(online(there=False))
+        assert desk.rounds == [1, 2]
+        await desk.tell(online())
+        assert desk.rounds == [1, 2, 1, 2]
+
+    at_desk(story)
+
+
+def test_silence_is_answered_by_offering_again_in_growing_pauses(desk, at_desk, describe) -> None:
+    """From 2 s up to 30 s, each jittered by a quarter, so that a fleet does not speak in step."""
+    desk.put(1, DATA, describe(DATA))
+
+    async def story() -> None:
+        await asyncio.sleep(200)
+
+    at_desk(story)
+    pauses = [after - before for before, after in pairwise(desk.moments)]
+    expected = FIRST_PATIENCE_S
+    for pause in pauses:
+        assert 0.75 * expected <= pause <= 1.25 * expected
+        expected = min(2 * expected, LAST_PATIENCE_S)
+    assert len(pauses) > 5
+    assert len(set(pauses[-3:])) == 3
+
+
+def test_a_sign_of_life_makes_pauses_short_again(desk, at_desk, describe) -> None:
+    desk.put(1, DATA, describe(DATA))
+
+    async def story() -> None:
+        await asyncio.sleep(60)
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 1)]))
+        before = len(desk.offers)
+        await asyncio.sleep(PAST_JITTER_S)
+        assert len(desk.offers) == before + 1
+
+    at_desk(story)
+
+
+def test_an_empty_outbox_is_silent(desk, at_desk) -> None:
+    async def story() -> None:
+        await asyncio.sleep(1000)
+
+    at_desk(story)
+    assert desk.offers == []

@@ -1,0 +1,210 @@
+"""Calibration against a plug that knows what the training process really computes, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from device_agent.commands.calibrate import meter_of, show
+from device_agent.config import BoardConfig, MeterConfig
+from device_agent.measurement.board import measuring, open_board
+from device_agent.measurement.calibrate import Bench, calibrate, keep, sources
+from device_agent.measurement.calibration_file import FILE, Calibration, Line, applied, load, save
+from device_agent.measurement.power_fit import Seen
+from device_agent.probes.power.source import open_source
+from device_agent.profile.schema import Cpu, PowerModel, Profile
+from shared.errors import ConfigError, CorruptFile, NoData
+from shared.runtime.clock import monotonic
+from tests.device_agent.plug import plugged
+from tests.device_agent.process import start
+from tests.device_agent.sources import Given
+
+IDLE_W, CORE_W, HERTZ = 3.0, 2.0, 1e9
+GAIN, OFFSET_W = 1.15, 0.6
+PROFILE = Profile(schema=1, id="bench", name="A bench", cpu=Cpu(sources=(), nominal_hertz=HERTZ))
+MODEL = PowerModel(idle_w=2.0, max_w=9.0, core_joules_per_cycle=1e-9, max_hertz=1e9, uncertainty=0.05)
+KEPT = Calibration(profile="bench", meter="plug", stamp="20260101T000000Z", residual_w=0.1, r_squared=0.97, model=MODEL)
+
+
+class Simulated:
+    """A board on which nothing runs but our training process: its proc/stat, and the watts it takes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.busy_s = root, 0.0
+        (root / "proc").mkdir(parents=True)
+        self.note()
+
+    def note(self) -> None:
+        """Write what the training process has computed so far."""
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                self.busy_s = max(self.busy_s, sum(child.cpu_times()[:2]))
+        ticks, partial = round(100 * self.busy_s), self.root / "proc/partial"
+        partial.write_text(f"cpu {ticks} 0 0 {10**6 - ticks} 0 0 0 0 0 0\n")
+        partial.rename(self.root / "proc/stat")
+
+    def meter(self) -> Callable[[], float]:
+        """Return what tells the mean watts since it was asked last, as a plug does."""
+        asked = [(time.monotonic(), self.busy_s)]
+
+        def watts() -> float:
+            asked.append((time.monotonic(), self.busy_s))
+            seconds, busy_s = (now - then for now, then in zip(asked[-1], asked[-2], strict=True))
+            return IDLE_W + CORE_W * busy_s / max(seconds, 1e-3)
+
+        return watts
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.wait(0.02):
+                self.note()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_the_fit_finds_what_the_board_takes(tmp_path):
+    """Real training in a child, a real plug on loopback: idle watts and watts of a core are found, kept and used.
+
+    The board's own sensor sees a part of it; the line from that to the plug is found too.
+    """
+    board, told = Simulated(tmp_path / "root"), []
+    true_w = board.meter()
+    seen = Given(lambda _: (true_w() - OFFSET_W) / GAIN, period_s=0.2)
+    with plugged(board.meter()) as url, board.running():
+        meter = MeterConfig(kind="shelly", url=url, period_s=0.2)
+        plug = open_source(board.root, PROFILE, monotonic, meter=meter)
+        bench = Bench(board.root, PROFILE, tmp_path, plug, seen, idle_s=1.0, phase_s=2.0, say=told.append)
+        found = asyncio.run(calibrate(bench))
+    assert found == load(tmp_path)
+    assert found.profile == "bench"
+    assert found.meter == "http shelly"
+    assert found.r_squared > 0.9
+    assert found.model.idle_w == pytest.approx(IDLE_W, rel=0.1)
+    assert found.model.core_joules_per_cycle == pytest.approx(CORE_W / HERTZ, rel=0.2)
+    assert found.line.gain == pytest.approx(GAIN, rel=0.2)
+    assert found.line.offset_w == pytest.approx(OFFSET_W, abs=0.8)
+    assert told[0] == "idle, 1 s"
+    assert any("training with 1 thread, 2 s" in line for line in told)
+    assert not [child for child in psutil.Process().children() if "exercise" in " ".join(child.cmdline())]
+
+
+def test_a_fit_that_is_none_leaves_the_old_one(tmp_path):
+    """A plug that feeds something else: its watts have nothing to do with the load, and nothing is kept."""
+    save(tmp_path, KEPT)
+    bench = Bench(tmp_path, PROFILE, tmp_path, Given(), None)
+    with pytest.raises(NoData, match="meter feeds it alone"):
+        keep(bench, [Seen(watts, load, HERTZ) for watts, load in ((3, 0), (9, 0.1), (4, 1), (8, 1.1), (5, 2), (6, 2))])
+    assert load(tmp_path) == KEPT
+
+
+def test_without_a_meter_it_says_what_to_do(tmp_path):
+    """Exit code 1, one line, nothing written."""
+    root = tmp_path / "root"
+    root.mkdir()
+    config = tmp_path / "agent.toml"
+    config.write_text(
+        f'device = "board"\nstate_dir = "{tmp_path}/state"\n[data]\nsource = "digits"\n'
+        f'[board]\nroot = "{root}"\nprofile = "generic-arm"\n'
+    )
+
+    async def story() -> str:
+        process = await start(config, "calibrate")
+        _, err = await process.communicate()
+        assert process.returncode == 1
+        return err.decode()
+
+    (line,) = asyncio.run(story()).splitlines()
+    assert "nothing measures what this board draws" in line
+    assert "--meter shelly=http://ADDRESS" in line
+    assert not list((tmp_path / "state").glob(FILE))
+
+
+def test_a_plug_comes_before_the_board_and_a_model_is_no_sensor(tmp_path):
+    """The reference is the plug; a board that only has a model has no sensor of its own to draw a line from."""
+    Simulated(tmp_path / "root")
+    modelled = msgspec.structs.replace(PROFILE, power=msgspec.structs.replace(PROFILE.power, model=MODEL))
+    with plugged(lambda: 4.0) as url:
+        reference, own = sources(
+            tmp_path / "root", modelled, MeterConfig(kind="shelly", url=url, period_s=0.2), monotonic
+        )
+        assert reference.read().value == 4.0
+    assert own is None
+    with pytest.raises(NoData, match="Put a meter"):
+        sources(tmp_path / "root", modelled, None, monotonic)
+
+
+def test_a_kept_fit_stands_for_the_profiles_own(tmp_path):
+    """Model and line replace the profile's; those of another profile do not."""
+    line = Line(gain=1.2, offset_w=0.5, uncertainty=0.04)
+    found = applied(PROFILE, msgspec.structs.replace(KEPT, line=line)).power
+    assert (found.model, found.gain, found.offset_w, found.uncertainty) == (MODEL, 1.2, 0.5, 0.04)
+    other = msgspec.structs.replace(KEPT, profile="another", line=line)
+    assert applied(PROFILE, other) == PROFILE
+    assert applied(PROFILE, None) == PROFILE
+
+
+def test_a_file_that_was_cut_is_refused_and_the_agent_goes_on_without(tmp_path):
+    """Every prefix of the file is refused; measuring then knows no fit."""
+    path = save(tmp_path, KEPT)
+    whole = path.read_bytes()
+    assert load(tmp_path) == KEPT
+    for length in range(0, len(whole) - 2, 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CorruptFile, match="calibrate again"):
+            load(tmp_path)
+    assert measuring(BoardConfig(), tmp_path).calibration is None
+    path.unlink()
+    assert load(tmp_path) is None
+
+
+def test_a_board_without_any_source_has_no_power_and_no_joules(tmp_path):
+    """This is what most machines are: the meter of a task works, its joules are None."""
+    (tmp_path / "proc").mkdir()
+    board = open_board(measuring(BoardConfig(root=str(tmp_path), profile="generic-arm"), tmp_path))
+    assert board.power is None or board.power.source.provenance.quality == "modelled"
+    with board.meter(idle_w=None).task() as spent:
+        pass
+    assert spent.compute_s is not None
+    assert spent.joules is None
+    assert "compute_joules" not in spent.provenance
+
+
+def test_a_fit_of_another_board_is_left_aside(tmp_path, caplog):
+    """Whoever moves the state folder to another board is told; the other board's model is not used."""
+    (tmp_path / "proc").mkdir()
+    save(tmp_path, KEPT)
+    board = open_board(measuring(BoardConfig(root=str(tmp_path), profile="generic-arm"), tmp_path))
+    assert board.profile.power.model != MODEL
+    assert "what was fitted on a bench is left aside" in caplog.text
+
+
+@pytest.mark.parametrize("words", ["shelly", "kettle=http://192.0.2.7", "shelly=ftp://192.0.2.7"])
+def test_a_meter_that_is_none_is_refused_with_an_example(words):
+    with pytest.raises(ConfigError, match=r"give KIND=URL, such as shelly=http"):
+        meter_of(words)
+
+
+def test_what_was_found_is_shown_with_its_units(capsys):
+    """Watts of rest and of a core, the line, the residual as watts and as a share."""
+    show(msgspec.structs.replace(KEPT, line=Line(gain=1.2, offset_w=0.5, uncertainty=0.04)), Path("kept.json"))
+    shown = capsys.readouterr().out
+    assert "idle 2.00 W, a busy core 1.00 W at 1000 MHz (1.00 nJ a cycle), exponent 1.70" in shown
+    assert "1.200 times what its sensor says, and 0.50 W" in shown
+    assert "residual 0.100 W (4.0% of the mean), R squared 0.970" in shown

@@ -1,0 +1,115 @@
+"""Asking a broker whether it serves us: real brokers that do, that do not, and places where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from device_agent.diagnosis.checks import of_broker
+from device_agent.measurement.reach import refusal
+from edge_server.fleet.broker import free_port, running
+from shared.transport.base import Broker
+from tests.shared.transport.mosquitto import configured
+
+TOPIC = "fieldfleet/v1/lab/board/doctor"
+NAME = "lab.board.doctor-1"
+
+
+def sessions(port: int, name: str) -> bool:
+    """Tell whether an MQTT 3.1.1 broker keeps a session under that name: it says so when one goes on with it."""
+    packet = b"\x00\x04MQTT\x04\x00\x00\x3c" + len(name).to_bytes(2, "big") + name.encode()
+    with socket.create_connection(("127.0.0.1", port), 5) as link:
+        link.settimeout(5)
+        link.sendall(bytes([0x10, len(packet)]) + packet)
+        answer = link.recv(4)
+    assert answer[:1] == b"\x20"
+    assert answer[3] == 0
+    return bool(answer[2] & 1)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("version", [5, 3])
+def test_a_broker_that_serves_us_keeps_nothing_of_it(tmp_path, version) -> None:
+    """Neither under MQTT 5 nor under 3.1.1 is a session left, though the agent's own would last for a day."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            assert await refusal(Broker(port=broker.port, version=version), NAME, TOPIC) == ""
+            assert not sessions(broker.port, NAME)
+            assert sessions(broker.port, NAME)  # the question itself leaves one: so it can tell
+
+    asyncio.run(story())
+
+
+@pytest.mark.broker
+def test_one_that_knows_only_the_older_version_serves_too(tmp_path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, embedded=True) as broker:
+            assert await refusal(Broker(port=broker.port), NAME, TOPIC, 1.0) == ""
+
+    asyncio.run(story())
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("version", [5, 3])
+def test_one_that_wants_a_login_says_so(tmp_path, version) -> None:
+    (tmp_path / "passwords").write_text("")
+
+    async def story() -> str:
+        async with configured(tmp_path, "allow_anonymous false", f"password_file {tmp_path}/passwords") as broker:
+            return await refusal(Broker(port=broker.port, version=version), NAME, TOPIC)
+
+    check = of_broker(Broker(), asyncio.run(story()))
+    assert (check.state, "allow_anonymous" in check.remedy) == ("bad", True), check
+
+
+@pytest.mark.broker
+def test_one_whose_access_list_leaves_us_out(tmp_path) -> None:
+    (tmp_path / "acl").write_text("topic readwrite other/#\n")
+
+    async def story() -> str:
+        async with configured(tmp_path, "allow_anonymous true", f"acl_file {tmp_path}/acl") as broker:
+            return await refusal(Broker(port=broker.port), NAME, TOPIC)
+
+    check = of_broker(Broker(), asyncio.run(story()))
+    assert "denies publishing" in check.finding
+    assert "access list" in check.remedy
+
+
+def test_a_port_where_nobody_listens() -> None:
+    said = asyncio.run(refusal(Broker(port=free_port()), NAME, TOPIC))
+    assert "start the broker" in of_broker(Broker(), said).remedy
+
+
+def test_a_server_that_answers_nothing() -> None:
+    """It takes the connection and stays silent, whichever version is spoken."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        said = asyncio.run(refusal(Broker(port=silent.getsockname()[1]), NAME, TOPIC, 0.2))
+    assert "firewall" in of_broker(Broker(), said).remedy
+
+
+def test_an_address_that_swallows_what_is_sent_to_it() -> None:
+    """A listener whose queue is full: the kernel drops what else would connect, as a firewall does."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        with socket.create_connection(address, 5):
+            said = asyncio.run(refusal(Broker(port=address[1]), NAME, TOPIC, 0.2))
+    assert "firewall" in of_broker(Broker(), said).remedy
+
+
+def test_what_is_no_broker() -> None:
+    """It answers, in a language of its own."""
+
+    async def story() -> str:
+        async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+            return await refusal(Broker(port=server.sockets[0].getsockname()[1]), NAME, TOPIC, 1.0)
+
+    assert of_broker(Broker(), asyncio.run(story())).state == "bad"

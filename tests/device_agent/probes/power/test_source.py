@@ -1,0 +1,306 @@
+"""The board's power: which source is taken, what its total is, and what is reported beside it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from device_agent.config import MeterConfig
+from device_agent.probes.power import source as power
+from device_agent.probes.power.http_meter import HttpMeter
+from device_agent.probes.power.model import Modelled
+from device_agent.probes.power.rapl import Counters
+from device_agent.probes.power.source import TOTAL, open_source
+from device_agent.profile.schema import Power, PowerModel, Profile, Rail
+from shared.errors import NoData
+from tests.boards import material
+from tests.shared_data import shared
+from tests.trees import as_nobody, grow, open_to_all
+
+MODEL = PowerModel(idle_w=2.0, max_w=9.0, core_joules_per_cycle=0.5e-9, max_hertz=2e9)
+ORIN_NANO = Power(
+    sources=("ina3221", "tegrastats", "model"),
+    total=("VDD_IN",),
+    rails=(
+        Rail(label="VDD_IN", role="total"),
+        Rail(label="VDD_CPU_GPU_CV", child_of="VDD_IN"),
+        Rail(label="VDD_SOC", child_of="VDD_IN"),
+    ),
+    scope="module",
+    valid_w=(0.5, 60.0),
+)
+AGX_ORIN = Power(
+    sources=("ina3221", "tegrastats"),
+    total=("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),
+    rails=(Rail(label="VDDQ_VDD2_1V8AO", child_of="VIN_SYS_5V0"),),
+    scope="module",
+)
+PI_5 = Power(sources=("pmic", "model"), gain=1.1451, offset_w=0.5879, uncertainty=0.05)
+X86 = Power(sources=("rapl", "battery", "model"), scope="package")
+HWMON, TEGRASTATS = "sys/class/hwmon/hwmon3", "tools/tegrastats --interval 100"
+PACKAGE = "sys/class/powercap/intel-rapl:0"
+COMPUTING = {
+    "proc/stat": "cpu  100 0 0 900 0 0 0 0 0 0",
+    "sys/devices/system/cpu/online": "0",
+    "sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq": "1000000",
+    "sys/devices/system/cpu/cpufreq/policy0/affected_cpus": "0",
+}
+RAPL = {f"{PACKAGE}/name": "package-0", f"{PACKAGE}/energy_uj": "7000000", f"{PACKAGE}/max_energy_range_uj": "9" * 12}
+
+
+def board(table: Power) -> Profile:
+    return Profile(schema=1, id="board", name="Board", power=table)
+
+
+def rails(**watts: float) -> dict[str, object]:
+    """An INA3221 whose rails run at 5 V."""
+    files: dict[str, object] = {f"{HWMON}/name": "ina3221"}
+    for number, (label, value) in enumerate(watts.items(), 1):
+        files |= {f"{HWMON}/in{number}_label": label, f"{HWMON}/in{number}_input": 5000}
+        files |= {f"{HWMON}/curr{number}_input": round(value * 200)}
+    return files
+
+
+def ticking() -> float:
+    ticking.now += 0.25  # type: ignore[attr-defined]
+    return ticking.now  # type: ignore[attr-defined,no-any-return]
+
+
+ticking.now = 0.0  # type: ignore[attr-defined]
+
+
+def of_record(board_name: str, recording: str, root: Path) -> Path:
+    text = shared("reference", "boards", board_name, recording).read_text()
+    match recording.partition("_")[0]:
+        case "lm":
+            return material.write(material.lm_sensors(text), root)
+        case "pmic":
+            return grow(root, {"tools/vcgencmd pmic_read_adc": text})
+        case "tegrastats":
+            return grow(root, {TEGRASTATS: text.splitlines()[-1]})
+    return material.write(material.tsv(text), root)
+
+
+@pytest.mark.parametrize(
+    ("recording", "table", "watts", "source", "quality"),
+    [
+        ("jetson-orin-nano/lm_sensors_4vy7.txt", ORIN_NANO, 5.145, "ina3221 VDD_IN", "measured"),
+        ("jetson-orin-nano/lm_sensors_4Ebd.txt", ORIN_NANO, 4.848, "ina3221 VDD_IN", "measured"),
+        ("jetson-orin-nano/lm_sensors_87lq.txt", ORIN_NANO, 6.1254, "ina3221 VDD_IN", "measured"),
+        ("jetson-orin-nano/tegrastats_jp6_lines.txt", ORIN_NANO, 4.548, "tegrastats VDD_IN", "measured"),
+        (
+            "jetson-agx-orin/lm_sensors_4ax9.txt",
+            AGX_ORIN,
+            10.138,
+            "ina3221 VDD_GPU_SOC+VDD_CPU_CV+VIN_SYS_5V0",
+            "measured",
+        ),
+        (
+            "jetson-agx-orin/tegrastats_lines.txt",
+            AGX_ORIN,
+            9.11,
+            "tegrastats VDD_GPU_SOC+VDD_CPU_CV+VIN_SYS_5V0",
+            "measured",
+        ),
+        (
+            "jetson-agx-xavier/tegrastats_l4t31.txt",
+            Power(sources=("tegrastats",), total=("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V")),
+            3.113,
+            "tegrastats sum of 6 rails",
+            "measured",
+        ),
+        (
+            "jetson-nano/ina3221x_iio_tree.tsv",
+            Power(sources=("ina3221",), total=("POM_5V_IN",)),
+            0.9,
+            "ina3221 POM_5V_IN",
+            "measured",
+        ),
+        ("rpi-5/pmic_read_adc_4cores_busy.txt", PI_5, 8.88, "pmic sum of 12 rails", "corrected"),
+        ("x86-generic/power_supply_bat0_tree.tsv", X86, 5.002, "battery BAT0", "measured"),
+    ],
+)
+def test_a_recorded_board_has_its_total_read_once_and_again(recording, table, watts, source, quality, tmp_path) -> None:
+    """The stateless probe and the open source say the same; both name where it comes from."""
+    root, profile = of_record(*recording.split("/"), tmp_path), board(table)
+    found = power.read(root, profile, 7.0)
+    reading, opened = found.readings[TOTAL], open_source(root, profile, ticking)
+    assert reading.value == pytest.approx(watts, abs=0.005)
+    assert (reading.source, reading.quality, reading.unit, reading.at) == (source, quality, "watts", 7.0)
+    assert reading.uncertainty == pytest.approx(table.uncertainty * reading.value)
+    assert (opened.read().value, opened.kind) == (reading.value, "instant")
+    assert (opened.provenance.source, opened.provenance.quality) == (source, quality)
+    assert opened.provenance.uncertainty == table.uncertainty
+    assert found.facts["power.scope"] == ("machine" if "bat0" in recording else table.scope)
+
+
+def test_children_and_unknown_rails_are_reported_and_never_added(tmp_path) -> None:
+    root = grow(tmp_path, rails(VDD_IN=10.0, VDD_SOC=3.0, SURPRISE=4.0))
+    found = power.read(root, board(ORIN_NANO), 0.0)
+    assert {name: reading.value for name, reading in found.readings.items()} == pytest.approx(
+        {"power.VDD_IN_watts": 10.0, "power.VDD_SOC_watts": 3.0, "power.SURPRISE_watts": 4.0, TOTAL: 10.0}
+    )
+
+
+def test_a_missing_part_of_the_total_is_never_a_smaller_sum(tmp_path) -> None:
+    """Its rails are still reported; with no other source the total is absent."""
+    root = grow(tmp_path, rails(VDD_GPU_SOC=3.0, VDD_CPU_CV=2.0))
+    found = power.read(root, board(AGX_ORIN), 0.0)
+    assert found.readings.keys() == {"power.VDD_GPU_SOC_watts", "power.VDD_CPU_CV_watts"}
+    assert found.absent[TOTAL].lack == "not_present"
+    assert "VIN_SYS_5V0" in found.absent[TOTAL].cause
+    with pytest.raises(NoData, match="VIN_SYS_5V0"):
+        open_source(root, board(AGX_ORIN), ticking)
+
+
+def test_the_next_source_steps_in_and_the_first_ones_rails_stay(tmp_path) -> None:
+    line = "VDD_GPU_SOC 3000mW/1mW VDD_CPU_CV 2000mW/1mW VIN_SYS_5V0 5000mW/1mW"
+    root = grow(tmp_path, rails(VDD_GPU_SOC=3.5) | {TEGRASTATS: line})
+    found = power.read(root, board(AGX_ORIN), 0.0)
+    assert found.readings[TOTAL].value == pytest.approx(10.0)
+    assert found.readings["power.VDD_GPU_SOC_watts"].value == pytest.approx(3.5)
+    source = open_source(root, board(AGX_ORIN), ticking)
+    assert source.read().value == pytest.approx(10.0)
+    assert source.period_s == 5.0
+
+
+@pytest.mark.parametrize("watts", [0.0, 0.4, 61.0])
+def test_a_total_that_cannot_be_true_is_invalid(watts, tmp_path) -> None:
+    table = Power(sources=("ina3221",), total=("VDD_IN",), valid_w=(0.5, 60.0))
+    root = grow(tmp_path, rails(VDD_IN=watts))
+    assert power.read(root, board(table), 0.0).absent[TOTAL].lack == "invalid"
+    with pytest.raises(NoData) as caught:
+        open_source(root, board(table), ticking)
+    assert caught.value.lack == "invalid"
+
+
+def test_a_correction_makes_no_power_out_of_nothing(tmp_path) -> None:
+    """An offset alone would pass for half a watt."""
+    table = Power(sources=("ina3221",), total=("VDD_IN",), offset_w=0.6)
+    assert power.read(grow(tmp_path, rails(VDD_IN=0.0)), board(table), 0.0).absent[TOTAL].lack == "invalid"
+
+
+def test_a_correction_is_for_the_boards_own_sensor(tmp_path) -> None:
+    """A meter in the supply line sees everything already."""
+    table = Power(sources=("ina2xx", "pmic"), gain=2.0)
+    root = grow(tmp_path, {f"{HWMON}/name": "ina219", f"{HWMON}/power1_input": 4_000_000})
+    reading = power.read(root, board(table), 0.0).readings[TOTAL]
+    assert (reading.value, reading.quality, reading.source) == (pytest.approx(4.0), "measured", "ina2xx ina219")
+
+
+def test_a_profile_that_counts_twice_gives_no_total(tmp_path) -> None:
+    """Nobody loads such a profile; should one come here all the same, no figure leaves."""
+    table = Power(sources=("ina3221",), total=("VDD_IN", "VDD_SOC"), rails=ORIN_NANO.rails)
+    found = power.read(grow(tmp_path, rails(VDD_IN=5.0, VDD_SOC=1.0)), board(table), 0.0)
+    assert "twice" in found.absent[TOTAL].cause
+
+
+def test_counters_are_reported_as_joules_and_opened_as_means(tmp_path) -> None:
+    root = grow(tmp_path, RAPL)
+    found = power.read(root, board(X86), 3.0)
+    assert found.readings["power.package-0_joules"].value == 7.0
+    assert (found.absent[TOTAL].lack, found.facts) == ("busy", {"power.scope": "package"})
+    source = open_source(root, board(X86), ticking)
+    assert isinstance(source, Counters)
+    assert (source.kind, source.period_s) == ("mean", 0.2)
+
+
+def test_denied_counters_are_told_where_a_worse_source_steps_in() -> None:
+    """With the remedy; the total then is that of the model, which takes two reads."""
+    profile = board(Power(sources=("rapl", "battery", "model"), model=MODEL))
+    with open_to_all() as root:
+        grow(root, RAPL | COMPUTING)
+        (root / PACKAGE / "energy_uj").chmod(0o400)
+        with as_nobody():
+            found, source = power.read(root, profile, 0.0), open_source(root, profile, ticking)
+    assert found.absent["power.rapl"].lack == "denied"
+    assert "tmpfiles.d" in found.absent["power.rapl"].cause
+    assert (found.absent[TOTAL].lack, found.readings) == ("busy", {})
+    assert "power.battery" not in found.absent
+    assert (source.provenance.quality, source.provenance.source) == ("modelled", "model")
+
+
+def test_a_battery_on_its_charger_gives_way_to_the_model(tmp_path) -> None:
+    supply = "sys/class/power_supply/BAT0"
+    root = grow(tmp_path, COMPUTING | {f"{supply}/type": "Battery", f"{supply}/status": "Full"})
+    profile = board(Power(sources=("battery", "model"), model=MODEL))
+    assert power.read(root, profile, 0.0).absent["power.battery"].lack == "busy"
+    assert isinstance(open_source(root, profile, ticking), Modelled)
+
+
+def test_a_calibrated_model_stands_for_the_profiles_but_not_for_a_sensor(tmp_path) -> None:
+    fitted = PowerModel(idle_w=3.0, max_w=8.0, core_joules_per_cycle=1e-9, max_hertz=2e9, uncertainty=0.07)
+    profile = board(Power(sources=("ina3221", "model"), total=("VDD_IN",), model=MODEL))
+    source = open_source(grow(tmp_path, COMPUTING), profile, ticking, calibrated=fitted)
+    assert (source.provenance.source, source.provenance.uncertainty) == ("calibrated model", 0.07)
+    source = open_source(grow(tmp_path, rails(VDD_IN=5.0)), profile, ticking, calibrated=fitted)
+    assert source.provenance.source == "ina3221 VDD_IN"
+
+
+def test_a_configured_meter_is_the_source_whatever_the_board_has(tmp_path) -> None:
+    """Even while it does not answer: figures of the module must not pass for those of the wall."""
+    meter = MeterConfig(kind="shelly", url="http://127.0.0.1:9", period_s=3.0)
+    source = open_source(grow(tmp_path, rails(VDD_IN=5.0)), board(ORIN_NANO), ticking, meter=meter)
+    assert isinstance(source, HttpMeter)
+    assert (source.period_s, source.provenance.source) == (3.0, "http shelly")
+
+
+def test_an_open_source_reads_on_through_a_moment_of_silence(tmp_path) -> None:
+    root = grow(tmp_path, rails(VDD_IN=5.0))
+    source = open_source(root, board(ORIN_NANO), ticking)
+    grow(root, {f"{HWMON}/curr1_input": "garbage"})
+    with pytest.raises(NoData) as caught:
+        source.read()
+    assert caught.value.lack == "invalid"
+    grow(root, {f"{HWMON}/curr1_input": 1200})
+    assert source.read().value == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"\0\0", b"-1", b"9" * 400, b"9" * 5000, b"nan", b"1e400", b"\xff\xfe", b"NC"]
+)
+def test_no_content_of_a_file_is_more_than_an_absence(garbage, tmp_path) -> None:
+    """Each file of each source in turn: nothing but NoData comes out, and no figure beyond measure."""
+    supply, meter = "sys/class/power_supply/BAT0", "sys/class/hwmon/hwmon9"
+    trees: list[tuple[tuple[str, ...], dict[str, object]]] = [
+        (("ina3221",), rails(VDD_IN=5.0)),
+        (("tegrastats",), {TEGRASTATS: "VDD_IN 5000/5000"}),
+        (("pmic",), {"tools/vcgencmd pmic_read_adc": "VDD_IN_A current(1)=1.0A\nVDD_IN_V volt(2)=5.0V"}),
+        (("rapl",), RAPL),
+        (("ina2xx",), {f"{meter}/name": "ina219", f"{meter}/power1_input": 5_000_000}),
+        (("battery",), {f"{supply}/{name}": "9000000" for name in ("current_now", "voltage_now")}),
+        (("model",), COMPUTING),
+    ]
+    trees[5][1].update({f"{supply}/type": "Battery", f"{supply}/status": "Discharging"})
+    for number, (sources, files) in enumerate(trees):
+        profile = board(Power(sources=sources, total=("VDD_IN",), model=MODEL))
+        for name in files:
+            root = grow(tmp_path / str(number), files)
+            source = open_source(root, profile, ticking)
+            (root / name).write_bytes(garbage)
+            with contextlib.suppress(NoData):
+                found = power.read(root, profile, 0.0)
+                assert all(abs(reading.value) < 1e12 for reading in found.readings.values())
+            for _ in range(3):
+                with contextlib.suppress(NoData):
+                    assert 0 < source.read().value < 1000
+
+
+@pytest.mark.parametrize(("sample_hz", "max_hz", "period"), [(5.0, 20.0, 0.2), (5.0, 2.0, 0.5)])
+def test_the_pause_is_the_profiles_and_the_cost_measured(sample_hz, max_hz, period, tmp_path) -> None:
+    """The clock of this test moves by a quarter of a second at every look."""
+    table = Power(sources=("ina3221",), total=("VDD_IN",), sample_hz=sample_hz, max_hz=max_hz)
+    source = open_source(grow(tmp_path, rails(VDD_IN=5.0)), board(table), ticking)
+    assert source.period_s == pytest.approx(period)
+    assert source.cost_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("sources", [(), ("http",), ("ina3221", "pmic", "rapl", "ina2xx", "battery", "tegrastats")])
+def test_a_board_without_any_source_is_no_fault(sources, tmp_path) -> None:
+    profile = board(Power(sources=sources, model=None))
+    for attempt in (lambda: power.read(tmp_path, profile, 0.0), lambda: open_source(tmp_path, profile, ticking)):
+        with pytest.raises(NoData) as caught:
+            attempt()
+        assert caught.value.lack == "not_present"

@@ -1,0 +1,85 @@
+"""The trainer's own process: what comes through its pipe, and the lock it is born with."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import pytest
+
+from device_agent.trainer.main import EXIT_GARBLED, Inlet
+from device_agent.trainer.pipe_messages import Cancel, Start, frame
+from device_agent.trainer.process import TrainerProcess
+from tests.device_agent.host import is_locked, until
+
+LIMIT_S = 60.0
+
+
+def test_messages_come_whole_and_in_order(make_job, make_task, tmp_path) -> None:
+    jobs = [make_job(make_task(round=number), tmp_path) for number in (1, 2)]
+    inlet = Inlet(io.BytesIO(frame(Start(jobs[0])) + frame(Cancel()) + frame(Start(jobs[1])) + frame(Cancel())))
+    inlet.run()
+    assert [inlet.jobs.get() for _ in range(3)] == [*jobs, None]
+    assert inlet.cancelled.is_set()
+
+
+def test_an_agent_that_dies_in_the_middle_of_a_message_is_gone_and_no_fault(make_job, make_task, tmp_path) -> None:
+    """Cut at every byte: the job before it is kept, the half one is not a job, and nothing waits for ever."""
+    job = make_job(make_task(), tmp_path)
+    whole = frame(Start(job))
+    for cut in range(len(whole)):
+        inlet = Inlet(io.BytesIO(whole + whole[:cut]))
+        inlet.run()
+        assert [inlet.jobs.get(), inlet.jobs.get()] == [job, None]
+        assert inlet.jobs.empty()
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xc1", b"\x80", b"\x81\xa4type\xa5Dance", b""], ids=["garbage", "no type", "unknown", "empty"]
+)
+def test_what_is_no_message_ends_the_process_and_says_so(tmp_path: Path, data: bytes) -> None:
+    """At once, its input still open, instead of a trainer that listens no more and never answers."""
+
+    async def story() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "device_agent.trainer.main", "--lock", str(tmp_path / "lock")),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        process.stdin.write(len(data).to_bytes(4, "little") + data)
+        said = (await process.stderr.read()).decode()
+        assert await process.wait() == EXIT_GARBLED
+        assert "the agent sent what is no message" in said
+
+    asyncio.run(asyncio.wait_for(story(), LIMIT_S))
+
+
+def test_the_lock_is_held_from_before_the_child_runs_until_its_end(tmp_path: Path) -> None:
+    """Stopped before it has run a line of ours, it holds the lock: no second one can begin in between."""
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        await trainer.ready()
+        pid = trainer._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        successor = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        try:
+            assert is_locked(trainer.lock)
+            waiting = asyncio.create_task(successor.ready())
+            await asyncio.sleep(0.5)
+            assert not waiting.done()
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        await waiting
+        assert successor._process.pid != pid
+        await successor.close()
+        await until(lambda: not is_locked(trainer.lock))
+        await trainer.close()
+
+    asyncio.run(asyncio.wait_for(story(), LIMIT_S))

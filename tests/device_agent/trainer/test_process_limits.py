@@ -1,0 +1,76 @@
+"""The trainer with its real child process: starved of memory, never given a job, ended early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from device_agent.exchange.outbox import Outbox
+from device_agent.trainer.process import TrainerProcess
+from shared.errors import TaskFailed, TrainerDied
+from shared.protocol.messages import Spec
+from tests.device_agent.host import START_S, Host, is_alive, until
+
+
+def test_a_child_made_ready_for_a_task_that_never_came_is_ended_too(tmp_path) -> None:
+    """The parameters could not be fetched: the child that was started meanwhile does not hold memory for ever."""
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=0.4, memory_mb=0, threads=1)
+        await trainer.ready()
+        pid = trainer._process.pid
+        assert is_alive(pid)
+        await until(lambda: not is_alive(pid))
+        await trainer.close()
+
+    asyncio.run(story())
+
+
+def test_closing_ends_the_child_also_when_it_is_busy(tmp_path) -> None:
+    """At any moment, here while it imports torch; twice is harmless."""
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1)
+        await trainer.ready()
+        pid = trainer._process.pid
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await trainer.close()
+        assert time.monotonic() - began < 2.0
+        assert not is_alive(pid)
+        await trainer.close()
+
+    asyncio.run(story())
+
+
+def test_a_model_too_large_for_the_limit_is_out_of_memory_and_no_more(tmp_path, make_job, make_task) -> None:
+    """2 GB of parameters under a limit of 1 GB: the task fails with the cause and the remedy; a small one works."""
+    large = Spec(name="mlp", options={"features": 4, "hidden": 80_000_000, "classes": 2})
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=1024, threads=1)
+        host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
+        with pytest.raises(TaskFailed, match=r"out of memory.*raise trainer\.memory_mb"):
+            await host.train(make_task(round=1, model=large))
+        await host.train(make_task(round=2))
+        assert [entry.update.round for entry in host.outbox.entries()] == [2]
+        await trainer.close()
+
+    asyncio.run(asyncio.wait_for(story(), 2 * START_S))
+
+
+def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, make_task) -> None:
+    """The child dies while it imports; the agent hears of it, and can try again."""
+
+    async def story() -> None:
+        trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=64, threads=1)
+        host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
+        for number in (1, 2):
+            with pytest.raises(TrainerDied, match=r"the trainer (ended|died|was killed)"):
+                await host.train(make_task(round=number))
+        assert host.outbox.entries() == []
+        await trainer.close()
+
+    asyncio.run(asyncio.wait_for(story(), 2 * START_S))

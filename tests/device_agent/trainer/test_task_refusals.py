@@ -1,0 +1,103 @@
+"""One task in process: what it refuses, and that the next task does not suffer from it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from device_agent.exchange import outbox
+from shared.codecs.base import to_blob
+from shared.errors import ConfigError, FieldFleetError, Superseded, WireError
+from shared.protocol import payload
+from shared.protocol.messages import Payload, Spec
+from shared.tensors.tree import Tree
+from tests.device_agent.device import update_of
+
+
+def like(**changes: torch.Tensor) -> Tree:
+    tree = {
+        "1.weight": torch.zeros(8, 4),
+        "1.bias": torch.zeros(8),
+        "3.weight": torch.zeros(2, 8),
+        "3.bias": torch.zeros(2),
+    }
+    return tree | changes
+
+
+@pytest.mark.parametrize(
+    ("tree", "reason"),
+    [
+        (like(**{"9.weight": torch.zeros(1)}), "unknown-tensor"),
+        (like(**{"1.weight": torch.zeros(4, 8)}), "shape"),
+        (like(**{"1.weight": torch.zeros(1 << 16)}), "shape"),
+        (like(**{"1.weight": torch.zeros(8, 4, dtype=torch.float64)}), "dtype"),
+        (like(**{"1.weight": torch.zeros(8, 4, dtype=torch.int32)}), "dtype"),
+        (like(**{"1.bias": torch.full((8,), float("nan"))}), "not-finite"),
+        (like(**{"1.bias": torch.tensor([0.0] * 7 + [float("-inf")])}), "not-finite"),
+    ],
+)
+def test_parameters_of_another_model_are_refused(device, make_task, tree: Tree, reason: str) -> None:
+    """With the reason under which the server would count the same; the draft holds no update; the next task works."""
+    with pytest.raises(WireError) as caught:
+        device.perform(make_task(), params=device.params(tree))
+    assert caught.value.reason == reason
+    assert not (device.outbox._folder / ".trial@000001" / outbox.UPDATE).exists()
+    assert update_of(device.perform(make_task())).num_examples == 30
+
+
+def test_parameters_that_lack_a_layer_are_refused(device, make_task) -> None:
+    """FedAvg trains the whole model; a part of it is an error of the server's, not a model half at random."""
+    tree = like()
+    del tree["3.bias"]
+    with pytest.raises((RuntimeError, FieldFleetError), match=r"3\.bias"):
+        device.perform(make_task(), params=device.params(tree))
+
+
+@pytest.mark.parametrize("data", [b"", b"FP", b"nonsense" * 40, b"FP\x01\x00\xff\xff\xff\xff"])
+def test_bytes_that_are_no_parameters_are_refused(device, make_task, data: bytes) -> None:
+    path = device.folder / "junk"
+    path.write_bytes(data)
+    with pytest.raises(WireError):
+        device.perform(make_task(), params=str(path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"algorithm": Spec(name="fedmagic")}, "unknown algorithm 'fedmagic'"),
+        ({"algorithm": Spec(name="fedprox", options={"nu": 1})}, "algorithm 'fedprox' has no option 'nu'"),
+        ({"algorithm": Spec(name="fedprox", options={"mu": -1.0})}, "mu is -1.0"),
+        ({"model": Spec(name="gpt")}, "unknown model 'gpt'"),
+        ({"codec": Spec(name="zip")}, "unknown codec 'zip'"),
+    ],
+)
+def test_what_this_agent_does_not_know_is_named(device, make_task, fields, named: str) -> None:
+    """An older agent meets a newer server: the failure says what is missing."""
+    with pytest.raises(ConfigError, match=named):
+        device.perform(make_task(**fields))
+
+
+def test_a_payload_of_a_codec_nobody_knows_is_named(device, make_task) -> None:
+    path = device.folder / "zipped"
+    blobs = {key: to_blob(leaf) for key, leaf in like().items()}
+    path.write_bytes(b"".join(payload.pack(Payload(codec="zip", blobs=blobs))))
+    with pytest.raises(ConfigError, match="unknown codec 'zip'"):
+        device.perform(make_task(), params=str(path))
+
+
+def test_a_superseded_task_ends_at_the_next_batch(device, make_task) -> None:
+    """Three batches are asked for before the newer task comes; no update is written, and the next task is not hurt."""
+    answers = iter([False, False, False, True])
+    reference = (device.perform(make_task(round=9)) / outbox.PAYLOAD).read_bytes()
+    with pytest.raises(Superseded):
+        device.perform(make_task(), superseded=lambda: next(answers))
+    assert next(answers, None) is None
+    assert not (device.outbox._folder / ".trial@000001" / outbox.UPDATE).exists()
+    assert (device.perform(make_task(round=9)) / outbox.PAYLOAD).read_bytes() == reference
+
+
+def test_examples_that_are_absent_fail_the_task_with_their_path(device, make_task, examples) -> None:
+    absent = msgspec.structs.replace(examples, path=str(device.folder / "absent.csv"))
+    with pytest.raises(ConfigError, match=r"absent\.csv"):
+        device.perform(make_task(), data=absent)

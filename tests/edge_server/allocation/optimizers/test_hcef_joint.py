@@ -1,0 +1,88 @@
+"""P2 as a whole: feasible, certified, and never above what alternation finds."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from edge_server.allocation.optimizers.hcef import alternate, halfway
+from edge_server.allocation.optimizers.hcef import solve as by_turns
+from edge_server.allocation.optimizers.hcef_few import within
+from edge_server.allocation.optimizers.hcef_joint import solve
+from edge_server.allocation.optimizers.hcef_problem import Hcef, joules, steps_cap, terms, value
+from tests.edge_server.optimizers.instances import CONTROLS, control
+
+
+@pytest.mark.parametrize("kind", CONTROLS)
+def test_it_is_feasible_certified_and_never_worse_than_alternation_from_any_start(kind):
+    for seed in range(5):
+        for count in (1, 2, 5, 17, 64):
+            problem, rng = control(kind, count, seed), np.random.default_rng(seed)
+            given, found = terms(problem), solve(problem)
+            point = found.steps, found.sent
+            assert joules(given, point) <= given.energy_joules * (1 + 1e-11)
+            assert np.all(found.steps * given.step_s + found.sent * given.send_s <= given.deadline_s * (1 + 1e-11))
+            assert found.least_objective <= found.objective * (1 + 1e-12)
+            starts = [halfway(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+            cap = steps_cap(given, np.full(count, given.least[1]))
+            starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
+            ends = [alternate(given, start) for start in starts]
+            within_e = [e for e in ends if joules(given, (e.steps, e.sent)) <= given.energy_joules * (1 + 1e-12)]
+            assert found.objective <= min(end.objective for end in within_e) * (1 + 1e-9)
+
+
+def test_the_certified_gap_is_small_where_there_are_many():
+    for kind in ("balanced", "energy", "time"):
+        gaps = [solve(control(kind, 64, seed)).gap for seed in range(20)]
+        assert np.median(gaps) <= 1e-3
+        assert max(gaps) <= 5e-3
+
+
+def test_two_devices_are_within_half_a_percent_of_a_fine_grid():
+    for kind in ("balanced", "energy", "link"):
+        for seed in range(4):
+            problem = control(kind, 2, seed)
+            given = terms(problem)
+            floors = given.least[0] * given.step_joules + given.least[1] * given.send_joules
+            spare = (given.energy_joules - floors.sum()) * np.linspace(0, 1, 4001)
+            shared = np.stack((floors[0] + spare, floors[1] + spare[::-1]))
+            grid = value(given, within(given, shared)).sum(axis=0).min()
+            assert solve(problem).objective <= grid * 1.0001
+
+
+def test_a_devices_best_within_its_joules_is_no_worse_than_a_grid_of_both():
+    given = terms(control("balanced", 6, 1))
+    floors = given.least[0] * given.step_joules + given.least[1] * given.send_joules
+    limit = floors + 0.4 * (given.step_joules + given.send_joules)
+    found = value(given, tuple(one[:, None] for one in map(np.ravel, within(given, limit[:, None]))))[:, 0]
+    steps = np.linspace(given.least[0], 1, 300)[:, None, None] + np.zeros((1, 300, 6))
+    sent = np.linspace(given.least[1], 1, 300)[None, :, None] + np.zeros((300, 1, 6))
+    fits = (steps * given.step_s + sent * given.send_s <= given.deadline_s) & (
+        steps * given.step_joules + sent * given.send_joules <= limit
+    )
+    grid = np.where(fits, value(given, (steps, sent)), np.inf).min(axis=(0, 1))
+    assert np.all(found <= grid + 1e-12)
+
+
+def test_the_multiplier_is_what_one_more_joule_takes_off():
+    problem = control("energy", 64, 2)
+    more = dataclasses.replace(problem, energy_joules=problem.energy_joules * 1.01)
+    found, better = solve(problem), solve(more)
+    bought = (found.objective - better.objective) / (0.01 * problem.energy_joules)
+    assert bought == pytest.approx(found.multiplier, rel=0.05)
+
+
+def test_budgets_below_the_floors_no_budget_and_nobody():
+    problem = control("energy", 5, 0)
+    poor = solve(dataclasses.replace(problem, energy_joules=0.0))
+    assert not poor.feasible
+    assert poor.steps.tolist() == [0.05] * 5
+    assert poor.gap == 0
+    rich = solve(dataclasses.replace(problem, energy_joules=np.inf, deadline_s=np.inf))
+    assert rich.sent.tolist() == [1.0] * 5
+    assert rich.multiplier == 0
+    exact = solve(dataclasses.replace(problem, energy_joules=poor.enough_joules))
+    assert exact.feasible
+    assert solve(Hcef(np.empty(0), 1.0, 1.0, 1.0, 1.0, 1.0, 5, 1.0, 1.0)).gap == 0
+    still = by_turns(dataclasses.replace(problem, sigma2=0.0, g2=0.0))
+    assert solve(dataclasses.replace(problem, sigma2=0.0, g2=0.0)).objective == still.objective == 0.0

@@ -1,0 +1,214 @@
+"""`edge-server devices` from the broker, from the history, and from neither."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess  # noqa: TID251 - the command as a user runs it
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from edge_server.__main__ import main
+from edge_server.fleet import broker
+from edge_server.fleet.view import looking
+from edge_server.journal.kept import Kept
+from edge_server.journal.report_history import Readings
+from shared.protocol import wire
+from shared.protocol.measurements import Absent
+from shared.protocol.messages import Report, Status
+from shared.protocol.topics import topic
+from shared.runtime.clock import utc_seconds
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+from shared.transport.mqtt_connection import Connection
+from shared.transport.tcp_info import Traffic
+from tests.edge_server.processes import ROOT
+from tests.edge_server.reports import report
+
+SITE = "hall"
+
+
+def run(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
+    """Run the command in this process; return its exit code and what it wrote."""
+    monkeypatch.setattr(sys, "argv", ["edge-server", "devices", *map(str, words)])
+    monkeypatch.setenv("COLUMNS", "140")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def kept(folder: Path, *reports: Report, age_s: float = 60.0) -> None:
+    """Leave a history."""
+    readings, now = Readings(folder, 14, 1 << 20), utc_seconds()
+    for number, one in enumerate(reports):
+        readings.write([Kept(now - age_s + number, one)])
+    readings.close()
+
+
+@contextmanager
+def a_site(folder: Path) -> Iterator[Path]:
+    """Run a broker that has retained a device that is here and one that is gone; yield the server's file."""
+    folder.mkdir()
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            port = runner.run(_publish(stack, folder))
+            config = folder / "server.json"
+            config.write_text(
+                json.dumps({"plan": "p", "site": SITE, "data_dir": str(folder / "runs"), "broker": {"port": port}})
+            )
+            yield config
+        finally:
+            runner.run(stack.aclose())
+
+
+async def _publish(stack: AsyncExitStack, folder: Path) -> int:
+    port = (await stack.enter_async_context(broker.running(folder))).port
+    transport = await stack.enter_async_context(MqttTransport(Broker(port=port), "publisher").running())
+    await transport.connected.wait()
+    here, gone = (
+        report(Random(1), 100.0, "here"),
+        Report(device="gone", at=1.0, absent={"power": Absent(lack="denied")}),
+    )
+    statuses = (Status(device=one.device, session=1, instance=one.instance, online=one is here) for one in (here, gone))
+    for message, channel in ((here, "report"), (gone, "report"), *((status, "status") for status in statuses)):
+        await transport.publish(topic(SITE, message.device, channel), wire.encode(message), retain=True)
+    await transport.publish(topic(SITE, "noise", "report"), b"\xff" * 100, retain=True)
+    await transport.publish(topic("other", "far", "report"), wire.encode(Report(device="far", at=1.0)), retain=True)
+    return port
+
+
+@pytest.mark.broker
+def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
+    """As JSON with every unit, as a table with marks and absences; noise and other sites are not devices."""
+    with a_site(tmp_path / "site") as config:
+        code, out, _ = run(monkeypatch, capsys, "--config", config, "--format", "json")
+        gone, here = json.loads(out)["devices"]
+        assert code == 0
+        assert (here["device"], here["online"], here["board"]) == ("here", True, "nvidia-orin-nano-8gb")
+        assert here["readings"]["power.total_watts"]["quality"] == "corrected"
+        assert here["spent"]["cost"]["compute_joules"] == 31.25
+        assert (gone["device"], gone["online"], gone["age_s"]) == ("gone", False, None)
+        assert gone["absent"] == {"power": {"lack": "denied"}}
+        kept(config.parent / "runs", report(Random(1), 100.0, "here"), age_s=60)
+        code, out, _ = run(monkeypatch, capsys, "--config", config)
+        lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+        assert code == 0
+        assert "yes" in lines["here"]
+        assert "4.5/0.5 31.2/-" in lines["here"]
+        assert lines["here"].rstrip().endswith((" 60 s", " 61 s", " 62 s", " 63 s"))
+        assert "- denied" in lines["gone"]
+        assert "~ corrected" in out
+        watts = report(Random(1), 100.0, "here").readings["power.total_watts"].value
+        assert f" {watts:.2f}~ " in lines["here"]
+
+
+@pytest.mark.broker
+def test_a_look_hears_what_comes_and_leaves_nothing_behind(tmp_path):
+    """A report made meanwhile has a time; the broker keeps no session of a client that will not come again."""
+
+    async def story() -> None:
+        async with AsyncExitStack() as stack, asyncio.timeout(60):
+            port = await _publish(stack, tmp_path)
+            publisher = await stack.enter_async_context(MqttTransport(Broker(port=port), "board").running())
+            await publisher.connected.wait()
+            for version in (5, 3):
+                async with looking(Broker(port=port, version=version), SITE) as look:
+                    assert look.fleet.online == ("here",)
+                    assert look.heard_now == {}
+                    news = report(Random(2), 130.0 - version, "here")
+                    await publisher.publish(topic(SITE, "here", "report"), wire.encode(news), retain=True)
+                    while "here" not in look.heard_now:  # noqa: ASYNC110 - a look has no reader that waits
+                        await asyncio.sleep(0.01)
+                    assert look.fleet.reports["here"] == news
+
+    asyncio.run(story())
+
+
+def test_a_client_without_a_session_is_clean_in_the_older_version_too():
+    """3.1.1 has no expiry: what asks for no session must not leave a queue that nobody will empty."""
+
+    async def story() -> list[bool]:
+        brokers = (Broker(version=3, session_expiry_s=0), Broker(version=3, session_expiry_s=60))
+        return [Connection(one, "x", None, lambda *_: None, Traffic()).client._clean_session for one in brokers]
+
+    assert asyncio.run(story()) == [True, False]
+
+
+def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch, capsys):
+    """With a word on it; where there is none either, that is the error."""
+    keys = {"plan": "p", "data_dir": str(tmp_path / "runs"), "broker": {"port": broker.free_port()}}
+    (tmp_path / "server.json").write_text(json.dumps(keys))
+    monkeypatch.setattr("edge_server.fleet.view.CONNECT_S", 0.3)
+    code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
+    assert (code, out) == (1, "")
+    assert "no broker answers at 127.0.0.1" in err
+    kept(tmp_path / "runs", report(Random(1), 1.0))
+    code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
+    assert code == 0
+    assert "no broker answers" in err
+    assert "orin" in out
+
+
+def test_all_of_one_device_and_a_plot(tmp_path, monkeypatch, capsys):
+    """Value, uncertainty, quality and source; absences with their cause; facts; a line of bars."""
+    kept(tmp_path, *(report(Random(number), 100.0 + number) for number in range(50)))
+    code, out, _ = run(monkeypatch, capsys, "orin", "--data-dir", tmp_path, "--plot", "power.total_watts", "--hours", 1)
+    assert code == 0
+    last = report(Random(49), 149.0).readings["power.total_watts"]
+    [line] = [line.split() for line in out.splitlines() if line.startswith("power.total_watts ")]
+    assert line[1:5] == [f"{last.value:g}", f"{last.uncertainty:.3g}", "watts", "corrected"]
+    assert "not present: no wireless interface" in out
+    assert "governor: schedutil" in out
+    assert "power.total_watts, last 60 min: 50 reports" in out
+    code, out, _ = run(
+        monkeypatch, capsys, "orin", "--data-dir", tmp_path, "--plot", "power.total_watts", "--format", "json"
+    )
+    assert len(json.loads(out)["history"]) == 50
+
+
+def test_what_a_device_says_is_no_markup_and_moves_no_cursor(tmp_path, monkeypatch, capsys):
+    """A name or text from the wire is shown as it is."""
+    kept(tmp_path, Report(device="pi", at=1.0, board="[red]x\x1b[2J", facts={"[b]": "[/nothing]\x1b[2J"}))
+    code, out, _ = run(monkeypatch, capsys, "pi", "--data-dir", tmp_path)
+    assert code == 0
+    assert "[red]x?[2J" in out
+    assert "\x1b[2J" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--data-dir", "nowhere"], 2, "name its data_dir"),
+        (["nobody"], 2, "no device 'nobody' is known here; known: orin"),
+        (["--plot", "x"], 2, "name the DEVICE"),
+        (["--watch", "0"], 2, "above 0"),
+        (["--watch", "nan"], 2, "above 0"),
+        (["orin", "--plot", "x", "--hours", "-1"], 2, "above 0"),
+        (["--config", "nowhere.toml"], 2, "no such file"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, words, code, text):
+    kept(tmp_path / "runs", report(Random(1), 1.0))
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run(monkeypatch, capsys, *words)
+    assert (found, out) == (code, "")
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_watching_goes_on_until_it_is_interrupted(tmp_path):
+    """One line of JSON each time; Ctrl-C ends it with 130."""
+    kept(tmp_path, report(Random(1), 1.0))
+    words = ["-m", "edge_server", "devices", "--data-dir", str(tmp_path), "--watch", "0.05", "--format", "json"]
+    with subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:  # noqa: S603
+        seen = [json.loads(watch.stdout.readline())["devices"][0]["age_s"] for _ in range(3)]
+        watch.send_signal(2)
+        assert watch.wait(30) == 130
+    assert seen == sorted(seen)

@@ -1,0 +1,90 @@
+"""Who is there, as a server with an open round takes it: late deaths, and an id that two boards use."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from edge_server.fleet import broker
+from edge_server.fleet.hub import Server
+from edge_server.journal.records import RoundClosed
+from shared.protocol.messages import Status, Task
+from shared.runtime.clock import monotonic
+from shared.runtime.executor import inline
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+from shared.transport.presence import Session
+from tests.edge_server.harness import SITE, Puppet, moved, site, virtual
+
+PATIENCE_S = 20.0
+
+
+async def say(puppet: Puppet, instance: str, session: int, *, online: bool = True) -> None:
+    """Say what a process of that device says, and let the server hear it."""
+    status = Status(device=puppet.name, session=session, instance=instance, online=online)
+    await puppet.say(status, "status")
+    await asyncio.sleep(0.1)
+
+
+def test_the_late_will_of_the_board_before_does_not_end_the_new_one(tmp_path):
+    """Its storage was replaced, so it counts from one again: the will of session 57 is of a process that is over."""
+
+    async def play() -> None:
+        async with site(tmp_path, rounds=1) as here:
+            board = await here.device("pi", online=False)
+            await say(board, "old", 57)
+            await say(board, "new", 1)
+            await say(board, "old", 57, online=False)
+            assert here.server.fleet.online == ("pi",)
+            await say(board, "new", 1, online=False)
+            assert here.server.fleet.online == ()
+
+    virtual(play())
+
+
+def test_an_id_that_two_boards_use(tmp_path, caplog):
+    """Their births take turns: told once with the remedy, counted in the round's record, and the round goes on."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, rounds=1) as here:
+            twin, other = await here.device("twin", online=False), await here.device("other", online=False)
+            await say(twin, "a", 5)
+            await say(other, "c", 1)
+            first: Task = await twin.task()
+            for session in (6, 7, 8):
+                await say(twin, "b", session)
+                await say(twin, "a", session)
+            assert await twin.task() == first
+            await twin.answer(first, moved(here.plan, 0.5))
+            await other.answer(await other.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1]
+
+    [closed] = virtual(play())
+    assert closed.refused == {"id-in-use": 5}
+    assert closed.arrived == ("other", "twin")
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "two agents run as device twin" in warning
+    assert "name of its own" in warning
+
+
+@pytest.mark.broker
+def test_two_real_clients_of_one_id(tmp_path):
+    """They take turns at the broker, whose wills come in between: found out soon, and the device counts as there."""
+
+    async def use() -> None:
+        async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+            place = Broker(port=(await stack.enter_async_context(broker.running(tmp_path))).port)
+            heard = await stack.enter_async_context(MqttTransport(place, "server").running())
+            server = Server(SITE, heard, monotonic, inline)
+            await stack.enter_async_context(server.listening())
+            await heard.connected.wait()
+            for instance in ("a", "b"):
+                session = Session(tmp_path / instance, "pi", SITE, instance)
+                await stack.enter_async_context(MqttTransport(place, "pi", session.presence).running())
+            while not (server.refused["id-in-use"] and server.fleet.online):
+                server.changed.clear()
+                await server.changed.wait()
+
+    asyncio.run(use())

@@ -1,0 +1,153 @@
+"""What the broker says and what the history kept become one row a device, and no figure is made up."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import msgspec
+import pytest
+
+from edge_server.fleet.rows import Device, rows
+from edge_server.fleet.state import Fleet, observe
+from edge_server.fleet.tables import COLUMNS, FREE, cell, duration, number, plain, plot, sparkline, spent, throttled
+from edge_server.journal.kept import Kept
+from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
+from shared.protocol.messages import Report, Status
+from tests.edge_server.reports import report
+
+NOW = 1e9
+
+
+def heard(*messages: Status | Report) -> Fleet:
+    fleet = Fleet()
+    for message in messages:
+        fleet = observe(fleet, message)
+    return fleet
+
+
+def here(device: str, *, online: bool = True) -> Status:
+    return Status(device=device, session=1, instance=device, online=online)
+
+
+def test_the_broker_knows_who_is_there_and_the_history_since_when():
+    """The same report on both sides has an age; one that the server has not kept yet has none."""
+    same, newer = (report(Random(1), at, "a", instance="a") for at in (100.0, 130.0))
+    fleet = heard(here("a"), same, here("b", online=False))
+    [a, b, c] = rows(fleet, {"a": Kept(NOW - 7, same), "c": Kept(NOW - 9, report(Random(2), 1.0, "c"))}, {}, NOW)
+    assert (a.device, a.online, a.age_s, a.at) == ("a", True, 7.0, 100.0)
+    assert (b.device, b.online, b.age_s, b.readings) == ("b", False, None, {})
+    assert (c.device, c.online, c.age_s, c.at) == ("c", None, 9.0, 1.0)
+    [a, _] = rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {}, NOW)
+    assert (a.age_s, a.at) == (None, 130.0)
+    [a, _] = rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {"a": NOW - 2}, NOW)
+    assert (a.age_s, a.at) == (2.0, 130.0)
+
+
+def test_without_a_broker_nobody_is_said_to_be_there():
+    [a] = rows(None, {"a": Kept(NOW + 5, report(Random(1), 100.0, "a"))}, {}, NOW)
+    assert (a.online, a.age_s) == (None, 0.0)
+    assert rows(None, {}, {}, NOW) == []
+
+
+def reading(value: float, quality: str = "measured") -> Reading:
+    return Reading(value=value, unit="x", source="y", quality=quality, at=1.0)
+
+
+def device(**fields) -> Device:
+    return Device(device="a", online=True, **fields)
+
+
+@pytest.mark.parametrize(("quality", "text"), [("measured", "1.50"), ("corrected", "1.50~"), ("modelled", "1.50≈")])
+def test_every_figure_has_the_mark_of_its_quality(quality, text):
+    assert cell(device(readings={"cpu.f_hertz": reading(1.5e9, quality)}), COLUMNS[0]) == text
+
+
+@pytest.mark.parametrize(
+    ("absent", "text"),
+    [
+        ({}, "-"),
+        ({"power": Absent(lack="not_present")}, "-"),
+        ({"power": Absent(lack="denied")}, "- denied"),
+        ({"power": Absent(lack="denied"), "power.total_watts": Absent(lack="busy")}, "- busy"),
+    ],
+)
+def test_what_is_not_there_says_why_and_is_never_zero(absent, text):
+    """A figure's own reason before its probe's."""
+    assert cell(device(absent=absent), COLUMNS[1]) == text
+    assert cell(device(readings={"power.total_watts": reading(0.0)}), COLUMNS[1]) == "0.00"
+
+
+def test_free_memory_is_in_mib():
+    assert cell(device(readings={FREE.reading: reading(512 * 2**20)}), FREE) == "512"
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, math.inf, math.nan])
+def test_what_one_device_says_takes_no_room_from_the_others(value):
+    """A column is as wide as its widest figure."""
+    assert len(cell(device(readings={"power.total_watts": reading(value)}), COLUMNS[1])) < 12
+    assert len(plain("x" * 10**6)) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"now": 1, "since_boot": 1}, "yes"),
+        ({"now": 0, "since_boot": 1}, "was"),
+        ({"now": 0, "since_boot": 0}, "no"),
+        ({"now": 0}, "no"),
+        ({"now": 1, "undervoltage": 1}, "volts"),
+        ({"since_boot": 1}, "-"),
+        ({}, "-"),
+    ],
+)
+def test_throttled_now_or_since_it_booted(flags, text):
+    assert throttled(device(readings={f"throttle.{name}_flag": reading(flag) for name, flag in flags.items()})) == text
+
+
+def test_what_the_last_task_cost():
+    """Compute and upload apart; half of it may be unknown."""
+    modelled = {"compute_joules": Provenance(source="model", quality="modelled")}
+    cost = Cost(compute_s=4.5, compute_joules=31.25, upload_s=0.123456, provenance=modelled)
+    one = device(spent=Spent(run="run", round=1, cost=cost))
+    assert spent(one, "compute_s", "upload_s") == "4.5/0.123"
+    assert spent(one, "compute_joules", "upload_joules") == "31.2≈/-"
+    assert spent(device(), "compute_s", "upload_s") == "-/-"
+
+
+def test_a_plot_of_a_figure_over_time():
+    """A step from 1 to 3 in the middle, an hour in which nothing came, one value alone."""
+    values = [(at, 1.0 if at < 50 else 3.0) for at in range(75)]
+    assert sparkline(values, 0, 100, width=8) == "▁▁▁▁██  "
+    assert sparkline([(0.0, 5.0), (100.0, 5.0)], 0, 100, width=4) == "▁  ▁"
+    assert sparkline([(1.0, 0.0), (30.0, 0.5), (60.0, 1.0)], 0, 90, width=3) == "▁▅█"
+    found = [(at, reading(value)) for at, value in values]
+    lines = plot("power.total_watts", found, 0.0, 7200.0)
+    assert lines[0] == "power.total_watts, last 2 h: 75 reports"
+    assert lines[2] == "least 1, most 3, last 3 x"
+    assert plot("x", [], 0.0, 86_400.0) == ["x: nothing was kept in the last 24 h"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (150, "2 min"), (7200, "2 h"), (2e5, "2 d")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_numbers():
+    assert [number(value) for value in (7_990_247_424.0, 1.23456789, 0.0, 1e300)] == [
+        "7990247424",
+        "1.23457",
+        "0",
+        "1e+300",
+    ]
+
+
+def test_a_row_as_json_has_every_unit_and_source():
+    """And comes back as it was."""
+    [one] = rows(None, {"a": Kept(NOW, report(Random(1), 100.0, "a"))}, {}, NOW)
+    data = msgspec.json.encode(one)
+    assert msgspec.json.decode(data, type=Device) == one
+    watts = msgspec.json.decode(data)["readings"]["power.total_watts"]
+    assert watts.keys() == {"value", "unit", "source", "quality", "at", "uncertainty"}

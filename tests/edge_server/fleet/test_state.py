@@ -1,0 +1,164 @@
+"""Who is there: births and deaths may come late, twice, or of a session that is long over."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.fleet.state import REMEMBERED, Fleet, is_used_twice, observe
+from shared.protocol.messages import Report, Status
+
+
+def status(session: int, *, online: bool, device: str = "pi", instance: str = "a") -> Status:
+    """Return a birth or a death."""
+    return Status(device=device, session=session, instance=instance, online=online)
+
+
+def after(*messages: Status | Report) -> Fleet:
+    """Return the fleet after messages."""
+    fleet = Fleet()
+    for message in messages:
+        fleet = observe(fleet, message)
+    return fleet
+
+
+def test_a_birth_makes_a_device_online_and_its_death_ends_it():
+    """Devices are told in order of name, whenever they came."""
+    assert after(status(1, online=True), status(1, online=True, device="nano")).online == ("nano", "pi")
+    assert after(status(1, online=True), status(1, online=False)).online == ()
+
+
+def test_the_late_will_of_an_older_session_does_not_end_a_newer_one():
+    """A broker may find out about a dead link long after the device has connected again."""
+    assert after(status(4, online=True), status(5, online=True), status(4, online=False)).online == ("pi",)
+
+
+def test_a_board_with_a_new_disk_is_seen_although_it_counts_from_one_again():
+    """Else it would be invisible until the server restarts."""
+    reborn = after(status(57, online=True), status(57, online=False), status(1, online=True, instance="b"))
+    assert reborn.online == ("pi",)
+    assert observe(reborn, status(1, online=False, instance="b")).online == ()
+
+
+def test_a_death_whose_birth_was_never_heard_counts():
+    """The server was away when the newer session began and ended: only its retained will is left."""
+    assert after(status(4, online=True), status(5, online=False)).online == ()
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(deaths=st.lists(st.integers(1, 9), max_size=8), last=st.integers(2, 10))
+def test_no_order_of_old_deaths_ends_the_newest_session(deaths, last):
+    """Whatever arrives of sessions before the last."""
+    old = [status(session, online=False) for session in deaths if session < last]
+    assert after(status(last, online=True), *old).online == ("pi",)
+
+
+def test_a_late_will_from_before_the_disk_was_replaced_does_not_end_the_new_board():
+    """Its number is far larger than any of the new board's, but its process has been superseded."""
+    replaced = after(status(57, online=True), status(1, online=True, instance="b"))
+    assert observe(replaced, status(57, online=False)) is replaced
+    assert observe(replaced, status(58, online=False)) is replaced
+
+
+def test_what_a_process_said_before_changes_nothing_when_it_comes_again():
+    """A broker may repeat an old birth, of this process or of the one before; a repeated present one is harmless."""
+    fleet = after(status(1, online=True), status(2, online=True), status(3, online=True, instance="b"))
+    assert observe(fleet, status(2, online=True)) is fleet
+    newer = observe(fleet, status(4, online=True, instance="b"))
+    assert observe(newer, status(3, online=True, instance="b")) is newer
+    assert observe(newer, status(4, online=True, instance="b")) == newer
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from(["reconnect", "restart", "new disk", "unwritable disk"]), max_size=12),
+    data=st.data(),
+)
+def test_only_the_newest_sessions_own_death_ends_it(steps, data):
+    """Births in order, earlier deaths at any later moment, twice, or never; counters that begin anew or repeat."""
+    fleet, instance, number, stored, dead = Fleet(), 0, 0, 0, []
+    for step in ["restart", *steps]:
+        if step != "reconnect":
+            instance += 1
+            number = stored if step != "new disk" else 0
+        number += 1
+        stored = stored if step == "unwritable disk" else number
+        fleet = observe(fleet, status(number, online=True, instance=f"{instance}"))
+        late = data.draw(st.lists(st.sampled_from(dead), max_size=3)) if dead else []
+        for death in late:
+            fleet = observe(fleet, death)
+        assert fleet.online == ("pi",)
+        dead.append(status(number, online=False, instance=f"{instance}"))
+    assert observe(fleet, dead[-1]).online == ()
+
+
+def doubles(*messages: Status) -> list[int]:
+    """Return the places of the messages that showed an id used twice."""
+    fleet, found = Fleet(), []
+    for place, message in enumerate(messages):
+        if is_used_twice(fleet, message):
+            found.append(place)
+        fleet = observe(fleet, message)
+    return found
+
+
+def test_births_that_take_turns_show_an_id_used_twice():
+    """A, B, A, B: from the third on. What a board does alone shows nothing: it reconnects, restarts, repeats itself."""
+    a, b = (lambda n: status(n, online=True, instance="a")), (lambda n: status(n, online=True, instance="b"))
+    assert doubles(a(1), b(1), a(2), b(2)) == [2, 3]
+    assert doubles(a(1), b(9), status(9, online=False, instance="b"), a(2)) == [3]
+    assert doubles(a(1), a(2), b(3), b(4), status(2, online=False, instance="a")) == []
+    assert doubles(a(1), b(2), a(1), b(2)) == []
+
+
+def test_what_is_remembered_of_a_device_is_bounded():
+    """A device that restarts all the time, or pretends to, takes no more room than the last of its processes."""
+    fleet = after(*(status(number, online=True, instance=f"{number}") for number in range(1, 100)))
+    assert list(fleet.sessions["pi"]) == [f"{number}" for number in range(100 - REMEMBERED, 100)]
+
+
+def test_the_latest_report_stands():
+    """A report says nothing about presence, and observing changes no earlier fleet."""
+    empty = Fleet()
+    fleet = observe(observe(empty, Report(device="pi", at=1.0)), Report(device="pi", at=2.0))
+    assert fleet.reports["pi"].at == 2.0
+    assert fleet.online == ()
+    assert not empty.reports
+
+
+def report(at: float, instance: str) -> Report:
+    return Report(device="pi", at=at, instance=instance)
+
+
+def test_a_report_that_comes_again_or_late_changes_nothing():
+    """The broker retains the last one and gives it to whoever connects; of one process the device's clock decides."""
+    fleet = after(status(1, online=True), report(5.0, "a"))
+    assert observe(fleet, report(5.0, "a")) is fleet
+    assert observe(fleet, report(4.0, "a")) is fleet
+    assert observe(fleet, report(6.0, "a")).reports["pi"].at == 6.0
+
+
+def test_a_report_of_a_process_that_is_gone_replaces_none_of_its_successors():
+    """A board that booted again counts its seconds anew: its first report is news, and what was retained is not."""
+    rebooted = after(status(7, online=True), report(90_000.0, "a"), status(8, online=True, instance="b"))
+    fleet = observe(rebooted, report(3.0, "b"))
+    assert fleet.reports["pi"].at == 3.0
+    assert observe(fleet, report(90_030.0, "a")) is fleet
+    restarted_server = after(status(8, online=True, instance="b"))
+    assert observe(restarted_server, report(90_000.0, "a")) is restarted_server
+    gone = observe(fleet, status(8, online=False, instance="b"))
+    assert observe(gone, report(90_060.0, "a")) is gone
+
+
+def test_the_last_report_of_a_board_that_is_away_is_known():
+    """A late will may have replaced its retained birth; of a process nobody has heard of, nothing is known."""
+    away = after(status(4, online=False), report(5.0, "b"))
+    assert away.reports["pi"].at == 5.0
+    assert after(report(5.0, "b"), status(4, online=True, instance="b")).reports["pi"].at == 5.0
+
+
+def test_a_report_that_names_no_process_is_news_whenever_it_differs():
+    """Such as an older agent's: a smaller time may be a new boot's."""
+    fleet = after(status(1, online=True), report(5.0, ""))
+    assert observe(fleet, report(5.0, "")) is fleet
+    assert observe(fleet, report(4.0, "")).reports["pi"].at == 4.0

@@ -1,0 +1,306 @@
+"""What a run has spent, by hand; runs that end when a budget is spent, live and replayed, and after a restart too."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.journal.budget import Ledger, Spending, reached
+from edge_server.journal.observed import Noted
+from edge_server.journal.records import (
+    AnyRecord,
+    CostSettled,
+    Evaluated,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    UpdateAccepted,
+    closed_rounds,
+)
+from edge_server.journal.sqlite import SqliteStore
+from edge_server.plan.budget_plan import BudgetPlan
+from edge_server.replay.run import replay
+from shared.errors import Infeasible
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Assignment, Hyper, Update
+from tests.edge_server.harness import RUN, moved, site, virtual
+from tests.edge_server.textbook import make_plan
+
+TOLD = Assignment(seed=0, hyper=Hyper())
+
+
+def opened(number: int, *names: str) -> RoundOpened:
+    return RoundOpened(round=number, assignments=dict.fromkeys(names, TOLD))
+
+
+def closed(number: int, seconds: float) -> RoundClosed:
+    return RoundClosed(round=number, outcome="aggregated", arrived=(), seconds=seconds)
+
+
+def came(number: int, name: str, **cost: float) -> UpdateAccepted:
+    update = Update(run="r", round=number, device=name, params=None, cost=Cost(**cost))
+    return UpdateAccepted(round=number, device=name, update=update, bytes_up=1)
+
+
+def joules(down: float, compute: float, up: float) -> dict[str, float]:
+    return {"download_joules": down, "compute_joules": compute, "upload_joules": up}
+
+
+def settled(number: int, name: str, **cost: float) -> CostSettled:
+    return CostSettled(round=number, device=name, cost=Cost(**cost))
+
+
+def spent(*records: AnyRecord) -> Spending:
+    ledger = Ledger()
+    ledger.take(records)
+    return ledger.spending()
+
+
+def test_what_every_task_told_adds_up_and_the_settled_cost_stands_for_the_updates():
+    """1 + 10 + 2, and of another device 1 + 20 + 3; rounds of 5 and 7 s."""
+    found = spent(
+        opened(1, "a", "b"),
+        came(1, "a", download_joules=1.0, compute_joules=9.0),
+        settled(1, "a", **joules(1.0, 10.0, 2.0)),
+        closed(1, 5.0),
+        opened(2, "b"),
+        settled(1, "b", **joules(1.0, 20.0, 3.0)),
+        came(2, "b", **joules(0.0, 0.0, 0.0)),
+        closed(2, 7.0),
+    )
+    assert found == Spending(seconds=12.0, joules=37.0, charged=0.0, is_whole=True, unmetered=())
+
+
+def test_joules_that_nobody_told_are_charged_as_the_dearest_of_that_device_and_part():
+    """Asked three times: told 1 + 10 + 2, then only 30 of computing, then nothing at all, for it died."""
+    found = spent(
+        opened(1, "a"),
+        came(1, "a", **joules(1.0, 10.0, 2.0)),
+        opened(2, "a"),
+        came(2, "a", compute_joules=30.0),
+        opened(3, "a"),
+        closed(3, 1.0),
+    )
+    assert found == Spending(seconds=1.0, joules=13.0 + 33.0 + 33.0, charged=3.0 + 33.0, is_whole=True, unmetered=())
+
+
+def test_figures_that_no_sum_could_hold_are_none():
+    """Two of 1.7e308 J would have ended the run, and every server that read its journal again."""
+    boast = {f"{part}_joules": 1.7e308 for part in ("download", "compute", "upload")}
+    found = spent(
+        *(opened(1, "a", "b"), came(1, "a", **boast), settled(1, "a", **boast), came(1, "b", **joules(1, 2, 3))),
+        *(opened(2, "a"), came(2, "a", **boast)),
+    )
+    assert found.joules == 6.0
+    assert found.unmetered == ("a",)
+
+
+def test_of_who_tells_nothing_nothing_can_be_charged_and_the_sum_is_a_bound():
+    """Device b trained and told no joules of it; c never answered, and may tell them yet."""
+    found = spent(
+        opened(1, "a", "b", "c"),
+        came(1, "a", **joules(1.0, 10.0, 2.0)),
+        came(1, "b", upload_joules=5.0),
+        closed(1, 1.0),
+    )
+    assert found == Spending(seconds=1.0, joules=18.0, charged=0.0, is_whole=False, unmetered=("b",))
+    assert spent(opened(1, "b"), came(1, "b", compute_s=1.0)).joules is None
+    assert spent(came(0, "b", compute_s=1.0)).unmetered == (), "what was measured before round 1 is no training"
+    assert spent(opened(1, "b"), came(1, "b", compute_joules=-3.0)).unmetered == ("b",), "below zero cannot be true"
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_what_was_made_void_is_spent_all_the_same(reopened):
+    """A round done twice costs twice; where its opening stays, who was asked is asked anew."""
+    first = [opened(1, "a"), came(1, "a", **joules(1.0, 10.0, 2.0)), closed(1, 5.0)]
+    back = Rewound(round=1, cause="lost", reopened=reopened)
+    assert spent(*first, back, *first) == Spending(10.0, 26.0, 0.0, is_whole=True, unmetered=())
+    assert spent(*first, back).joules == (26.0 if reopened else 13.0)
+
+
+figures = st.none() | st.floats(0, 1e6)
+tasks = st.tuples(st.integers(1, 4), st.sampled_from("abc"), figures, figures, figures)
+
+
+@given(st.lists(tasks, max_size=12), st.integers(0, 12))
+def test_a_journal_read_in_two_parts_says_the_same_and_no_less_than_what_was_told(found, cut):
+    """So a server that was killed knows what the one before it knew."""
+    records: list[AnyRecord] = []
+    for number, name, *parts in found:
+        cost = {key: one for key, one in joules(*parts).items() if one is not None}
+        records += [opened(number, name), settled(number, name, **cost), closed(number, 1.0)]
+    ledger = Ledger()
+    ledger.take(records[:cut])
+    ledger.spending()
+    ledger.take(records[cut:])
+    assert ledger.spending() == spent(*records)
+    assert ledger.seen == len(records)
+    last = {(number, name): parts for number, name, *parts in found}
+    told = [one for parts in last.values() for one in parts if one is not None]
+    assert (ledger.spending().joules or 0.0) >= sum(told) * (1 - 1e-12)
+    assert (ledger.spending().joules is None) == (not told)
+
+
+@pytest.mark.parametrize(
+    ("budget", "cause"),
+    [
+        (BudgetPlan(), ""),
+        (BudgetPlan(time_s=12.5, joules=40.5), ""),
+        (BudgetPlan(time_s=12.0), "budget.time_s: 12 s of 12 s are spent"),
+        (
+            BudgetPlan(joules=40.0),
+            "budget.joules: at least 40 J of 40 J are spent, 3 J of them charged for what devices did not tell",
+        ),
+    ],
+)
+def test_a_budget_is_spent_when_it_is_reached(budget, cause):
+    assert reached(budget, Spending(12.0, 40.0, 3.0, is_whole=False, unmetered=())) == cause
+
+
+def test_joules_that_nobody_knows_spend_no_budget():
+    assert reached(BudgetPlan(joules=1.0), Spending(12.0, None, 0.0, is_whole=False, unmetered=("a",))) == ""
+
+
+def answering(figures: dict[str, list[float | None]], folder: Path, budget: str, rounds: int = 9, **keys: str):
+    """Run a plan with devices of which each takes 5 s and tells so many joules of its tasks; return the journal."""
+
+    async def play() -> list[AnyRecord]:
+        more = f"[budget]\n{budget}"
+        least = f"min_devices = {len(figures)}"
+        async with site(folder, rounds=rounds, cohort=least, more=more, **keys) as here:
+            await asyncio.gather(*(work(here, name, iter(told)) for name, told in figures.items()), wait(here))
+            return here.store.records()
+
+    async def wait(here) -> None:
+        await here.ended()
+        raise Ended
+
+    async def work(here, name, told) -> None:
+        puppet = await here.device(name)
+        while True:
+            task = await puppet.task()
+            await asyncio.sleep(5)
+            compute = next(told)
+            cost = Cost() if compute is None else Cost(**joules(0.0, compute, 0.0))
+            await puppet.answer(task, moved(here.plan, 0.5), cost=cost)
+
+    async def caught() -> None:
+        with suppress(Ended):
+            await play()
+
+    virtual(caught())
+    store = SqliteStore(folder / RUN)
+    records = store.records()
+    store.close()
+    return records
+
+
+class Ended(Exception):
+    """The run is over, and its devices may go."""
+
+
+def ends(records: list[AnyRecord]) -> RunClosed:
+    [end] = [one for one in records if isinstance(one, RunClosed)]
+    return end
+
+
+def test_a_run_ends_after_the_round_that_reaches_its_seconds(tmp_path):
+    """Rounds of 5 s: 10 are less than 12, 15 are not; nothing is evaluated on devices any more."""
+    records = answering({"a": [1.0] * 9}, tmp_path, "time_s = 12.0", evaluation="every = 0\non_device = true")
+    assert [one.seconds for one in closed_rounds(records)] == pytest.approx([5.0] * 3)
+    assert ends(records).outcome == "stopped"
+    assert ends(records).cause.startswith("budget.time_s: 15")
+    assert not [one for one in records if isinstance(one, Evaluated)]
+
+
+def test_a_run_whose_last_round_reaches_the_budget_has_finished(tmp_path):
+    records = answering({"a": [1.0] * 2}, tmp_path, "time_s = 10.0\njoules = 2.0", rounds=2)
+    assert ends(records) == RunClosed(outcome="finished")
+
+
+def test_a_run_ends_after_the_round_that_reaches_its_joules(tmp_path):
+    """3 + 4 a round: 14 are less than 15, 21 are not."""
+    records = answering({"a": [3.0] * 9, "b": [4.0] * 9}, tmp_path, "joules = 15.0")
+    assert len(closed_rounds(records)) == 3
+    assert ends(records) == RunClosed(outcome="stopped", cause="budget.joules: 21 J of 15 J are spent")
+
+
+def test_a_device_without_joules_takes_no_part_after_its_first_task(tmp_path):
+    """Said at once and recorded once; whose figure fails later is charged, and stays."""
+    records = answering({"a": [3.0, None, 3.0, 3.0], "b": [None]}, tmp_path, "joules = 12.0")
+    asked = [set(one.assignments) for one in records if isinstance(one, RoundOpened)]
+    assert asked == [{"a", "b"}, {"a"}, {"a"}, {"a"}]
+    [note] = [one.what for one in records if isinstance(one, Noted)]
+    assert note == "device b takes no further part: budget.joules is set, and it tells none of its training"
+    assert ends(records).cause == (
+        "budget.joules: at least 12 J of 12 J are spent, 3 J of them charged for what devices did not tell"
+    )
+
+
+def test_a_run_in_which_nobody_tells_joules_ends_at_once(tmp_path):
+    records = answering({"a": [None], "b": [None]}, tmp_path, "joules = 12.0")
+    assert len(closed_rounds(records)) == 1
+    assert ends(records) == RunClosed(
+        outcome="stopped",
+        cause="budget.joules: no device tells its joules (a, b): give them a meter, or take the budget away",
+    )
+
+
+def test_without_a_budget_of_joules_nobody_asks_for_them(tmp_path):
+    records = answering({"a": [None] * 3}, tmp_path, "time_s = 1000.0", rounds=3)
+    assert ends(records) == RunClosed(outcome="finished")
+    assert not [one for one in records if isinstance(one, Noted)]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_server_that_was_killed_after_any_round_comes_to_the_same_end(tmp_path, kept):
+    """Also between the last round's end and the record that the run has ended: what was spent is in the journal."""
+    figures = {"a": [3.0] * 9, "b": [4.0] * 9}
+    (tmp_path / "whole").mkdir()
+    whole = answering(figures, tmp_path / "whole", "joules = 15.0")
+    last = next(at for at, one in enumerate(whole) if isinstance(one, RoundClosed) and one.round == kept)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "whole" / RUN).rename(tmp_path / "cut" / RUN)
+    for path in (tmp_path / "cut" / RUN).glob("journal*"):
+        path.unlink()
+    checkpoint_after(tmp_path / "cut" / RUN, kept)
+    store = SqliteStore(tmp_path / "cut" / RUN)
+    store.extend(whole[: last + 1])
+    store.close()
+    again = answering(figures, tmp_path / "cut", "joules = 15.0")
+    assert ends(again) == ends(whole)
+    assert [one.round for one in closed_rounds(again)] == [1, 2, 3]
+
+
+def checkpoint_after(folder: Path, number: int) -> None:
+    """Leave a checkpoint of that round, of which a whole run keeps only the last two."""
+    checkpoints = sorted((folder / "checkpoints").glob("*.safetensors"))
+    wanted = checkpoints[-1].with_name(checkpoints[-1].name.replace("3", str(number)))
+    if not wanted.exists():
+        wanted.write_bytes(checkpoints[-1].read_bytes())
+
+
+def test_a_replay_ends_when_its_budget_is_spent_though_it_might_have_been_kept(tmp_path):
+    """Clocks are drawn from 1 to 2 GHz: with the best luck 6 rounds fit into the budget, and such luck nobody has."""
+    device = """
+        [[device]]
+        name = "a"
+        count = 3
+        compute = { kind = "ranges", hertz = [1e9, 2e9], cycles_per_step = 1e9, again = "round" }
+    """
+    with pytest.raises(Infeasible) as refused:
+        replay(make_plan(tmp_path, rounds=6, more=f"{device}\n[budget]\ntime_s = 0.1"), tmp_path / "none")
+    least = float(str(refused.value).split(" s; give that")[0].split()[-1])
+    plan = make_plan(tmp_path, rounds=6, more=f"{device}\n[budget]\ntime_s = {least}")
+    _, records = replay(plan, tmp_path / "run")
+    seconds = [one.seconds for one in closed_rounds(records)]
+    assert len(seconds) < 6
+    assert sum(seconds[:-1]) < least <= sum(seconds)
+    assert ends(records).outcome == "stopped"
+    assert ends(records).cause.startswith("budget.time_s")

@@ -1,0 +1,151 @@
+"""A server whose disk is full goes on where it can, waits where it cannot, and ends at once when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import pytest
+import torch
+
+from edge_server.journal.records import RoundClosed, UpdateAccepted
+from edge_server.journal.sqlite import SqliteStore
+from shared.protocol.messages import Want
+from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual, write_plan
+from tests.edge_server.processes import PATIENCE_S, TINY, started, until
+
+LARGE = 'name = "mlp"\noptions = { hidden = 2000 }'
+
+
+def test_an_update_that_does_not_fit_waits_on_its_device(tmp_path, disk, caplog):
+    """No word to it but to offer again later; the round goes on for the others, and counts what it did without."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(disk.path, rounds=1, model=LARGE, round="deadline_s = 100.0") as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            disk.fill(leave_bytes=100_000)
+            room = disk.free_bytes
+            for _ in range(2):
+                await one.say(update)
+                await asyncio.sleep(1)
+                for index in range(update.params.blocks):
+                    await one.say(frame(update.params, index, data))
+                await asyncio.sleep(19)
+                assert disk.free_bytes == room, "half of it takes room"
+                while not one.acks._queue.empty():
+                    assert isinstance(await one.heard(), Want), "it was settled"
+            assert not here.run.done()
+            disk.make_room()
+            assert (await one.offer(update, data)).verdict == "accepted"
+            assert (await two.answer(await two.task(), moved(here.plan, 0.5))).verdict == "accepted"
+            state, rounds = await here.ended()
+            for key, first in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], first + 0.5, rtol=0, atol=1e-6)
+            return rounds
+
+    [closed] = virtual(play())
+    assert closed.arrived == ("one", "two")
+    assert closed.refused == {"disk": 2}
+    told = [line for line in caplog.messages if "waits on the device" in line]
+    assert len(told) == 1
+    assert re.search(r"No space left on device, 0\.\d MiB free; make room there", told[0])
+
+
+def test_an_update_that_cannot_be_recorded_is_not_acknowledged(disk, caplog):
+    """Its bytes are here, the journal's line is not: it does not count, and is taken when it is offered again."""
+
+    async def play() -> tuple[list[RoundClosed], list[str]]:
+        async with site(disk.path, rounds=1, evaluation="every = 0", round="deadline_s = 100.0") as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            (disk.path / RUN / "updates").mkdir()
+            (disk.path / RUN / "updates" / "one").write_bytes(bytes(len(data)))  # as of a round before
+            disk.fill()
+            await one.say(update)
+            for index in range(update.params.blocks):
+                await one.say(frame(update.params, index, data))
+            await asyncio.sleep(5)
+            assert not [record for record in here.store.records() if isinstance(record, UpdateAccepted)]
+            while not one.acks._queue.empty():
+                assert isinstance(await one.heard(), Want), "it was settled"
+            disk.make_room()
+            assert (await one.offer(update, data)).verdict == "accepted"
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            accepted = [record.device for record in here.store.records() if isinstance(record, UpdateAccepted)]
+            return (await here.ended())[1], accepted
+
+    [closed], accepted = virtual(play())
+    assert accepted == ["one", "two"]
+    assert closed.refused == {"disk": 1}
+
+
+@pytest.mark.parametrize("full", ["as a round opens", "as a round closes"])
+def test_a_run_waits_for_room_and_goes_on(disk, caplog, full):
+    """Without a round, an update or a bit lost; it says once what to do, and once that it was done."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(disk.path, rounds=2) as here:
+            here.store.retry_s = 3.0
+            opens = full == "as a round opens"
+            if opens:
+                disk.fill()
+            else:
+                here.store.append = refusing(disk, here.store)
+            one, two = await here.device("one"), await here.device("two")
+            if opens:
+                await asyncio.sleep(100)
+                assert one.tasks._queue.empty()
+                disk.make_room()
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            if not opens:
+                await asyncio.sleep(100)
+                assert one.tasks._queue.empty()
+                disk.make_room()
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            state, rounds = await here.ended()
+            for key, first in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], first + 1.0, rtol=0, atol=1e-6)
+            return rounds
+
+    rounds = virtual(play())
+    assert [closed.arrived for closed in rounds] == [("one", "two")] * 2
+    told = [line for line in caplog.messages if "trying again every 3 s" in line]
+    assert len(told) == 1
+    assert "make room there" in told[0]
+
+
+def refusing(disk, store: SqliteStore):
+    """Return an `append` that fills the disk once the second update of a round is recorded."""
+    append, came = store.append, []
+
+    def after(record) -> None:
+        append(record)
+        came.extend([record] * isinstance(record, UpdateAccepted))
+        if len(came) == 2:
+            store.append = append
+            disk.fill()
+
+    return after
+
+
+def test_a_server_that_waits_for_room_ends_when_told(disk, tmp_path):
+    """As a process: SIGTERM in the middle of the wait ends it with 0, and it has said what to do, in one line."""
+    write_plan(tmp_path, rounds=1, **TINY)
+    log, path = tmp_path / "log", tmp_path / "server.json"
+    path.write_text(
+        json.dumps({"plan": "plan.toml", "run": RUN, "data_dir": str(disk.path), "data_root": str(tmp_path)})
+    )
+    disk.fill()
+    with started("edge_server", "run", "--config", path, log=log) as server:
+        until(lambda: "trying again every" in log.read_text(), "it waits")
+        server.terminate()
+        assert server.wait(PATIENCE_S) == 0
+    told = log.read_text()
+    assert told.count(f"{disk.path}/run/journal.sqlite: No space left on device, 0.0 MiB free; make room there") == 1
+    assert "the same command goes on with run run" in told.splitlines()[-1]

@@ -1,0 +1,50 @@
+"""Which run a name, or a plan, stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_server.journal.records import RunClosed, RunOpened
+from edge_server.journal.runs import exists, find, unfinished
+from edge_server.journal.sqlite import SqliteStore
+from edge_server.plan.plan import Plan, load
+from shared.errors import ConfigError
+from tests.edge_server.harness import write_plan
+
+
+@pytest.fixture
+def plan(tmp_path) -> Plan:
+    return load(write_plan(tmp_path), tmp_path)
+
+
+def begin(folder: Path, name: str, plan: Plan, started: str, *, closed: bool = False) -> None:
+    """Leave a run behind."""
+    store = SqliteStore(folder / name, durable=False)
+    store.append(RunOpened(run=name, plan=plan, started=started))
+    if closed:
+        store.append(RunClosed(outcome="finished"))
+    store.close()
+
+
+def test_the_latest_live_run_of_the_very_plan_is_gone_on_with(tmp_path, plan):
+    """Not one that has ended, not one of another plan, and not a replay that was interrupted in the same folder."""
+    assert unfinished(tmp_path / "runs", plan) is None
+    begin(tmp_path / "runs", "old", plan, "20260101T000000Z")
+    begin(tmp_path / "runs", "new", plan, "20260102T000000Z")
+    begin(tmp_path / "runs", "done", plan, "20260103T000000Z", closed=True)
+    begin(tmp_path / "runs", "other", load(write_plan(tmp_path, rounds=9), tmp_path), "20260104T000000Z")
+    begin(tmp_path / "runs", "replay", plan, "")
+    assert unfinished(tmp_path / "runs", plan) == "new"
+    (tmp_path / "runs" / "old").rename(tmp_path / "aside")
+    (tmp_path / "runs" / "new").rename(tmp_path / "away")
+    assert unfinished(tmp_path / "runs", plan) is None
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "", "../..", "absent"], ids=lambda name: name[:6])
+def test_a_name_that_no_run_can_have(tmp_path, name):
+    """Also one that no file system takes: no such run, and no OSError."""
+    assert not exists(tmp_path, name)
+    with pytest.raises(ConfigError, match="no run"):
+        find(tmp_path, name)

@@ -1,0 +1,225 @@
+"""The journal: in order, durable, readable while it is written, and plain about damage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal.records import (
+    AnyRecord,
+    CostSettled,
+    Evaluated,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    UpdateAccepted,
+    closed_rounds,
+    valid,
+)
+from edge_server.journal.sqlite import JOURNAL, SqliteStore, read
+from edge_server.plan.plan import load
+from shared.errors import CorruptFile
+from shared.protocol.measurements import Cost, Provenance
+from shared.protocol.messages import Assignment, Hyper, Transfer, Update
+from shared.tensors.tree import State
+from tests.edge_server.harness import write_plan
+
+
+def one_of_each(folder: Path) -> list[AnyRecord]:
+    """Return every kind of record, with every field filled."""
+    told = Assignment(seed=2**62, hyper=Hyper(momentum=0.9), values={"bits": 4, "ratio": 0.5, "keep": [1, 2]})
+    update = Update(
+        run="run",
+        round=1,
+        device="a",
+        params=Transfer(digest=bytes(range(16)), size=9, frame_bytes=1024),
+        weight=3.0,
+        num_examples=3,
+        loss=0.1 + 0.2,
+        metrics={"eval_accuracy": 1 / 3},
+        cost=Cost(download_s=1e-9),
+    )
+    return [
+        RunOpened(run="run", plan=load(write_plan(folder), folder), started="20260101T000000Z"),
+        ServerBegan(at=1 / 3, run_s=0.1, utc_s=1.7e9, versions={"torch": "2.4"}),
+        Joined(device="a", at=0.1 + 0.2, cause="restarted", version="0.1.0"),
+        Left(device="a", at=1 / 7, cause="unheard"),
+        Sensed(
+            device="a",
+            at=2.5,
+            readings={"cpu.f_hertz": 1.5e9},
+            ages={"cpu.f_hertz": 1 / 3},
+            provenance={"cpu.f_hertz": Provenance(source="sysfs", quality="measured", uncertainty=0.1)},
+            board="orin",
+            facts={"mode": "15W"},
+        ),
+        Noted(what="a gap"),
+        RoundOpened(round=1, assignments={"a": told}, at=1 / 9, online=3),
+        UpdateAccepted(round=1, device="a", update=update, bytes_up=7, at=0.7),
+        CostSettled(round=1, device="a", cost=Cost(upload_s=0.25, upload_joules=1 / 3)),
+        RoundClosed(
+            round=1,
+            outcome="aggregated",
+            arrived=("a",),
+            failed={"b": "no memory"},
+            refused={"checksum": 2},
+            loss=0.5,
+            seconds=1.5,
+            at=0.3,
+        ),
+        Rewound(round=1, cause="lost"),
+        Evaluated(accuracy=None, by_device={"a": {"eval_loss": 2.0}}),
+        RunClosed(outcome="stopped", cause="why"),
+    ]
+
+
+def closing(number: int) -> RoundClosed:
+    """Return the end of a round."""
+    return RoundClosed(round=number, outcome="aggregated", arrived=(), seconds=0.0)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = SqliteStore(tmp_path / "run")
+    yield opened
+    opened.close()
+
+
+def test_every_record_comes_back_as_it_was_in_order_and_after_reopening(tmp_path, store):
+    """Figures to the last bit; the export holds one line each."""
+    written = one_of_each(tmp_path)
+    for record in written:
+        store.append(record)
+    assert store.records() == written
+    assert store.export().read_bytes().count(b"\n") == len(written)
+    store.close()
+    again = SqliteStore(tmp_path / "run")
+    assert again.records() == written
+    again.close()
+    assert read(tmp_path / "run") == written
+    assert read(tmp_path / "run", after=5) == written[5:]
+
+
+def test_a_reader_sees_a_prefix_while_another_thread_writes(tmp_path, store):
+    """From the very first moment of the file, and never a record out of order, twice or half."""
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(1, 101):
+            store.append(closing(number))
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    lengths, seen = [], []
+    while not done.is_set() or len(seen) < 100:
+        seen += [record.round for record in read(tmp_path / "run", after=len(seen))]
+        lengths.append(len(seen))
+    writer.join()
+    assert seen == list(range(1, 101))
+    assert len(set(lengths)) > 2
+
+
+def test_a_journal_that_is_just_being_made_is_empty_not_corrupt(tmp_path):
+    """A follower polls from the moment the file exists, which is before its table does."""
+    stop, folder = threading.Event(), [tmp_path / "0"]
+    faults: list[Exception] = []
+
+    def follow() -> None:
+        while not stop.is_set():
+            if (folder[0] / JOURNAL).exists():
+                try:
+                    assert read(folder[0]) == []
+                except (CorruptFile, AssertionError) as error:
+                    faults.append(error)
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    for number in range(40):
+        folder[0] = tmp_path / str(number)
+        SqliteStore(folder[0]).close()
+    stop.set()
+    reader.join()
+    assert not faults
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_killed_writer_leaves_everything_it_appended(tmp_path):
+    """kill -9 between two appends loses nothing that `append` returned from."""
+    child = os.fork()
+    if not child:
+        store = SqliteStore(tmp_path / "run")
+        for number in range(5):
+            store.append(Rewound(round=number, cause="x"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [record.round for record in read(tmp_path / "run")] == list(range(5))
+    again = SqliteStore(tmp_path / "run")
+    again.append(Rewound(round=5, cause="x"))
+    assert len(again.records()) == 6
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["noise", "cut", "holes"])
+def test_a_torn_database_is_told_by_its_path(tmp_path, damage, caplog):
+    """A reader refuses it; the server sets it aside and goes on from what is whole. No traceback of sqlite's."""
+    folder = tmp_path / "run"
+    store = SqliteStore(folder, durable=False)
+    for number in range(200):
+        store.append(closing(number))
+    store.close()
+    path = folder / JOURNAL
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "noise": b"\x00noise" * 500,
+            "cut": whole[: len(whole) // 2],
+            "holes": whole[:100] + bytes(4000) + whole[4100:],
+        }[damage]
+    )
+    with pytest.raises(CorruptFile, match=JOURNAL):
+        read(folder)
+
+    opened = SqliteStore(folder)
+    found = opened.records()
+    opened.close()
+    assert found == [closing(number) for number in range(len(found))]
+    assert len(found) < 200
+    assert f"{path}: " in caplog.text
+    assert (folder / f"{JOURNAL}.corrupt-1").exists()
+
+
+def test_a_record_that_nobody_understands_is_corrupt(tmp_path, store):
+    """A journal of a later version is not misread."""
+    store._connection.execute("INSERT INTO records (body) VALUES (?)", ('{"type":"Later"}',))
+    with pytest.raises(CorruptFile, match="Later"):
+        store.records()
+    with pytest.raises(CorruptFile, match="Later"):
+        read(tmp_path / "run")
+
+
+def test_a_rewind_voids_rounds_and_nothing_else():
+    """What was recorded of the round and later ones before the line does not count; what came after it does."""
+    before = [closing(1), closing(2), RoundOpened(round=3, assignments={}), closing(3)]
+    after = [Rewound(round=2, cause="lost"), RoundOpened(round=2, assignments={}), closing(2)]
+    assert valid([*before, *after]) == [closing(1), *after]
+    assert [closed.round for closed in closed_rounds([*before, *after])] == [1, 2]
+    twice = [*before, *after, closing(3), Rewound(round=1, cause="lost"), closing(1)]
+    assert [closed.round for closed in closed_rounds(twice)] == [1]
+
+
+def test_a_state_is_kept_beside_the_journal(store):
+    """Tensors and facts, to the last bit."""
+    state = State({"w": torch.randn(3, 4)}, {"momentum": 0.1 + 0.2, "who": "a"})
+    store.save(1, state)
+    found = store.load(1)
+    assert torch.equal(found.tree["w"], state.tree["w"])
+    assert found.facts == state.facts

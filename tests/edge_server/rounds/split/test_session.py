@@ -1,0 +1,311 @@
+"""A split round on the wire, with devices that do what a test says: recovery, refusals, and who may hold up whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from edge_server.journal.records import Rewound, RoundClosed, closed_rounds
+from edge_server.rounds.split.gradients_out import OVER
+from shared.algorithms import ALGORITHMS
+from shared.errors import ConfigError
+from shared.protocol import payload, wire
+from shared.protocol.messages import BLOCK_BYTES, Task, Transfer, Want
+from shared.protocol.steps import Features, Gradient, Room, Skip
+from shared.protocol.topics import topic
+from shared.tensors.tree import Tree
+from shared.transfer import frames
+from shared.transport.base import Inbox
+from tests.edge_server.harness import SITE, Puppet, Site, moved, packed, site, update_for, virtual
+from tests.splits import plain
+
+STEPS, DEADLINE_S = 3, 10.0
+SPLIT = {
+    "algorithm": f'name = "plain-split"\noptions = {{ steps = {STEPS} }}',
+    "round": f"deadline_s = 200.0\nstep_deadline_s = {DEADLINE_S}",
+    "rounds": 1,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known() -> Iterator[None]:
+    """Register the method while these tests last."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALGORITHMS, "plain-split", plain)
+        yield
+
+
+def features(step: int, *, width: int = 4, fill: float = 1.0) -> bytes:
+    """Return a step's features of a batch of two, as they travel."""
+    up = torch.full((2, width), fill * step)
+    return packed({"features": up, "labels": torch.tensor([0, 1], dtype=torch.uint8), "noise": torch.zeros(())})
+
+
+@dataclass
+class Device:
+    """A puppet with ears for gradients."""
+
+    puppet: Puppet
+    task: Task
+    gradients: Inbox
+
+    def offer(self, step: int, data: bytes, **changes: Any) -> Features:
+        """Return an honest offer, but for the changes."""
+        honest = Features(
+            run=self.task.run,
+            round=self.task.round,
+            device=self.puppet.name,
+            start=self.task.params.digest,
+            step=step,
+            params=Transfer(digest=payload.digest([memoryview(data)]), size=len(data), frame_bytes=BLOCK_BYTES),
+        )
+        return msgspec.structs.replace(honest, **changes)
+
+    async def say(self, message: Any) -> None:
+        """Publish on the device's topic of features."""
+        await self.puppet.say(message, "features")
+
+    async def heard(self) -> Any:
+        """Return the server's next word or frame."""
+        async with asyncio.timeout(500.0):
+            data = (await anext(self.gradients))[1]
+        return frames.decode(data) if frames.is_frame(data) else wire.decode(data)
+
+    async def give(self, step: int, data: bytes = b"", **changes: Any) -> Gradient | Skip:
+        """Offer features and send what is asked for, until the answer is there."""
+        data = data or features(step)
+        offer = self.offer(step, data, **changes)
+        await self.say(offer)
+        while isinstance(word := await self.heard(), Want):
+            for start, stop in frames.pieces(word, offer.params, BLOCK_BYTES):
+                part = memoryview(data)[start * BLOCK_BYTES : stop * BLOCK_BYTES]
+                await self.say(frames.encode(offer.params, start, [part]))
+        assert isinstance(word, Gradient | Skip)
+        return word
+
+    async def finish(self, tree: Tree) -> None:
+        """Deliver an update."""
+        assert (await self.puppet.answer(self.task, tree)).verdict == "accepted"
+
+
+@asynccontextmanager
+async def two(folder: Any, **plan: Any) -> AsyncIterator[tuple[Site, Device, Device]]:
+    """Run a server with two devices that have their tasks."""
+    async with site(folder, **(SPLIT | plan)) as here:
+        found = []
+        for name in "ab":
+            gradients = here.broker.subscribe(topic(SITE, name, "gradient"))
+            inbox = await here._stack.enter_async_context(gradients)
+            found.append((await here.device(name), inbox))
+        devices = [Device(puppet, await puppet.task(), inbox) for puppet, inbox in found]
+        yield here, *devices
+
+
+async def rest(here: Site, *devices: Device, first: int = 1) -> RoundClosed:
+    """Do the steps that are left, and deliver updates."""
+    for step in range(first, STEPS + 1):
+        words = await asyncio.gather(*(device.give(step) for device in devices))
+        assert all(isinstance(word, Gradient) and word.step == step for word in words)
+    await asyncio.gather(*(device.finish(client_part(here)) for device in devices))
+    _, [closed] = await here.ended()
+    return closed
+
+
+def test_steps_are_served_when_both_have_delivered_and_gradients_answer_their_features(tmp_path):
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            giving = asyncio.create_task(a.give(1))
+            await asyncio.sleep(DEADLINE_S / 2)
+            assert not giving.done(), "a step is for all"
+            mine, other = await b.give(1, features(1, fill=2.0)), await giving
+            assert mine.answers == payload.digest([memoryview(features(1, fill=2.0))])
+            assert other.answers == payload.digest([memoryview(features(1))])
+            closed = await rest(here, a, b, first=2)
+            assert (closed.steps, closed.missed, closed.refused) == (STEPS, {}, {})
+
+    virtual(play())
+
+
+def test_a_gradient_is_given_again_as_often_as_the_features_are_offered_again(tmp_path):
+    """The frames are asked for, or pushed into the room that the device has said it has."""
+
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            first, _ = await asyncio.gather(a.give(1), b.give(1))
+            await a.say(a.offer(1, features(1), room=Room(blocks=4, frame_bytes=1024)))
+            again, frame = await a.heard(), await a.heard()
+            assert msgspec.structs.replace(again, pushed=0) == first
+            assert again.pushed == again.params.blocks == 1
+            assert payload.digest([frame.data]) == first.params.digest
+            await a.say(Want(digest=first.params.digest, frame_bytes=1024, ranges=[(0, 1)]))
+            assert (await a.heard()).data == frame.data
+            await rest(here, a, b, first=2)
+
+    virtual(play())
+
+
+def test_features_offered_again_while_they_come_are_not_asked_for_twice(tmp_path):
+    """A device behind a slow link waits longer for an answer than it is patient, while its frames are under way."""
+
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            data = bytes(64 * BLOCK_BYTES)
+            offer = a.offer(1, data)
+            await a.say(offer)
+            asked = await a.heard()
+            await a.say(frames.encode(offer.params, 0, [memoryview(data)[:BLOCK_BYTES]]))
+            await a.say(offer)
+
+            async def until_a_repetition(asked: Want) -> None:
+                while asked.ranges[0][0] < (more := await a.heard()).ranges[0][0]:
+                    asked = more
+
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(until_a_repetition(asked), 0.5)
+            assert (await a.heard()).ranges[0][0] == 1, "after a silence what lacks is asked for anew"
+            await rest(here, a, b)
+
+    virtual(play())
+
+
+def test_who_offers_and_sends_nothing_costs_a_deadline_and_is_told_where_the_others_are(tmp_path):
+    async def play() -> None:
+        clock = asyncio.get_running_loop().time
+        async with two(tmp_path) as (here, a, b):
+            began = clock()
+            await b.say(b.offer(1, features(1)))
+            assert isinstance(await a.give(1), Gradient)
+            assert DEADLINE_S <= clock() - began < DEADLINE_S + 1
+            told = [word for word in [await b.heard() for _ in range(2)] if isinstance(word, Skip)]
+            assert [(word.step, word.offered) for word in told] == [(2, 1)]
+            closed = await rest(here, a, b, first=2)
+            assert closed.missed == {"b": 1}
+
+    virtual(play())
+
+
+def client_part(here: Site) -> Tree:
+    """Return an update."""
+    return {key: leaf for key, leaf in moved(here.plan, 0.5).items() if key < "3"}
+
+
+BAD = {
+    "oversized": {"params": Transfer(digest=bytes(16), size=1 << 30, frame_bytes=1024)},
+    "shape": {"data": features(1, width=5)},
+    "not-finite": {"data": features(1, fill=float("nan"))},
+    "malformed": {"data": b"neither this nor that"},
+    "codec": {"data": features(1).replace(b"dense", b"tense")},
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_features_that_cannot_be_used_spoil_nobody_elses_step(tmp_path, reason):
+    """They are refused, the step goes on at once without that device, and it takes part in the next."""
+
+    async def play() -> None:
+        clock = asyncio.get_running_loop().time
+        async with two(tmp_path) as (here, a, b):
+            bad, began = asyncio.create_task(b.give(1, **BAD[reason])), clock()
+            await asyncio.sleep(1)
+            assert isinstance(await a.give(1), Gradient)
+            assert clock() - began < 2, "it was waited for"
+            word = await bad
+            assert (word.step, word.offered) == (2, 1)
+            closed = await rest(here, a, b, first=2)
+            assert (closed.refused, closed.missed) == ({reason: 1}, {"b": 1})
+
+    virtual(play())
+
+
+def test_nonsense_about_features_is_counted_and_changes_nothing(tmp_path):
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            await b.say(b.offer(1, features(1), device="a"))
+            await b.say(b.offer(0, features(1)))
+            await b.say(b.offer(STEPS + 1, features(1)))
+            await b.say(b.offer(1, features(1), run="another"))
+            await b.say(b"FC\x01short")
+            await b.say(b.offer(1, features(1), start=bytes(16)))
+            first, _ = await asyncio.gather(a.give(1), b.give(1))
+            await a.say(Want(digest=first.params.digest, frame_bytes=1024, ranges=[(0, 99)]))
+            closed = await rest(here, a, b, first=2)
+            assert closed.refused == {"identity": 1, "step": 2, "unknown-run": 1, "truncated": 1, "shape": 1}
+            assert closed.missed == {}
+
+    virtual(play())
+
+
+def test_what_belongs_to_a_session_that_a_restart_lost_is_void(tmp_path):
+    """An update of it is done anew; its device, at whatever step, is told to begin again."""
+
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            assert (await a.puppet.answer(a.task, client_part(here))).verdict == "void"
+            word = await b.give(STEPS)
+            assert (word.step, word.offered) == (1, STEPS)
+            closed = await rest(here, a, b)
+            assert closed.arrived == ("a", "b")
+
+    virtual(play())
+
+
+def test_a_device_that_fails_is_not_waited_for_and_one_whose_round_is_over_is_told_so(tmp_path):
+    async def play() -> None:
+        clock = asyncio.get_running_loop().time
+        async with two(tmp_path, rounds=2) as (here, a, b):
+            began = clock()
+            giving = asyncio.create_task(a.give(1))
+            await asyncio.sleep(1)
+            failure = update_for(b.task, b"", params=None, failure="no memory")
+            assert (await b.puppet.offer(failure)).verdict == "accepted"
+            assert isinstance(await giving, Gradient)
+            assert clock() - began < DEADLINE_S
+            for step in range(2, STEPS + 1):
+                assert isinstance(await a.give(step), Gradient)
+            await a.finish(client_part(here))
+            assert (await a.puppet.task()).round == 2
+            word = await b.give(1)
+            assert (word.step, word.offered) == (OVER, 1)
+            [closed] = closed_rounds(here.store.records())
+            assert (closed.failed, closed.missed) == ({"b": "no memory"}, {})
+
+    virtual(play())
+
+
+def test_where_all_features_are_refused_the_round_ends_without_them(tmp_path):
+    async def play() -> None:
+        clock = asyncio.get_running_loop().time
+        async with two(tmp_path) as (here, a, b):
+            began = clock()
+            for step in range(1, STEPS + 1):
+                both = (one.give(step, features(step, fill=float("inf"))) for one in (a, b))
+                assert [word.step for word in await asyncio.gather(*both)] == [step + 1, step + 1]
+            assert clock() - began < 1
+            closed = await rest(here, a, b, first=STEPS + 1)
+            assert closed.missed == {"a": STEPS, "b": STEPS}
+
+    virtual(play())
+
+
+@pytest.mark.parametrize("section", [{"evaluation": "on_device = true"}, {"measure": "seconds = 1.0"}])
+def test_a_plan_that_asks_split_devices_for_whole_models_is_refused(tmp_path, section):
+    async def play() -> None:
+        async with two(tmp_path, **section):
+            pass
+
+    with pytest.raises(ConfigError, match="its devices hold no whole model"):
+        virtual(play())
+
+
+def test_journals_without_what_split_rounds_record_are_read():
+    """Of a round and of a step back as they were written before."""
+    old = b'{"type":"RoundClosed","round":1,"outcome":"missed","arrived":[],"seconds":1.0}'
+    assert msgspec.json.decode(old, type=RoundClosed).steps is None
+    assert not msgspec.json.decode(b'{"type":"Rewound","round":1,"cause":""}', type=Rewound).reopened

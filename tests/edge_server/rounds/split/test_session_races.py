@@ -1,0 +1,88 @@
+"""What devices do while their server waits for the broker's word: no step is spoilt by it, and nobody is starved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from edge_server.rounds.split.gradients_out import MOST_WANTS, Gradients
+from shared.algorithms import ALGORITHMS
+from shared.protocol import wire
+from shared.protocol.messages import BLOCK_BYTES
+from shared.protocol.steps import Features, Gradient, Room, Skip
+from shared.protocol.topics import channel_of
+from shared.transfer import frames as chunks
+from shared.transfer.in_memory import sending
+from shared.transfer.pace import Pace
+from shared.transport.memory import MemoryTransport
+from tests.edge_server.harness import virtual
+from tests.edge_server.rounds.split.test_session import DEADLINE_S, features, rest, two
+from tests.splits import plain
+
+SLOW_S = 1.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def known() -> Iterator[None]:
+    """Register the method while these tests last."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ALGORITHMS, "plain-split", plain)
+        yield
+
+
+class Slow(MemoryTransport):
+    """A broker that takes its time over every Skip."""
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
+        """Publish, a Skip late."""
+        is_word = channel_of(topic) == "gradient" and not chunks.is_frame(payload)
+        if is_word and isinstance(wire.decode(payload), Skip):
+            await asyncio.sleep(SLOW_S)
+        await super().publish(topic, payload, retain=retain, assured=assured)
+
+
+@pytest.mark.parametrize("ahead", [0, 1], ids=["the same step again", "the next step"])
+def test_an_offer_while_others_are_told_that_they_are_late_spoils_no_step(tmp_path, ahead):
+    """Who has delivered is given that step's gradient, never the one before; and who runs ahead ends no server."""
+
+    async def play() -> None:
+        async with two(tmp_path, broker=Slow()) as (here, a, b):
+            await asyncio.gather(a.give(1), b.give(1))
+            await b.say(b.offer(2, features(2)))  # and sends nothing
+            giving = asyncio.create_task(a.give(2))
+            await asyncio.sleep(DEADLINE_S + SLOW_S / 2)
+            await a.say(a.offer(2 + ahead, features(2 + ahead)))
+            given = await giving
+            again = await a.give(2)
+            assert isinstance(given, Gradient)
+            assert isinstance(again, Gradient)
+            assert given.params == again.params
+            while not isinstance(await b.heard(), Skip):
+                pass
+            closed = await rest(here, a, b, first=3)
+            assert closed.missed == {"b": 1}
+
+    virtual(play())
+
+
+def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_often():
+    """Each offer may have a gradient pushed: more than wait anyhow would keep those of the others waiting."""
+
+    async def play() -> None:
+        broker, data = MemoryTransport(), bytes(4 * BLOCK_BYTES)
+        gradients, sent = Gradients("lab", broker), sending([memoryview(data)], BLOCK_BYTES)
+        about = {"run": "trial", "round": 1, "device": "a", "start": bytes(16), "step": 1, "params": sent.transfer}
+        offer = Features(**about, room=Room(blocks=1 << 40))
+        gradients.here["a"] = sent
+        async with broker.subscribe("#") as inbox:
+            for _ in range(10 * MOST_WANTS):
+                await gradients.tell("a", offer, Pace(1.0, 0.0, BLOCK_BYTES), 16)
+            task = asyncio.create_task(gradients.send())
+            await asyncio.sleep(1)
+            task.cancel()
+            frames = [data for _, data in inbox.taken() if chunks.is_frame(data)]
+        assert len(frames) == MOST_WANTS * sent.transfer.blocks
+
+    virtual(play())

@@ -1,0 +1,235 @@
+"""One payload to several devices: each gets it whole, and it passes the server once for those that keep up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from device_agent.exchange.download import Download
+from edge_server.rounds.broadcast import Outgoing, describe
+from shared.codecs.dense import dense
+from shared.errors import Unreachable, WireError
+from shared.protocol import wire
+from shared.protocol.messages import Assignment, Hyper, Leave, Spec, Task, Want
+from shared.protocol.payload import pack
+from shared.protocol.topics import topic
+from shared.runtime.executor import inline
+from shared.runtime.tasks import background
+from shared.transfer import frames
+from shared.transport.base import Transport
+from shared.transport.memory import MemoryTransport
+from shared.transport.simulated_link import Link, Rate
+from tests.edge_server.harness import SITE, virtual
+
+FRAME_BYTES = 1024
+FRAMES = 40
+PAYLOAD = dense().encode({"weight": torch.arange(10_000, dtype=torch.float32)}, None)[0]
+BYTES = b"".join(pack(PAYLOAD))
+ONE_COPY = len(BYTES) + FRAMES * frames.HEADER_BYTES
+
+
+@asynccontextmanager
+async def sending(devices: list[str], broker: Transport, source: Transport | None = None) -> AsyncIterator[Outgoing]:
+    """Serve PAYLOAD to devices while the block lasts, as the server does; `source` is the sender's own transport."""
+    transfer, scattered = describe(PAYLOAD, FRAME_BYTES)
+    clock = asyncio.get_running_loop().time
+    outgoing = Outgoing(SITE, source or broker, clock, devices, transfer, scattered, patience_s=1.0)
+
+    async def hear() -> None:
+        async with broker.subscribe(topic(SITE, "+", "want")) as wants:
+            async for name, data in wants:
+                outgoing.want(name.split("/")[-2], wire.decode_as(Want, data))
+
+    async with background(outgoing.run(), hear()):
+        await asyncio.sleep(0)
+        yield outgoing
+
+
+def task_of(outgoing: Outgoing) -> Task:
+    """Return a task that starts from what goes out."""
+    some = Spec(name="x")
+    return Task(
+        run="run",
+        round=1,
+        device="",
+        algorithm=some,
+        model=some,
+        codec=some,
+        assignment=Assignment(seed=0, hyper=Hyper()),
+        params=outgoing.transfer,
+        shared=outgoing.shared,
+        deadline_s=9.0,
+    )
+
+
+async def fetch(outgoing: Outgoing, device: str, transport: Transport, folder: Path) -> int:
+    """Fetch as the agent does; return the bytes that came."""
+    place = folder / device
+    place.mkdir(exist_ok=True)
+    clock = asyncio.get_running_loop().time
+    download = Download(transport, SITE, device, place, inline, clock, window=8, patience_s=3.0, limit=1 << 20)
+    path, received = await download.fetch(task_of(outgoing))
+    assert path.read_bytes() == BYTES
+    return received
+
+
+def test_the_payload_passes_once_however_many_keep_up(tmp_path):
+    """Server egress for ten devices is that for one, and each device hears just one copy."""
+
+    async def play() -> tuple[int, list[int]]:
+        broker, devices = MemoryTransport(), [f"d{number}" for number in range(10)]
+        async with sending(devices, broker) as outgoing:
+            received = await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in devices))
+            return outgoing.bytes_sent, received
+
+    sent, received = virtual(play())
+    assert sent == ONE_COPY
+    assert received == [ONE_COPY] * 10
+
+
+def test_a_single_device_is_served_on_its_own_topic(tmp_path):
+    """Nobody else has to hear what concerns one device."""
+
+    async def play() -> None:
+        broker = MemoryTransport()
+        async with broker.subscribe(topic(SITE, "_all", "model")) as common, sending(["d0"], broker) as outgoing:
+            assert not outgoing.shared
+            await fetch(outgoing, "d0", broker, tmp_path)
+            assert common._queue.empty()
+
+    virtual(play())
+
+
+def test_a_slow_link_is_served_alone_and_keeps_nobody_waiting(tmp_path):
+    """40 kB over 16 kbit/s take 20 s; the others are done after the patience, and it costs one copy more at most."""
+
+    async def play() -> tuple[int, float, float]:
+        broker, loop = MemoryTransport(), asyncio.get_running_loop()
+        slow = Link(broker, Rate(up_bits_per_second=16e3, down_bits_per_second=16e3), loop.time)
+        async with (
+            broker.subscribe(topic(SITE, "slow", "model")) as own,
+            sending(["a", "b", "slow"], broker) as outgoing,
+            asyncio.TaskGroup() as group,
+        ):
+            lagging = group.create_task(fetch(outgoing, "slow", slow, tmp_path))
+            quick = [group.create_task(fetch(outgoing, device, broker, tmp_path)) for device in ("a", "b")]
+            await asyncio.gather(*quick)
+            soon = loop.time()
+            await lagging
+            heard = [own._queue.get_nowait()[1] for _ in range(own._queue.qsize())]
+            told = [wire.decode_as(Leave, data) for data in heard if wire.is_message(data)]
+            assert told == [Leave(digest=outgoing.transfer.digest)], "told once to leave the topic common to all"
+            return outgoing.bytes_sent, soon, loop.time()
+
+    sent, soon, late = virtual(play())
+    assert soon < 6
+    assert 20 < late < 60
+    assert ONE_COPY < sent < 2.6 * ONE_COPY
+
+
+def test_a_device_that_falls_silent_keeps_nobody_waiting_for_long(tmp_path):
+    """Half through it asks for nothing more: after one patience the others go on without it."""
+
+    async def play() -> tuple[int, float]:
+        broker, loop = MemoryTransport(), asyncio.get_running_loop()
+        dying = Link(broker, Rate(down_bits_per_second=80e3), loop.time)
+        async with sending(["a", "b", "dying"], broker) as outgoing:
+            death = asyncio.create_task(fetch(outgoing, "dying", dying, tmp_path))
+            others = [asyncio.create_task(fetch(outgoing, device, broker, tmp_path)) for device in ("a", "b")]
+            await asyncio.sleep(2)
+            assert not others[0].done()
+            death.cancel()
+            await asyncio.gather(*others)
+            return outgoing.bytes_sent, loop.time()
+
+    sent, now = virtual(play())
+    assert now < 6
+    assert sent < 1.5 * ONE_COPY
+
+
+def test_a_device_that_goes_away_is_not_waited_for_at_all(tmp_path):
+    """The server knows of its death and says so."""
+
+    async def play() -> float:
+        broker = MemoryTransport()
+        async with sending(["a", "b", "dead"], broker) as outgoing:
+            outgoing.dismiss("dead")
+            await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
+            return asyncio.get_running_loop().time()
+
+    assert virtual(play()) == 0.0
+
+
+def test_a_device_that_comes_back_later_still_gets_everything(tmp_path):
+    """It restarted after the others had finished, and hears its frames alone."""
+
+    async def play() -> tuple[int, int]:
+        broker = MemoryTransport()
+        async with sending(["a", "b", "late"], broker) as outgoing:
+            outgoing.dismiss("late")
+            await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
+            first = outgoing.bytes_sent
+            assert await fetch(outgoing, "late", broker, tmp_path) == ONE_COPY
+            return first, outgoing.bytes_sent
+
+    assert virtual(play()) == (ONE_COPY, 2 * ONE_COPY)
+
+
+class Flaky:
+    """A transport whose broker is away every third time."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner, self.count = inner, 0
+        self.subscribe = inner.subscribe
+        self.max_payload_bytes = inner.max_payload_bytes
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
+        self.count += 1
+        if self.count % 3 == 0:
+            raise Unreachable("away")
+        await self.inner.publish(topic, payload, retain=retain, assured=assured)
+
+
+def test_frames_that_the_broker_did_not_take_are_sent_when_asked_for_again(tmp_path):
+    """A broker that comes and goes costs time and nothing else."""
+
+    async def play() -> None:
+        broker = MemoryTransport()
+        async with sending(["a", "b"], broker, source=Flaky(broker)) as outgoing:
+            await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
+
+    virtual(play())
+
+
+def test_nonsense_wants_are_refused_and_strangers_ignored():
+    """Frames that do not exist are an error of the asker; who is no part of the audience gets nothing."""
+
+    async def play() -> None:
+        broker = MemoryTransport()
+        async with sending(["a"], broker) as outgoing:
+            digest = outgoing.transfer.digest
+            for ranges in ([(0, FRAMES + 1)], [(-1, 2)], [(3, 3)], [(5, 2)]):
+                with pytest.raises(WireError) as refused:
+                    outgoing.want("a", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=ranges))
+                assert refused.value.reason == "shape"
+            outgoing.want("stranger", Want(digest=digest, frame_bytes=FRAME_BYTES, ranges=[(0, FRAMES)]))
+            await asyncio.sleep(5)
+            assert outgoing.bytes_sent == 0
+
+    virtual(play())
+
+
+def test_a_payload_is_described_by_its_content():
+    """Size and digest are those of the bytes that the frames add up to, cut from the tensors in place."""
+    transfer, scattered = describe(PAYLOAD, FRAME_BYTES)
+    assert (transfer.size, transfer.blocks) == (len(BYTES), FRAMES)
+    assert b"".join(scattered.read(0, transfer.size)) == BYTES
+    other = dense().encode({"weight": torch.arange(10_000, dtype=torch.float32) + 1}, None)[0]
+    assert describe(other, FRAME_BYTES)[0] == msgspec.structs.replace(transfer, digest=describe(other, 2048)[0].digest)
+    assert describe(other, FRAME_BYTES)[0].digest != transfer.digest

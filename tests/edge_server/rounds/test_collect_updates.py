@@ -1,0 +1,258 @@
+"""An update counts once, whole and in its own round, however often and in whatever order its frames come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import msgspec
+import pytest
+import torch
+
+from edge_server.journal.records import RoundClosed, UpdateAccepted
+from shared.protocol.messages import BLOCK_BYTES, Ack, Transfer, Want
+from shared.transfer import frames
+from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual
+
+FAILED = {"bad": "no memory"}
+
+
+def test_an_update_offered_again_is_acknowledged_again_and_counted_once(tmp_path):
+    """The acknowledgement may have been lost; the second offer carries other values, which must not count."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            task = await one.task()
+            assert (await one.answer(task, moved(here.plan, 0.5))).verdict == "accepted"
+            for _ in range(2):
+                assert (await one.answer(task, moved(here.plan, 7.0), weight=100.0)).verdict == "duplicate"
+            await two.answer(await two.task(), moved(here.plan, 0.0))
+            state, rounds = await here.ended()
+            for key, first in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], first + 0.25, rtol=0, atol=1e-6)
+            records = [record for record in here.store.records() if isinstance(record, UpdateAccepted)]
+            assert sorted(record.device for record in records) == ["one", "two"]
+            return rounds
+
+    [closed] = virtual(play())
+    assert closed.arrived == ("one", "two")
+    assert closed.refused == {}
+    assert set(closed.bytes_up) == {"one", "two"}
+    assert closed.bytes_up["one"] == closed.bytes_up["two"] > 0
+
+
+def test_a_failure_counts_as_an_answer_and_is_told_again(tmp_path):
+    """A round does not wait for a device that said it cannot; the other one's update decides."""
+
+    async def play() -> tuple[list[RoundClosed], float]:
+        async with site(tmp_path, rounds=1) as here:
+            good, bad = await here.device("good"), await here.device("bad")
+            task = await bad.task()
+            failure = update_for(task, b"", params=None, failure="no memory")
+            assert (await bad.offer(failure)).verdict == "accepted"
+            assert (await bad.offer(failure)).verdict == "duplicate"
+            await good.answer(await good.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1], asyncio.get_running_loop().time()
+
+    [closed], now = virtual(play())
+    assert (closed.arrived, closed.failed, closed.outcome) == (("good",), FAILED, "aggregated")
+    assert now < 1
+
+
+def test_an_update_for_a_round_that_is_over_is_late(tmp_path):
+    """It is settled so that the device forgets it; it moves nothing."""
+
+    async def play() -> tuple[Ack, list[RoundClosed]]:
+        async with site(tmp_path, round="deadline_s = 5.0") as here:
+            slow, quick = await here.device("slow"), await here.device("quick")
+            first = await slow.task()
+            await quick.answer(await quick.task(), moved(here.plan, 0.5))
+            second = await slow.task()
+            assert (first.round, second.round) == (1, 2)
+            late = await slow.answer(first, moved(here.plan, 9.0))
+            await slow.answer(second, moved(here.plan, 0.5))
+            await quick.answer(await quick.task(), moved(here.plan, 0.5))
+            state, rounds = await here.ended()
+            for key, leaf in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], leaf + 1.0, rtol=0, atol=1e-6)
+            return late, rounds
+
+    late, rounds = virtual(play())
+    assert late.verdict == "late"
+    assert [closed.arrived for closed in rounds] == [("quick",), ("quick", "slow")]
+    assert not any(closed.refused for closed in rounds)
+
+
+def test_a_device_that_was_not_asked_is_refused(tmp_path):
+    """Its update is of the open round, but it is not in the cohort."""
+
+    async def play() -> tuple[Ack, list[RoundClosed]]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            stranger = await here.device("zoe", online=False)
+            task = await one.task()
+            ack = await stranger.answer(msgspec.structs.replace(task, device="zoe"), moved(here.plan, 9.0))
+            for puppet, its in ((one, task), (two, await two.task())):
+                await puppet.answer(its, moved(here.plan, 0.5))
+            return ack, (await here.ended())[1]
+
+    ack, [closed] = virtual(play())
+    assert ack.verdict == "refused"
+    assert closed.refused == {"unknown-device": 1}
+    assert closed.arrived == ("one", "two")
+
+
+def test_frames_of_no_offer_and_of_another_transfer_are_passed_over(tmp_path):
+    """They may be of a round that is over; frames that do not fit the offer are refused; the update is still taken."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            task = await one.task()
+            data = packed(moved(here.plan, 0.5))
+            other = Transfer(digest=bytes(16), size=len(data), frame_bytes=1024)
+            update = update_for(task, data)
+            assert update.params
+            await one.say(frame(other, 0, data))
+            await one.say(update)
+            assert isinstance(await one.heard(), Want)
+            await one.say(frame(other, 0, bytes(len(data))))
+            longer = msgspec.structs.replace(update.params, size=9999)
+            await one.say(frame(longer, 0, data))
+            await one.say(frame(update.params, 0, data[:100]))
+            assert (await one.offer(update, data)).verdict == "accepted"
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1]
+
+    [closed] = virtual(play())
+    assert closed.refused == {"shape": 1, "truncated": 1}
+    assert closed.arrived == ("one", "two")
+
+
+def test_what_is_damaged_on_its_way_is_taken_at_the_next_offer(tmp_path):
+    """Every frame's checksum holds, the digest of the whole does not: nothing is stored, nobody is blamed."""
+
+    async def play() -> tuple[list[RoundClosed], bytes]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            task = await one.task()
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(task, data)
+            assert update.params
+            await one.say(update)
+            await one.heard()
+            for index in range(update.params.blocks):
+                await one.say(frame(update.params, index, data[:-1] + b"!"))
+            await asyncio.sleep(1)
+            assert here.server._gather
+            assert not here.server._gather.failed
+            assert (await one.offer(update, data)).verdict == "accepted"
+            stored = (tmp_path / RUN / "updates" / "one").read_bytes()
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1], stored == data
+
+    [closed], is_stored = virtual(play())
+    assert is_stored
+    assert closed.refused == {"digest": 1}
+    assert closed.arrived == ("one", "two")
+
+
+def test_a_frame_that_does_not_come_is_asked_for_again(tmp_path):
+    """After a silence the server asks anew for what lacks, and for nothing that it has."""
+
+    async def play() -> Counter[int]:
+        async with site(tmp_path, rounds=1, model='name = "mlp"\noptions = { hidden = 30 }') as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            assert update.params
+            asked: Counter[int] = Counter()
+            await one.say(update)
+            while isinstance(message := await one.heard(), Want):
+                for index, _ in frames.pieces(message, update.params, BLOCK_BYTES):
+                    asked[index] += 1
+                    if index != 1 or asked[1] == 3:
+                        await one.say(frame(update.params, index, data))
+            assert message == Ack(run=RUN, round=1, device="one", start=update.start, verdict="accepted")
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            await here.ended()
+            return asked
+
+    assert virtual(play()) == {index: 3 if index == 1 else 1 for index in range(9)}
+
+
+def test_a_round_that_closes_keeps_no_half_update(tmp_path):
+    """The deadline ends a transfer under way; its file is gone and the next round starts afresh."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, round="deadline_s = 5.0", rounds=2) as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            assert update.params
+            await one.say(update)
+            assert isinstance(await one.heard(), Want)
+            await one.say(frame(update.params, 0, data))
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            task = await one.task()
+            assert not (tmp_path / RUN / "updates" / "one").exists()
+            while not one.acks._queue.empty():
+                await one.heard()
+            assert (await one.answer(task, moved(here.plan, 0.5))).verdict == "accepted"
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1]
+
+    rounds = virtual(play())
+    assert [closed.arrived for closed in rounds] == [("two",), ("one", "two")]
+
+
+@pytest.mark.parametrize(
+    "second", [{"failure": "no", "params": None}, {"weight": float("nan")}], ids=["a failure", "a bad figure"]
+)
+def test_a_device_counts_once_whatever_it_says_while_its_update_is_on_its_way(tmp_path, second):
+    """It offers, then fails or is refused, and its frames come all the same: the round still waits for the other."""
+
+    async def play() -> RoundClosed:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            await one.say(update)
+            await one.heard()
+            await one.say(msgspec.structs.replace(update, **second))
+            assert isinstance(await one.heard(), Ack)
+            for index in range(update.params.blocks):
+                await one.say(frame(update.params, index, data))
+            await asyncio.sleep(1)
+            assert here.server._gather
+            assert not here.server._gather.accepted
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0]
+
+    closed = virtual(play())
+    assert closed.arrived == ("two",)
+    assert set(closed.failed) == {"one"}
+
+
+def test_an_update_that_is_always_damaged_is_refused(tmp_path):
+    """It rotted on its device: after three times over the link that is said, and the round goes on without it."""
+
+    async def play() -> tuple[RoundClosed, list[str]]:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            for _ in range(2):
+                await one.say(update)
+                await one.heard()
+                for index in range(update.params.blocks):
+                    await one.say(frame(update.params, index, data[:-1] + b"!"))
+                await asyncio.sleep(1)
+            verdict = (await one.offer(update, data[:-1] + b"!")).verdict
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0], [verdict]
+
+    closed, verdicts = virtual(play())
+    assert verdicts == ["refused"]
+    assert (closed.arrived, set(closed.failed)) == (("two",), {"one"})

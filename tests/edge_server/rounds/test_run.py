@@ -1,0 +1,313 @@
+"""How rounds and runs end: by quorum, by deadline, by the plan's rule, with whoever is there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from edge_server.journal.checkpoints import path_of
+from edge_server.journal.observed import Noted
+from edge_server.journal.records import Evaluated, RoundClosed, RoundOpened, RunClosed
+from edge_server.journal.sqlite import SqliteStore
+from edge_server.trial.tables import device_lines
+from shared.protocol.messages import Status
+from shared.transport.memory import MemoryTransport
+from tests.edge_server.harness import RUN, Site, beginning, moved, packed, site, update_for, virtual
+
+
+def now() -> float:
+    """Return virtual seconds since the test began."""
+    return asyncio.get_running_loop().time()
+
+
+def ends(here: Site) -> list[RunClosed]:
+    """Return how the run ended; once, one hopes."""
+    return [record for record in here.store.records() if isinstance(record, RunClosed)]
+
+
+def checkpoint(folder, number):
+    return path_of(folder / RUN / "checkpoints", number)
+
+
+def test_a_run_without_devices_misses_its_rounds_and_goes_on(tmp_path):
+    """The journal says so, the model stays as it is, and when devices come they are taken."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, rounds=3, cohort="min_devices = 2\nwait_s = 5.0") as here:
+            one = await here.device("one")
+            await asyncio.sleep(6)
+            two = await here.device("two")
+            for number in (2, 3):
+                for puppet in (one, two):
+                    task = await puppet.task()
+                    assert task.round == number
+                    await puppet.answer(task, moved(here.plan, 0.5))
+            state, rounds = await here.ended()
+            assert not checkpoint(tmp_path, 1).exists()
+            for key, first in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], first + 1.0, rtol=0, atol=1e-6)
+            assert ends(here) == [RunClosed(outcome="finished")]
+            return rounds
+
+    rounds = virtual(play())
+    assert [closed.outcome for closed in rounds] == ["missed", "aggregated", "aggregated"]
+    assert rounds[0] == RoundClosed(round=1, outcome="missed", arrived=(), seconds=5.0, at=5.0)
+
+
+def test_a_run_may_stop_at_its_first_missed_round(tmp_path):
+    """The plan's rule, with the cause in the record; the rest of the rounds is not begun."""
+
+    async def play() -> None:
+        rule = 'deadline_s = 5.0\non_missed = "stop"'
+        async with site(tmp_path, rounds=3, cohort="wait_s = 7.0", round=rule) as here:
+            _, rounds = await here.ended()
+            assert [closed.outcome for closed in rounds] == ["missed"]
+            [closed] = ends(here)
+            assert closed.outcome == "stopped"
+            assert "round 1" in closed.cause
+            assert not [one for one in here.store.records() if isinstance(one, RoundOpened) and one.round > 1]
+            assert now() == 7.0
+
+    virtual(play())
+
+
+def test_too_few_updates_leave_the_model_as_it_is(tmp_path):
+    """One of two is below `min_updates`: missed, although the cohort was complete."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, round="deadline_s = 9.0\nmin_updates = 2") as here:
+            one, two = await here.device("one"), await here.device("two")
+            await one.answer(await one.task(), moved(here.plan, 9.0))
+            await two.offer(update_for(await two.task(), b"", params=None, failure="no memory"))
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            state, rounds = await here.ended()
+            assert not checkpoint(tmp_path, 1).exists()
+            for key, first in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], first + 0.5, rtol=0, atol=1e-6)
+            return rounds
+
+    first, second = virtual(play())
+    assert (first.outcome, first.arrived, first.failed) == ("missed", ("one",), {"two": "no memory"})
+    assert second.outcome == "aggregated"
+
+
+@pytest.mark.parametrize(("quorum", "needed"), [("0.1", 1), ("0.5", 2), ("0.51", 3), ("1.0", 4)])
+def test_a_quorum_ends_the_round_at_once(tmp_path, quorum, needed):
+    """The share is rounded up; who comes later is late."""
+
+    async def play() -> RoundClosed:
+        rule = f"deadline_s = 60.0\nquorum = {quorum}"
+        async with site(tmp_path, rounds=1, cohort="min_devices = 4", round=rule) as here:
+            puppets = [await here.device(f"d{number}") for number in range(4)]
+            for number, puppet in enumerate(puppets[:needed], start=1):
+                assert not here.run.done()
+                await asyncio.sleep(1)
+                await puppet.answer(await puppet.task(), moved(here.plan, float(number)))
+            _, [closed] = await here.ended()
+            assert now() == needed
+            return closed
+
+    assert len(virtual(play()).arrived) == needed
+
+
+def test_a_silent_device_costs_the_deadline_and_nothing_more(tmp_path, caplog):
+    """The others' updates count; the log says who was missing."""
+
+    async def play() -> tuple[RoundClosed, float]:
+        async with site(tmp_path, rounds=1, round="deadline_s = 20.0") as here:
+            one = await here.device("one")
+            await here.device("silent")
+            await one.answer(await one.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0], now()
+
+    closed, ended_at = virtual(play())
+    assert (closed.outcome, closed.arrived, closed.failed) == ("aggregated", ("one",), {})
+    assert closed.seconds == pytest.approx(20.0)
+    assert ended_at == pytest.approx(20.0)
+    assert "deadline passed, without silent" in caplog.text
+
+
+def test_a_device_that_joins_in_the_middle_takes_part_in_the_next_round(tmp_path):
+    """Not in the one that is open."""
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, rounds=2, cohort="min_devices = 1") as here:
+            one = await here.device("one")
+            task = await one.task()
+            two = await here.device("two")
+            await asyncio.sleep(1)
+            assert two.tasks._queue.empty()
+            await one.answer(task, moved(here.plan, 0.5))
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1]
+
+    assert [closed.arrived for closed in virtual(play())] == [("one",), ("one", "two")]
+
+
+def test_a_device_that_comes_back_is_given_its_task_again(tmp_path):
+    """It died while the round was open; another's late death, or its own, changes nothing."""
+
+    async def play() -> RoundClosed:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            task = await one.task()
+            await one.status(online=False)
+            await asyncio.sleep(1)
+            assert here.server.fleet.online == ("two",)
+            await one.status(online=True, session=2)
+            await one.say(Status(device="one", session=1, instance="one", online=False), "status")
+            assert await one.task() == task
+            assert here.server.fleet.online == ("one", "two")
+            await one.answer(task, moved(here.plan, 0.5))
+            await one.status(online=True, session=3)
+            await asyncio.sleep(1)
+            assert one.tasks._queue.empty()
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0]
+
+    assert virtual(play()).arrived == ("one", "two")
+
+
+def test_a_round_asks_as_many_as_the_plan_says(tmp_path):
+    """The assignment of every one is in the journal, with a seed of its own."""
+
+    async def play() -> tuple[list[RoundClosed], list[RoundOpened]]:
+        async with site(tmp_path, rounds=3, cohort="size = 2\nmin_devices = 4") as here:
+            puppets = {name: await here.device(name) for name in "abcd"}
+            answers = [asyncio.create_task(_serve(here, puppet)) for puppet in puppets.values()]
+            _, rounds = await here.ended()
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
+            return rounds, [one for one in here.store.records() if isinstance(one, RoundOpened)]
+
+    rounds, opened = virtual(play())
+    assert [len(closed.arrived) for closed in rounds] == [2, 2, 2]
+    assert [tuple(sorted(one.assignments)) for one in opened] == [closed.arrived for closed in rounds]
+    seeds = [told.seed for one in opened for told in one.assignments.values()]
+    assert len(set(seeds)) == len(seeds)
+
+
+async def _serve(here: Site, puppet) -> None:
+    while True:
+        await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+
+
+def test_figures_are_means_weighted_by_examples(tmp_path):
+    """Loss by examples trained on; a device that measured nothing does not count as zero."""
+
+    async def play() -> RoundClosed:
+        async with site(tmp_path, rounds=1, cohort="min_devices = 3") as here:
+            one, two, three = [await here.device(name) for name in ("one", "two", "three")]
+            data = moved(here.plan, 0.5)
+            await one.answer(await one.task(), data, loss=1.0, num_examples=30)
+            await two.answer(
+                await two.task(), data, loss=3.0, num_examples=10, metrics={"eval_accuracy": 0.5, "eval_examples": 4.0}
+            )
+            await three.answer(await three.task(), data, loss=None, num_examples=100)
+            return (await here.ended())[1][0]
+
+    closed = virtual(play())
+    assert closed.loss == 1.5
+    assert closed.device_accuracy == 0.5
+    assert closed.accuracy is None
+    assert all(size > len(packed({})) for size in closed.bytes_up.values())
+
+
+def test_the_final_model_is_tried_by_the_devices(tmp_path):
+    """After the last round, weighted by held-out examples; parameters in an answer were not asked for."""
+
+    async def play() -> list[Evaluated]:
+        async with site(tmp_path, rounds=1, evaluation="every = 0\non_device = true") as here:
+            one, two = await here.device("one"), await here.device("two")
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            task = await one.task()
+            assert (task.round, task.train, task.evaluate) == (2, False, True)
+            assert (await one.answer(task, moved(here.plan, 9.0))).verdict == "refused"
+            metrics = {"eval_accuracy": 0.25, "eval_examples": 8.0}
+            answer = update_for(await two.task(), b"", params=None, weight=0.0, metrics=metrics)
+            assert (await two.offer(answer)).verdict == "accepted"
+            state, _ = await here.ended()
+            for key, first in beginning(here.plan).items():
+                torch.testing.assert_close(state.tree[key], first + 0.5, rtol=0, atol=1e-6)
+            assert ends(here) == [RunClosed(outcome="finished")]
+            return [record for record in here.store.records() if isinstance(record, Evaluated)]
+
+    [evaluated] = virtual(play())
+    assert evaluated.accuracy == 0.25
+    assert set(evaluated.by_device) == {"two"}
+    assert evaluated.by_device["two"]["eval_examples"] == 8.0
+
+
+def test_a_round_that_a_restart_cut_counts_from_its_opening(tmp_path):
+    """Open for 4 s when the server was ended, and for 3 s after; without a calendar nobody knows the 20 s between."""
+
+    async def play() -> tuple[RoundClosed, list[str]]:
+        broker = MemoryTransport()
+        async with site(tmp_path, broker, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            await one.task()
+            task = await two.task()
+            await asyncio.sleep(4)
+            await two.answer(task, moved(here.plan, 0.5))
+        await asyncio.sleep(20)
+        async with site(tmp_path, broker, rounds=1) as here:
+            one = await here.device("one")
+            task = await one.task()
+            await asyncio.sleep(3)
+            await one.answer(task, moved(here.plan, 0.5))
+            _, [closed] = await here.ended()
+            return closed, [record.what for record in here.store.records() if isinstance(record, Noted)]
+
+    closed, notes = virtual(play())
+    assert closed.seconds == pytest.approx(7.0)
+    [note] = notes
+    assert note == (
+        "round 1 went on after a restart of the server: its seconds count from its opening, "
+        "as far as is known: the calendar does not tell how long it was away"
+    )
+
+
+def test_a_last_evaluation_that_nobody_answers_is_told_as_that(tmp_path, caplog):
+    """It is no round; what is not known is not shown as a figure."""
+
+    async def play() -> list[str]:
+        rule = "deadline_s = 5.0"
+        async with site(tmp_path, rounds=1, evaluation="every = 0\non_device = true", round=rule) as here:
+            one, two = await here.device("one"), await here.device("two")
+            for puppet in (one, two):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            await here.ended()
+            return device_lines(here.store.records())
+
+    assert virtual(play()) == [
+        "on the devices' held-out examples: unknown, no device answered in time; look at their links and logs"
+    ]
+    assert "the devices' evaluation: deadline passed, without one, two" in caplog.text
+    assert "round 2" not in caplog.text
+
+
+def test_a_run_that_was_cut_after_the_round_that_stops_it_does_not_go_on(tmp_path):
+    """Between a missed round and the record that the run has ended, `on_missed = "stop"` is not forgotten."""
+
+    async def play() -> list[RoundClosed]:
+        keys = {"rounds": 3, "cohort": "wait_s = 7.0", "round": 'on_missed = "stop"'}
+        async with site(tmp_path, **keys) as here:
+            await here.ended()
+            records = here.store.records()
+        for path in (tmp_path / RUN).glob("journal*"):
+            path.unlink()
+        store = SqliteStore(tmp_path / RUN)
+        store.extend([record for record in records if not isinstance(record, RunClosed)])
+        store.close()
+        async with site(tmp_path, **keys) as here:
+            _, rounds = await here.ended()
+            assert [one.cause for one in ends(here)] == ["round 1 had too few updates"]
+            return rounds
+
+    assert len(virtual(play())) == 1

@@ -1,0 +1,99 @@
+"""A study on a Ray cluster is the study: by the same command, with the same bytes; without Ray it says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from edge_server.journal.versions import versions
+from edge_server.study.cell import perform, perform_away
+from edge_server.study.pool import Tell
+from edge_server.study.ray_cluster import run_on_ray
+from edge_server.study.result import Order, finished, order_of
+from edge_server.study.run import conduct
+from shared.errors import ConfigError
+from tests.edge_server.study.studies import HEAD, TWO_SEEDS, grid_of
+
+CLUSTER = os.environ.get("RAY_ADDRESS", "")
+RAY = importlib.util.find_spec("ray") is not None
+
+
+def on_ray(orders: Sequence[Order], _: Path, tell: Tell) -> None:
+    """Run cells on the cluster."""
+    asyncio.run(run_on_ray(CLUSTER, orders, 0, tell))
+
+
+@pytest.mark.skipif(not RAY, reason="Ray is not installed: pip install 'fieldfleet[ray]'")
+@pytest.mark.skipif(
+    not CLUSTER, reason="RAY_ADDRESS names no cluster: ray start --head, then RAY_ADDRESS=127.0.0.1:6379"
+)
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_cluster_gives_the_same_bytes(tmp_path):
+    """Journals and models come back; a cell that cannot be run fails alone and says why; once done is done."""
+    study, cells = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")
+    data = msgspec.structs.replace(cells[0].plan.data, path="/nowhere.npz")
+    dataless = msgspec.structs.replace(
+        cells[0], name="dataless", plan=msgspec.structs.replace(cells[0].plan, data=data)
+    )
+    summary = conduct(study, {}, [*cells, dataless], tmp_path / "away", on_ray, lambda news: None)
+    assert [row.state for row in summary.rows] == ["finished", "finished", "failed"]
+    assert "ConfigError" in summary.rows[2].cause
+    assert "/nowhere.npz" in summary.rows[2].cause
+    for cell in cells:
+        here, away = perform(order_of(cell, tmp_path)), tmp_path / "away" / cell.name
+        assert finished(cell, away)
+        for name in ("journal.jsonl", "checkpoints/round-000002.safetensors"):
+            assert (here / name).read_bytes() == (away / name).read_bytes()
+
+
+@pytest.mark.skipif(RAY, reason="Ray is installed")
+def test_without_ray_the_error_says_what_to_install(tmp_path):
+    """Once, before any cell is begun, and nothing but the extra is missing."""
+    with pytest.raises(ConfigError, match=r"pip install 'fieldfleet\[ray\]'; this is Python \d"):
+        asyncio.run(run_on_ray("auto", [], 0, lambda news: None))
+
+
+def test_an_old_ray_is_refused(tmp_path, monkeypatch):
+    """Its name for things may be another."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__version__="2.9.3"))
+    with pytest.raises(ConfigError, match=r"this is Ray 2\.9\.3; install 2\.40 or later"):
+        asyncio.run(run_on_ray("auto", [], 0, lambda news: None))
+
+
+def test_a_cluster_that_is_none_is_told_of(tmp_path, monkeypatch):
+    """Ray raises what it likes; the operator reads one line with the address."""
+
+    def init(**_: object) -> None:
+        raise ConnectionError("Could not find any running\nRay instance")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__version__="2.60.0", init=init))
+    with pytest.raises(ConfigError, match="--ray auto: Could not find any running Ray instance; start one with"):
+        asyncio.run(run_on_ray("auto", [], 0, lambda news: None))
+
+
+def test_a_node_with_other_versions_is_refused(tmp_path):
+    """Other versions may give other bits, and nobody would see it."""
+    [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
+    order = msgspec.json.encode(order_of(cell, tmp_path))
+    with pytest.raises(ConfigError, match="install the same on both"):
+        perform_away(order, {**versions(), "torch": "1.0"})
+
+
+def test_what_comes_back_is_the_whole_folder(tmp_path):
+    """So that a run done elsewhere is a run as any other."""
+    [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
+    files = perform_away(msgspec.json.encode(order_of(cell, tmp_path)), versions())
+    folder = tmp_path / cell.name
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    assert finished(cell, folder)
+    assert {"journal.jsonl", "journal.sqlite", "cell.json", "checkpoints/round-000001.safetensors"} <= files.keys()

@@ -1,0 +1,102 @@
+"""The command itself: real processes over mosquitto, killed at random."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess  # noqa: TID251 - the system is processes
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge_server.fleet import broker
+from edge_server.trial.chaos.kills import KINDS, MARKS
+from edge_server.trial.chaos.log_reader import Logs
+from edge_server.trial.local import SERVER
+from tests.edge_server.harness import write_examples, write_plan
+from tests.edge_server.processes import ROOT, started, until
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+KILLS, SEED, LIMIT_S = 12, 28, 300.0
+
+
+def plan(folder: Path, **sections: str) -> Path:
+    """Write a plan of two devices whose processes start quickly; it waits for both of them in every round."""
+    usual = {
+        "model": 'name = "mlp"\noptions = { features = 8, hidden = 64, classes = 3 }',
+        "hyper": "batch_size = 8\nlocal_epochs = 20\nmomentum = 0.5",
+        "data": write_examples(folder),
+        "round": "deadline_s = 120.0",
+        "evaluation": "every = 1",
+        "more": '[partition]\nkind = "even"',
+    }
+    return write_plan(folder, rounds=8, **usual | sections)
+
+
+def naming(folder: Path) -> list[list[str]]:
+    """Return the command lines on which a path below the folder stands."""
+    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [words for words in lines if any(str(folder) in word for word in words)]
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the folder of a study of a few kills, and what the command said."""
+    folder = tmp_path_factory.mktemp("chaos")
+    where = ("--data-dir", folder / "runs", "--data-root", folder, "--format", "json")
+    arguments = ("chaos", plan(folder), "--kills", KILLS, "--seed", SEED, "--local", 2, *where)
+    done = subprocess.run(  # noqa: S603 - ours
+        [sys.executable, "-m", "edge_server", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return folder, done
+
+
+def test_nothing_is_lost_whatever_is_killed(studied):
+    """Every kill was made; every round, every update once, no training for nothing, the bits of an undisturbed run."""
+    _, done = studied
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["problem"], found["holds"]) == ("", True)
+    assert len(found["struck"]) == KILLS
+    assert {one["kind"] for one in found["struck"]} == set(KINDS)
+    assert found["total"]["accepted"] == found["total"]["updates"] == 2 * 8 * len(found["runs"])
+    assert found["total"]["difference"] == 0.0
+    assert done.stderr.count(" ended: updates 16/16, difference 0\n") == len(found["runs"])
+    assert f"{KILLS}/{KILLS}" in done.stderr
+
+
+def test_every_mark_is_said_by_our_processes(studied):
+    """So that no kill waits for a word that nobody writes any more."""
+    folder, _ = studied
+    [site] = folder.glob("runs/*/site")
+    logs = Logs(site, [SERVER, "device-0", "device-1"])
+    said = {(one.by, one.phase) for one in logs.news()}
+    assert {mark for kind in KINDS for mark in MARKS[kind]} <= said
+
+
+def test_no_process_is_left_by_a_study(studied):
+    assert naming(studied[0]) == []
+
+
+def test_ctrl_c_leaves_no_process(tmp_path):
+    """In the middle of a study, twice, as people do: exit code 130."""
+    log = tmp_path / "log"
+    where = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path)
+    with started("edge_server", "chaos", plan(tmp_path), "--kills", 1000, "--local", 2, *where, log=log) as process:
+        until(lambda: b"1/1000" in log.read_bytes() or process.poll() is not None, "the first kill")
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert naming(tmp_path) == []
+    assert log.read_text().splitlines()[-1] == "edge-server: interrupted; everything it started has ended"

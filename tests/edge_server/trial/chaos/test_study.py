@@ -1,0 +1,191 @@
+"""A study that goes wrong says so: what ended by itself, what stands still, what cannot be compared."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from edge_server.cli.chaos import Outcome, require_possible, show
+from edge_server.cli.tables import total
+from edge_server.plan.plan import load
+from edge_server.trial.chaos.site import Part, Site, _running, sweep
+from edge_server.trial.chaos.study import END_S, STALL_S, Study
+from edge_server.trial.chaos.verify import Account
+from edge_server.trial.local import SERVER, Local
+from shared.errors import ConfigError, TaskFailed
+from shared.tensors.tree import State
+from tests.edge_server.harness import write_plan
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def part(program: str) -> Part:
+    """Return a process that runs a line of Python."""
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Process]:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=PIPE)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    return Part(begin)
+
+
+def study_of(folder: Path, seconds: list[float], **programs: str) -> Study:
+    """Return a study whose processes are other programs, on a clock that a test sets."""
+    path = write_plan(folder, cohort="min_devices = 1", more='[[device]]\nname = "a"')
+    site = Site(Local(path, load(path, folder), folder, folder / "runs", "r", 1), folder / "site")
+    site.parts = {SERVER: part(programs.get("server", SLEEP)), "a": part(programs.get("agent", SLEEP))}
+    return Study(site, deque(), State(), lambda _news: None, clock=lambda: seconds[0])
+
+
+@pytest.mark.parametrize(
+    ("programs", "passed_s", "message"),
+    [
+        ({"agent": "raise SystemExit(3)"}, 0.0, r"a ended with exit code 3; see .*/site/a\.log"),
+        ({"server": "raise SystemExit(1)"}, END_S + 1, r"the server ended with exit code 1; see .*/edge-server\.log"),
+        ({}, STALL_S + 1, r"run r does not end: nothing for 300 s; see .*/edge-server\.log"),
+    ],
+    ids=["agent", "server", "stall"],
+)
+def test_what_ends_by_itself_or_stands_still_is_a_failure_with_its_log(tmp_path, programs, passed_s, message):
+    """And before that, or as long as everything lives, it is none."""
+    seconds = [0.0]
+
+    async def play() -> None:
+        study = study_of(tmp_path, seconds, **programs)
+        for one in study.site.parts.values():
+            await one.start()
+        try:
+            if not programs:
+                await study._pause(0.0)
+            for name in programs:
+                await study.site.parts[SERVER if name == "server" else "a"]._process.wait()
+            seconds[0] = passed_s
+            with pytest.raises(TaskFailed, match=message):
+                await study._pause(0.0)
+        finally:
+            for one in study.site.parts.values():
+                await one.close()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_part_is_killed_once_and_started_again(tmp_path):
+    """`kill -9`; what is gone cannot be killed, what was started again can."""
+
+    async def play() -> None:
+        one = part(SLEEP)
+        assert not await one.kill()
+        for _ in range(2):
+            await one.start()
+            assert one.code is None
+            assert await one.kill()
+            assert one.code == -9
+            assert not await one.kill()
+        await one.close()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_path):
+    """Held still while its log is read, so that a phase of less than a millisecond can be hit."""
+    say = "import time; open({!r}, 'a').write('{} DEBUG x phase {}\\n'); time.sleep(600)"
+    log = tmp_path / "site" / f"{SERVER}.log"
+
+    async def play() -> None:
+        study = study_of(tmp_path, [0.0], server=say.format(str(log), "now", "storing"))
+        log.parent.mkdir()
+        await study.site.parts[SERVER].start()
+        try:
+            async with asyncio.timeout(20):
+                while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a process sets no event
+                    await asyncio.sleep(0.02)
+            process = psutil.Process(study.site.parts[SERVER].pid)
+            assert not await study.site.kill("server", SERVER, "closing")
+            assert process.status() != psutil.STATUS_STOPPED
+            assert await study.site.kill("server", SERVER, "storing")
+            assert study.site.parts[SERVER].code == -9
+        finally:
+            await study.site.parts[SERVER].close()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
+    """A process id may have gone to somebody else since it was written into the log; so may a path."""
+
+    async def play() -> None:
+        home = tmp_path / "site" / "a"
+        ours = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}/trainer.lock"
+        other = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}2/trainer.lock"
+        reader = "-c", SLEEP, f"{home}/trainer.lock"
+        processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
+        try:
+            async with asyncio.timeout(20):
+                while not _running(processes[0].pid, home):  # noqa: ASYNC110 - what a process does sets no event
+                    await asyncio.sleep(0.02)
+            assert [_running(one.pid, home) is not None for one in processes] == [True, False, False]
+            assert _running(0, home) is None
+            assert sweep(home) == [processes[0].pid]
+            assert await processes[0].wait() == -9
+            assert [one.returncode for one in processes[1:]] == [None, None]
+        finally:
+            for one in processes[1:]:
+                one.kill()
+            await asyncio.gather(*(one.wait() for one in processes))
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": "quorum = 0.5"},
+        {"cohort": "min_devices = 1"},
+        {"cohort": "min_devices = 2\nsize = 2\nover_selection = 0.5"},
+    ],
+)
+def test_a_plan_whose_model_depends_on_who_is_quick_is_refused(tmp_path, changes):
+    plan = load(write_plan(tmp_path), tmp_path)
+    require_possible(plan, 2, 0)
+    with pytest.raises(ConfigError, match="--kills -1"):
+        require_possible(plan, 2, -1)
+    with pytest.raises(ConfigError, match="every round must wait for every device"):
+        require_possible(load(write_plan(tmp_path, **changes), tmp_path), 2, 1)
+
+
+def test_a_study_that_was_cut_short_is_shown_as_a_failure():
+    """Whatever its runs say: how far it came, why, and where the logs lie."""
+    whole = Account(
+        run="r",
+        updates=4,
+        accepted=4,
+        counted_twice=0,
+        duplicates=0,
+        retrained=0,
+        trained_twice=0,
+        rounds_lost=0,
+        difference=0.0,
+    )
+    text = io.StringIO()
+    outcome = Outcome(
+        record="runs/x", kills=7, struck=[], runs=[whole], total=total([whole]), problem="a ended", holds=False
+    )
+    show(outcome, Console(file=text, width=100))
+    assert "after 0 of 7 kills: a ended\n" in text.getvalue()
+    assert "SOMETHING WAS LOST; record: runs/x, logs: runs/x/site\n" in text.getvalue()

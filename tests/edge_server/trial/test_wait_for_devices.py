@@ -1,0 +1,221 @@
+"""`trial run PLAN` with the fleet that is connected: agents and mosquitto are processes, the command is as typed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_server.__main__ import main
+from edge_server.fleet import broker
+from edge_server.journal.observed import Joined, Noted, ServerBegan
+from edge_server.journal.records import RoundClosed, RoundOpened, RunClosed, RunOpened, UpdateAccepted
+from edge_server.journal.sqlite import read
+from edge_server.plan.plan import load
+from edge_server.replay.run import replay
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_of, started, until, waiting
+from tests.edge_server.textbook import require_equal
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Iterator[Field]:
+    """Return a broker with agents a and b."""
+    with waiting(Field, tmp_path_factory.mktemp("fleet")) as here:
+        yield here
+
+
+def devices(*names: str) -> str:
+    return TINY["more"] + "".join(f'\n[[device]]\nname = "{name}"' for name in names)
+
+
+def plan(folder: Path, *names: str, rounds: int = 2, **keys: str) -> Path:
+    """Write a plan that names devices."""
+    return write_plan(folder, rounds=rounds, **(TINY | {"more": devices(*names)} | keys))
+
+
+def config(site: Field, folder: Path, **keys: object) -> Path:
+    """Write a server's file, whose own plan is another one."""
+    path = folder / "server.json"
+    path.write_text(
+        json.dumps({"plan": "no-such.toml", "run": "old", "broker": {"port": site.running.port}, "threads": 1} | keys)
+    )
+    return path
+
+
+def words(site: Field, folder: Path, *more: object) -> list[str]:
+    """Return the command."""
+    places = ("--config", config(site, folder), "--data-dir", folder / "runs", "--data-root", folder)
+    return [str(one) for one in ("trial", "run", folder / "plan.toml", *places, *more)]
+
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(monkeypatch, capfd) -> Typed:
+    """Return what runs a command in this process, and returns its exit code and what it wrote."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edge-server", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return ended.value.code, said.out, " ".join(said.err.split())
+
+    return run
+
+
+def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_run(site, tmp_path, typed):
+    """The replay ends at the same bits; report, export and comparison read it; JSON is all that is on the output."""
+    plan(tmp_path, "a", "b")
+    code, out, said = typed(*words(site, tmp_path, "--format", "json"))
+    assert code == 0
+    assert [one["arrived"] for one in json.loads(out)["rounds"]] == [["a", "b"], ["a", "b"]]
+    assert "2 of 2 devices are connected: a, b" in said
+    assert "round 2/2" in said
+    folder = folder_of(tmp_path / "runs")
+    state, _ = replay(load(tmp_path / "plan.toml", tmp_path), tmp_path / "replayed", 2)
+    require_equal(final(folder, 2), state.tree)
+    runs = ("--data-dir", tmp_path / "runs")
+    exported = ("trace", "export", folder.name, *runs, "--out", tmp_path / "trace", "--data-root", tmp_path)
+    assert typed(*exported)[0] == 0
+    compared = ("replay", folder.name, *runs, "--compare", folder.name, "--data-root", tmp_path, "--workers", 1)
+    assert typed(*compared)[0] == 0
+    assert typed("report", folder.name, *runs, "--out", tmp_path / "report.html")[0] == 0
+
+
+def test_a_device_that_the_plan_does_not_name_is_left_out_and_the_record_says_so(site, tmp_path, typed):
+    """It is given no task, and nothing of it is recorded but why; unless the site takes strangers."""
+    plan(tmp_path, "a", rounds=1, cohort="min_devices = 1")
+    code, _, said = typed(*words(site, tmp_path))
+    assert code == 0
+    assert "device b is connected and takes no part: plan 'tiny' names others" in said
+    records = read(folder_of(tmp_path / "runs"))
+    assert [set(one.assignments) for one in records if isinstance(one, RoundOpened)] == [{"a"}]
+    assert {one.device for one in records if isinstance(one, Joined)} == {"a"}
+    assert [one.what for one in records if isinstance(one, Noted)] == [
+        "device b is connected and takes no part: plan 'tiny' names others"
+    ]
+
+
+def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(site, tmp_path, typed):
+    plan(tmp_path, "a", "c", cohort="min_devices = 2\nwait_s = 1.0")
+    code, out, said = typed(*words(site, tmp_path))
+    assert (code, out) == (1, "")
+    assert "edge-server: 1 of 2 devices are connected: a, after 1 s at 127.0.0.1:" in said
+    assert "named by the plan and not here: c; here and not named by the plan: b. Start their agents with" in said
+    assert not [one for one in (tmp_path / "runs").iterdir() if one.is_dir()]
+
+
+def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_path, typed):
+    plan(tmp_path, "a", "b", cohort="min_devices = 2\nwait_s = 0.5")
+    path = tmp_path / "server.json"
+    path.write_text(
+        json.dumps({"plan": "", "broker": {"port": broker.free_port()}, "data_dir": str(tmp_path / "runs")})
+    )
+    code, _, said = typed("trial", "run", tmp_path / "plan.toml", "--config", path, "--data-root", tmp_path)
+    assert code == 1
+    assert "no broker answers at 127.0.0.1:" in said
+    assert "or run the trial on this machine with --local" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "cause"),
+    [
+        (("a",), (), "plan 'tiny' names 1 devices and waits for cohort.min_devices = 2: name more, or lower that"),
+        (("a", "b"), ("--embedded-broker",), "--embedded-broker is for trials on this machine"),
+    ],
+)
+def test_what_cannot_be_is_something_to_edit(site, tmp_path, typed, names, more, cause):
+    plan(tmp_path, *names)
+    code, _, said = typed(*words(site, tmp_path, *more))
+    assert code == 2
+    assert cause in said
+
+
+def test_a_run_without_one_round_that_counts_is_no_success(site, tmp_path, typed):
+    """Two updates of three came, twice: code 1, and the reason on the output, in words and in JSON."""
+    plan(tmp_path, "a", "b", round="deadline_s = 60.0\nmin_updates = 3", evaluation="every = 0")
+    code, out, _ = typed(*words(site, tmp_path))
+    assert code == 1
+    assert "no round had enough updates" in " ".join(out.split())
+    folder = folder_of(tmp_path / "runs")
+    assert isinstance(read(folder)[-1], RunClosed)
+    assert read(folder)[-1].outcome == "finished"
+    places = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path, "--workers", 1, "--format", "json")
+    code, out, _ = typed("replay", tmp_path / "plan.toml", *places)
+    assert code == 1
+    assert json.loads(out)["short"].startswith("no round had enough updates")
+
+
+def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(site, tmp_path):
+    """kill -9 in the middle, then Ctrl-C, then to the end: one run, every update once, every round."""
+    slow = "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.1"
+    plan(tmp_path, "a", "b", rounds=6, hyper=slow, evaluation="every = 1")
+    log, command = tmp_path / "log", words(site, tmp_path)
+
+    def records() -> list:
+        folders = [one for one in (tmp_path / "runs").glob("*") if (one / "journal.sqlite").exists()]
+        return read(folders[0]) if folders else []
+
+    def reached(number: int) -> bool:
+        return any(isinstance(one, UpdateAccepted) and one.round >= number for one in records())
+
+    with started("edge_server", *command, log=log) as process:
+        until(lambda: reached(2), "the second round")
+        process.kill()
+        process.wait()
+    with started("edge_server", *command, log=log) as process:
+        until(lambda: reached(3), "the third round")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    with started("edge_server", *command, log=log) as process:
+        assert process.wait(PATIENCE_S) == 0
+    folder_of(tmp_path / "runs")
+    found = records()
+    assert [one.round for one in found if isinstance(one, RoundClosed)] == [1, 2, 3, 4, 5, 6]
+    accepted = [(one.device, one.round) for one in found if isinstance(one, UpdateAccepted)]
+    assert len(accepted) == len(set(accepted)) == 12
+    assert [sum(isinstance(one, kind) for one in found) for kind in (RunOpened, ServerBegan, RunClosed)] == [1, 3, 1]
+    assert "going on with it" in " ".join(log.read_text().split())
+    assert "the same command goes on with run tiny-" in " ".join(log.read_text().split())
+
+
+def test_a_killed_trial_has_not_forgotten_its_budget(site, tmp_path):
+    """kill -9 within the first rounds: the next server ends it after the very round that reaches what is recorded."""
+    more = f"{devices('a', 'b')}\n[budget]\ntime_s = 4.0"
+    plan(tmp_path, rounds=500, more=more, evaluation="every = 0")
+    log, command = tmp_path / "log", words(site, tmp_path)
+    with started("edge_server", *command, log=log) as process:
+        until(lambda: b"round 2/" in log.read_bytes(), "the second round")
+        process.kill()
+        process.wait()
+    with started("edge_server", *command, log=log) as process:
+        assert process.wait(PATIENCE_S) == 1
+    records = read(folder_of(tmp_path / "runs"))
+    seconds = [one.seconds for one in records if isinstance(one, RoundClosed)]
+    assert sum(seconds[:-1]) < 4.0 <= sum(seconds)
+    [end] = [one for one in records if isinstance(one, RunClosed)]
+    assert end == RunClosed(outcome="stopped", cause=f"budget.time_s: {sum(seconds):.6g} s of 4 s are spent")
+    assert f"ended short after {len(seconds)} rounds: {end.cause}" in " ".join(log.read_text().split())
+
+
+def test_a_plan_may_say_that_it_runs_on_this_machine(tmp_path, typed):
+    """Without a word on the command line; agents and broker are its own."""
+    path = plan(tmp_path, rounds=1, cohort="min_devices = 1", more=TINY["more"], evaluation="every = 1")
+    path.write_text(path.read_text().replace("rounds = 1", "rounds = 1\nlocal = 1"))
+    code, _, said = typed("trial", "run", path, "--data-dir", tmp_path / "runs", "--data-root", tmp_path)
+    assert code == 0
+    assert "tiny: 1 agents, 1 rounds of fedavg" in said
+    assert (folder_of(tmp_path / "runs") / "local" / "device-0.json").exists()

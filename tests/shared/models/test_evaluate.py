@@ -1,0 +1,58 @@
+"""Whether a network can answer for the examples is known before anybody trains."""
+
+import pytest
+import torch
+from torch import nn
+
+from shared.data.examples import Examples
+from shared.errors import ConfigError
+from shared.models.build import initial
+from shared.models.evaluate import require_fit, score, skeleton
+from shared.protocol.messages import Spec
+
+SPEC = Spec(name="mlp", options={"features": 4, "hidden": 3, "classes": 2})
+
+
+def test_labels_beyond_the_outputs_are_refused():
+    """The remedy names the option and its value."""
+    examples = Examples(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
+    with pytest.raises(ConfigError, match="`classes` to 3"):
+        require_fit(skeleton(SPEC), initial(SPEC, 0).tree(), examples)
+
+
+def test_examples_of_another_shape_are_refused():
+    """Before round 1, not after it."""
+    with pytest.raises(ConfigError, match=r"examples of shape \(5,\)"):
+        require_fit(skeleton(SPEC), initial(SPEC, 0).tree(), Examples(torch.zeros(1, 5), torch.tensor([0])))
+
+
+def test_a_score_is_that_of_the_parameters_handed_in():
+    """By hand: zero weights answer class 0 with probability one half."""
+    tree = {key: torch.zeros_like(leaf) for key, leaf in initial(SPEC, 0).tree().items()}
+    examples = Examples(torch.ones(4, 4), torch.tensor([0, 0, 0, 1]))
+    require_fit(skeleton(SPEC), tree, examples)
+    found = score(skeleton(SPEC), tree, examples)
+    assert found.accuracy == 0.75
+    assert found.loss == pytest.approx(0.693147, abs=1e-5)
+
+
+def normed() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_network_is_evaluated_in_evaluation_mode_and_nothing_moves(train):
+    """Whatever mode it is in, which it keeps: running statistics are used, and stay to the bit."""
+    network, examples = normed().train(train), Examples(torch.randn(40, 4), torch.arange(40) % 2)
+    tree = {key: leaf.clone() + 0.5 for key, leaf in network.state_dict().items()}
+    before = {key: leaf.clone() for key, leaf in tree.items()}
+    alone = normed().eval()
+    alone.load_state_dict(tree)
+    logits = alone(examples.inputs)
+    require_fit(network, tree, examples)
+    found = score(network, tree, examples, batch_size=16)
+    assert found.accuracy == (logits.argmax(1) == examples.labels).double().mean().item()
+    assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, examples.labels).item(), rel=1e-5)
+    assert all(torch.equal(leaf, before[key]) for key, leaf in tree.items())
+    assert network.training == train

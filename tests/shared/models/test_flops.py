@@ -1,0 +1,36 @@
+"""Counting the arithmetic of a training step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared.errors import ConfigError
+from shared.models.flops import step_flops
+from shared.protocol.messages import Spec
+
+
+def test_a_linear_network_costs_what_its_shapes_say():
+    """Forward 2·B·(64·32 + 32·10); backward the same for the weights, and for all inputs but the first layer's."""
+    batch, first, second = 8, 64 * 32, 32 * 10
+    spec = Spec(name="mlp", options={"features": 64, "hidden": 32, "classes": 10})
+    assert step_flops(spec, torch.Size([64]), batch) == 2 * batch * (2 * first + 3 * second)
+
+
+def test_it_is_linear_in_the_batch_and_needs_no_memory():
+    """A step that would take terabytes is counted as quickly as a small one."""
+    spec = Spec(name="cnn", options={"side": 8})
+    one = step_flops(spec, torch.Size([1, 8, 8]), 1)
+    assert one > 0
+    assert step_flops(spec, torch.Size([1, 8, 8]), 1 << 32) == one << 32
+
+
+def test_an_unknown_model_is_the_plans_mistake():
+    with pytest.raises(ConfigError, match="nosuch"):
+        step_flops(Spec(name="nosuch"), torch.Size([1]), 1)
+
+
+def test_an_evaluation_goes_forward_only():
+    """2·B·(64·32 + 32·10)."""
+    spec = Spec(name="mlp", options={"features": 64, "hidden": 32, "classes": 10})
+    assert step_flops(spec, torch.Size([64]), 8, trains=False) == 2 * 8 * (64 * 32 + 32 * 10)

@@ -1,0 +1,63 @@
+"""What a disk refuses is told with the place, the room that is left, and what to do."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import pytest
+
+from shared.errors import Unwritable
+from shared.runtime.durable import drop_oldest, explained
+
+
+def test_a_full_disk(disk):
+    disk.fill()
+    with pytest.raises(Unwritable) as told, explained(disk.path / "entry"):
+        (disk.path / "file").write_bytes(b"x")
+    assert str(told.value) == f"{disk.path}/entry: No space left on device, 0.0 MiB free; make room there"
+
+
+def test_a_disk_that_is_read_only(disk):
+    disk.read_only(yes=True)
+    told = r"Read-only file system, 4\.0 MiB free; it is read-only: .*mount it writable"
+    with pytest.raises(Unwritable, match=told), explained(disk.path):
+        (disk.path / "file").write_bytes(b"x")
+
+
+def test_a_limit_of_file_sizes(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(Unwritable, match=r"File too large, .* MiB free; raise the limit"), explained(tmp_path):
+            (tmp_path / "file").write_bytes(bytes(1001))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_no_room_would_mend_is_left_as_it_is(tmp_path):
+    """A missing file, a folder in a file's place: an operator who makes room would be sent the wrong way."""
+    with pytest.raises(IsADirectoryError), explained(tmp_path):
+        tmp_path.write_bytes(b"x")
+    with pytest.raises(FileNotFoundError), explained(tmp_path):
+        (tmp_path / "absent").read_bytes()
+
+
+def test_an_explanation_is_not_explained_again(tmp_path):
+    first = Unwritable("where it happened")
+    with pytest.raises(Unwritable) as told, explained(tmp_path):
+        raise first
+    assert told.value is first
+
+
+def test_of_what_was_set_aside_the_newest_few_stay(tmp_path):
+    """By when it was renamed, whatever its name; folders and files alike."""
+    for number in (5, 3, 4, 1, 2):
+        path = tmp_path / f"new-{number}"
+        path.mkdir() if number % 2 else path.touch()
+        if number % 2:
+            (path / "content").touch()
+        path.rename(tmp_path / f"old-{number}")
+        time.sleep(0.02)  # noqa: TID251 - the file system's clock ticks
+    drop_oldest(tmp_path.glob("old-*"), keep=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old-1", "old-2", "old-4"]

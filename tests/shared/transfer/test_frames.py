@@ -1,0 +1,267 @@
+"""Frames: what is damaged is noticed, what is insane is refused, and what is lost is asked for until all is here."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from random import Random
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import WireError
+from shared.protocol.messages import BLOCK_BYTES, Transfer, Want
+from shared.protocol.payload import Scattered
+from shared.transfer import frames as chunks
+from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, Assembly, Frame
+
+MANY = settings(max_examples=150, derandomize=True, deadline=None)
+DIGEST = bytes(range(16))
+
+
+def transfer(blocks: float, frame_blocks: int = 1) -> Transfer:
+    return Transfer(digest=DIGEST, size=int(blocks * BLOCK_BYTES), frame_bytes=frame_blocks * BLOCK_BYTES)
+
+
+def piece(of: Transfer, start: int, stop: int | None = None) -> Frame:
+    """Return the frame of blocks `start` to `stop`, one block by default, as it comes out of `decode`."""
+    stop = start + 1 if stop is None else stop
+    length = min(stop * BLOCK_BYTES, of.size) - start * BLOCK_BYTES
+    return Frame(of.digest, start, of.blocks, memoryview(bytes(length)))
+
+
+def wanted(ranges, frame_blocks: int = 1) -> Want:
+    return Want(digest=DIGEST, frame_bytes=frame_blocks * BLOCK_BYTES, ranges=ranges)
+
+
+def reason_of(function, *args, **kwargs) -> str:
+    with pytest.raises(WireError) as caught:
+        function(*args, **kwargs)
+    return caught.value.reason
+
+
+@MANY
+@given(st.lists(st.binary(max_size=2500), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 4))
+def test_frames_carry_a_payload(parts, frame_blocks, sent_blocks):
+    """Cut from scattered parts, in smaller frames than announced or not, and laid in a row, they are the payload."""
+    source = Scattered([memoryview(part) for part in parts])
+    whole = Transfer(digest=DIGEST, size=source.size, frame_bytes=frame_blocks * BLOCK_BYTES)
+    cut = chunks.pieces(wanted([(0, whole.blocks)], frame_blocks), whole, sent_blocks * BLOCK_BYTES)
+    encoded = [chunks.encode(whole, a, source.read(a * BLOCK_BYTES, (b - a) * BLOCK_BYTES)) for a, b in cut]
+    frames = [chunks.decode(data) for data in encoded]
+    assert b"".join(frame.data for frame in frames) == b"".join(parts)
+    assert [(frame.digest, frame.start, frame.count) for frame in frames] == [
+        (DIGEST, start, whole.blocks) for start in range(0, whole.blocks, min(frame_blocks, sent_blocks))
+    ]
+    assert all(frame.data.obj is data for frame, data in zip(frames, encoded, strict=True))
+    assert all(len(data) == HEADER_BYTES + frame.data.nbytes for frame, data in zip(frames, encoded, strict=True))
+
+
+def test_every_changed_bit_is_noticed():
+    """Header, checksum and data alike: no single flipped bit of a frame gets through."""
+    data = chunks.encode(transfer(3), 2, [memoryview(b"abcde")])
+    assert chunks.is_frame(data)
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        expected = {0: "malformed", 1: "malformed", 2: "version"}.get(bit // 8, "checksum")
+        assert reason_of(chunks.decode, bytes(damaged)) == expected
+
+
+def test_truncated_and_oversized():
+    """Shorter than a header, cut in the data, longer than any frame: the last is refused before it is checked."""
+    data = chunks.encode(transfer(3), 2, [memoryview(b"abcde")])
+    for length in range(len(data)):
+        assert reason_of(chunks.decode, data[:length]) == ("truncated" if length < HEADER_BYTES else "checksum")
+    largest = chunks.encode(transfer(4096, 4096), 0, [memoryview(bytes(MAX_FRAME_BYTES))])
+    assert chunks.decode(largest).data.nbytes == MAX_FRAME_BYTES
+    assert reason_of(chunks.decode, largest + b"\0") == "oversized"
+
+
+def test_another_version_with_a_right_checksum():
+    head = struct.pack("<2sBB16sII", b"FC", 2, 0, DIGEST, 0, 1)
+    assert reason_of(chunks.decode, head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))) == "version"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"size": 0}, "oversized"),
+        ({"size": -1}, "oversized"),
+        ({"size": 1_000_001}, "oversized"),
+        ({"frame_bytes": 0}, "oversized"),
+        ({"frame_bytes": -5}, "oversized"),
+        ({"frame_bytes": BLOCK_BYTES - 1}, "oversized"),
+        ({"frame_bytes": BLOCK_BYTES + 1}, "oversized"),
+        ({"frame_bytes": MAX_FRAME_BYTES + BLOCK_BYTES}, "oversized"),
+        ({"digest": b""}, "malformed"),
+        ({"digest": bytes(17)}, "malformed"),
+    ],
+    ids=repr,
+)
+def test_check_refuses_what_nobody_should_allocate(change, reason):
+    fields = {"digest": DIGEST, "size": 1_000_000, "frame_bytes": BLOCK_BYTES} | change
+    chunks.check(Transfer(digest=DIGEST, size=1_000_000, frame_bytes=BLOCK_BYTES), limit=1_000_000)
+    assert reason_of(chunks.check, Transfer(**fields), limit=1_000_000) == reason
+
+
+@settings(max_examples=120, derandomize=True, deadline=None)
+@given(
+    blocks=st.floats(0.01, 60),
+    window=st.integers(1, 20),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    seed=st.integers(0, 1 << 32),
+)
+def test_assembly_completes_through_loss_disorder_duplicates_and_restarts(blocks, window, sizes, seed):
+    """A receiver that asks, gets a random part of it in random order, some twice, forgets on silence, and is restarted.
+
+    The frame size changes on the way. It never has more than its window under way, never asks for what it has, and ends
+    with every block.
+    """
+    whole = transfer(max(blocks, 1 / BLOCK_BYTES))
+    assembly, have, rounds, random = Assembly(whole), set(), 0, Random(seed)
+    under_way: set[int] = set()
+    while not assembly.complete:
+        rounds += 1
+        frame = random.choice(sizes)
+        ranges = assembly.ask(window, frame * BLOCK_BYTES)
+        asked = {block for start, stop in ranges for block in range(start, stop)}
+        assert sum(stop - start for start, stop in ranges) == len(asked)
+        assert not asked & (have | under_way)
+        under_way |= asked
+        assert not asked or len(under_way) <= window * frame
+        cut = chunks.pieces(wanted(ranges, frame), whole, BLOCK_BYTES * random.choice(sizes))
+        sent = [one for one in cut if random.random() > 0.4] * random.choice([1, 2])
+        random.shuffle(sent)
+        for start, stop in sent:
+            new = set(range(start, stop)) - have
+            assert assembly.accept(piece(whole, start, stop)) == bool(new)
+            have |= new
+        under_way -= have
+        if random.random() < 0.1:
+            assembly = Assembly(whole, bytes(block in have for block in range(whole.blocks)))
+            under_way.clear()
+        elif not sent:
+            assembly.forget()
+            under_way.clear()
+        assert assembly.lacking == whole.blocks - len(have)
+        assert rounds < 5000
+    assert have == set(range(whole.blocks))
+    assert assembly.ask(window, BLOCK_BYTES) == []
+
+
+def test_assembly_asks_again_only_at_half_a_window():
+    """With a window of 4: nothing more until two have come, then two more. A block nobody asked for counts as well."""
+    whole = transfer(10)
+    assembly = Assembly(whole)
+    assembly._window = MAX_WINDOW  # past its beginning
+    assert assembly.ask(4, BLOCK_BYTES) == [(0, 4)]
+    assert assembly.accept(piece(whole, 1))
+    assert assembly.ask(4, BLOCK_BYTES) == []
+    assert assembly.accept(piece(whole, 0))
+    assert assembly.accept(piece(whole, 5))
+    assert assembly.ask(4, BLOCK_BYTES) == [(4, 5), (6, 7)]
+    assembly.forget()
+    assert assembly.ask(4, BLOCK_BYTES) == [(2, 3)]
+
+
+def test_assembly_begins_small_and_begins_again_after_silence():
+    """Windows of 1, 2, 4, 8, then the 10 that are allowed, filled up when half has come; after silence, 1 again."""
+    whole = transfer(1000, 10)
+    assembly = Assembly(whole)
+    starts = []
+    for _ in range(5):
+        ((start, stop),) = assembly.ask(10, whole.frame_bytes)
+        starts.append((start, stop))
+        for block in range(start, stop, 10):
+            assembly.accept(piece(whole, block, block + 10))
+    assert starts == [(0, 10), (10, 30), (30, 70), (70, 150), (150, 250)]
+    assert assembly.ask(10, whole.frame_bytes) == [(250, 350)]
+    for block in range(250, 290, 10):
+        assembly.accept(piece(whole, block, block + 10))
+    assert assembly.ask(10, whole.frame_bytes) == []
+    assembly.accept(piece(whole, 290, 300))
+    assert assembly.ask(10, whole.frame_bytes) == [(350, 400)]
+    assembly.forget()
+    assert assembly.ask(10, whole.frame_bytes) == [(300, 310)]
+
+
+def test_what_is_asked_for_ends_where_a_common_frame_does():
+    """After an odd piece came alone, the others are again those that everybody asks for: multiples of the frame."""
+    whole = transfer(100, 8)
+    assembly = Assembly(whole)
+    assembly._window = MAX_WINDOW  # past its beginning
+    assembly.accept(piece(whole, 0, 3))
+    assert assembly.ask(2, whole.frame_bytes) == [(3, 16)]
+    for start, stop in ((3, 8), (8, 16)):
+        assembly.accept(piece(whole, start, stop))
+    assert assembly.ask(2, whole.frame_bytes) == [(16, 32)]
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (Frame(DIGEST, 3, 3, memoryview(bytes(500))), "shape"),
+        (Frame(DIGEST, (1 << 32) - 1, 3, memoryview(bytes(500))), "shape"),
+        (Frame(DIGEST, 2, 4, memoryview(bytes(512))), "shape"),
+        (Frame(DIGEST, 1, 3, memoryview(b"")), "shape"),
+        (Frame(DIGEST, 0, 3, memoryview(bytes(4 * 1024))), "shape"),
+        (Frame(DIGEST, 2, 3, memoryview(bytes(1024))), "truncated"),
+        (Frame(DIGEST, 2, 3, memoryview(bytes(511))), "truncated"),
+        (Frame(DIGEST, 0, 3, memoryview(bytes(1000))), "truncated"),
+        (Frame(DIGEST, 0, 3, memoryview(bytes(1500))), "truncated"),
+        (Frame(DIGEST, 0, 3, memoryview(bytes(3 * 1024))), "truncated"),
+    ],
+)
+def test_a_frame_that_does_not_fit_changes_nothing(frame, reason):
+    """Two and a half blocks: frames begin and end at a block, but for the end, and stay inside."""
+    assembly = Assembly(transfer(2.5))
+    assert reason_of(assembly.accept, frame) == reason
+    assert assembly.lacking == 3
+
+
+@pytest.mark.parametrize("bad", [(-1, 2), (2, 2), (3, 2), (0, 11), (10, 11), (0, 1 << 63), (-(1 << 63), 0)])
+def test_ranges_that_name_nothing(bad):
+    assert reason_of(chunks.pieces, wanted([bad]), transfer(10), BLOCK_BYTES) == "shape"
+    assert reason_of(chunks.pieces, wanted([(0, 1), bad]), transfer(10), BLOCK_BYTES) == "shape"
+
+
+@pytest.mark.parametrize("frame_bytes", [0, -1024, 1, 1023, 1025, MAX_FRAME_BYTES + BLOCK_BYTES, 1 << 63])
+def test_frames_of_a_size_that_nobody_sends(frame_bytes):
+    want = Want(digest=DIGEST, frame_bytes=frame_bytes, ranges=[(0, 1)])
+    assert reason_of(chunks.pieces, want, transfer(10), BLOCK_BYTES) == "shape"
+
+
+def test_hostile_ranges_are_cut_at_the_limit():
+    """A huge range, or the same one a hundred thousand times: at most 64 frames, and no memory for more."""
+    huge, again = wanted([(5, 1 << 40)]), wanted([(0, 2)] * 100_000)
+    tracemalloc.start()
+    try:
+        assert chunks.pieces(huge, transfer(1 << 40), BLOCK_BYTES) == [(n, n + 1) for n in range(5, 69)]
+        assert chunks.pieces(again, transfer(10), BLOCK_BYTES) == [(0, 1), (1, 2)] * 32
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("frame_bytes", "message_bytes", "largest"),
+    [(256 << 10, 1 << 30, 256 << 10), (256 << 10, 65_536, 63 << 10), (1024, 1 << 20, 1024), (256 << 10, 10, 1024)],
+)
+def test_the_largest_frame_leaves_room_for_its_header(frame_bytes, message_bytes, largest):
+    """Whole blocks, what the broker takes; never none, so that the refusal is the broker's to give."""
+    assert chunks.largest_frame(frame_bytes, message_bytes) == largest
+
+
+def test_a_payload_full_of_holes_is_asked_for_in_few_ranges():
+    """Every second block is here, as a hostile sender may arrange: a Want stays a small message, and asking goes on."""
+    whole = transfer(100_000, 4096)
+    assembly = Assembly(whole, bytes([0, 1]) * 50_000)
+    assembly._window = MAX_WINDOW  # past its beginning
+    ranges = assembly.ask(16, whole.frame_bytes)
+    assert ranges == [(start, start + 1) for start in range(0, 128, 2)]
+    for start, stop in ranges:
+        assembly.accept(piece(whole, start, stop))
+    assert assembly.ask(16, whole.frame_bytes)[0] == (128, 129)

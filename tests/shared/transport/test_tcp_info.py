@@ -1,0 +1,178 @@
+"""What the kernel says of a connection: parsed from bytes of any kernel's age, and read from real sockets."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from threading import Event
+
+import pytest
+
+from shared.transport.tcp_info import Traffic, parse
+
+LINUX_4_9, LINUX_4_10 = 168, 192
+"""Bytes of the kernel's answer: up to the delivery rate, and with the busy time and its two shares."""
+
+
+def info(length: int) -> bytes:
+    """Answer as a kernel: 3 s quiet, round trip 200 ms, 20 ms at best, 5 MB acknowledged, 7 MB received, 4 s busy."""
+    answer = bytearray(280)
+    for offset, value in ((44, 3000), (68, 200_000), (148, 20_000)):
+        struct.pack_into("=I", answer, offset, value)
+    for offset, count in ((120, 5_000_000), (128, 7_000_000), (168, 4_000_000)):
+        struct.pack_into("=Q", answer, offset, count)
+    return bytes(answer[:length])
+
+
+def test_every_figure_stands_where_the_kernel_puts_it() -> None:
+    counts = parse(info(280), 1, "192.0.2.1", 50.0)
+    assert counts
+    assert (counts.acked_bytes, counts.received_bytes, counts.busy_s) == (5_000_000, 7_000_000, 4.0)
+    assert (counts.rtt_s, counts.min_rtt_s, counts.at, counts.address) == (0.2, 0.02, 50.0, "192.0.2.1")
+    assert counts.quiet_s == pytest.approx(2.8)
+    assert counts.is_idle
+
+
+@pytest.mark.parametrize("offset", [24, 144])
+def test_what_is_sent_or_waits_to_be_is_under_way(offset: int) -> None:
+    answer = bytearray(info(280))
+    answer[offset] = 1
+    counts = parse(bytes(answer), 1, "", 0.0)
+    assert counts
+    assert not counts.is_idle
+
+
+def test_an_old_kernel_leaves_out_what_it_does_not_know() -> None:
+    """4.9 (JetPack 4) counts no busy time; before 4.6 there is no least round trip, and nothing is told at all."""
+    old, new = parse(info(LINUX_4_9), 1, "", 0.0), parse(info(LINUX_4_10), 1, "", 0.0)
+    assert old
+    assert old.busy_s is None
+    assert old.acked_bytes == 5_000_000
+    assert new
+    assert new.busy_s == 4.0
+    for length in (0, 1, 104, 151):
+        assert parse(info(length), 1, "", 0.0) is None
+
+
+@dataclass
+class Pair:
+    """A connection over loopback, watched at one end, at moments that the test sets."""
+
+    near: socket.socket
+    far: socket.socket
+    now: float = 0.0
+    traffic: Traffic = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic(clock=lambda: self.now, watched=True)
+        self.traffic.opened(self.near)
+
+    def arrive(self, size: int, at: float) -> None:
+        """Let bytes arrive, and the client wake up for them."""
+        self.now = at
+        self.far.sendall(bytes(size))
+        self.traffic.begins()
+        while size:
+            size -= len(self.near.recv(size))
+
+    def end(self, size: int, at: float) -> None:
+        """Let the last bytes of a message arrive."""
+        self.arrive(size, at)
+        self.traffic.ended()
+
+    @property
+    def timed(self) -> tuple[int, float]:
+        """Return bytes, and seconds to the quarter: the kernel's own clock goes on while the test's stands."""
+        return self.traffic.arrived_bytes, round(4 * self.traffic.arriving_s) / 4
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    with near, far:
+        yield Pair(near, far)
+
+
+def test_what_the_other_end_has_is_counted(pair) -> None:
+    before = pair.traffic.counts()
+    pair.near.sendall(bytes(10_000))
+    while pair.far.recv(10_000, socket.MSG_PEEK) != bytes(10_000):
+        pass
+    pair.far.sendall(bytes(500))
+    assert pair.near.recv(500)  # it carries the acknowledgement
+    after = pair.traffic.counts()
+    assert after.acked_bytes - before.acked_bytes == 10_000
+    assert after.received_bytes - before.received_bytes == 500
+    assert after.is_idle
+    assert after.address == "127.0.0.1"
+    assert 0 < after.min_rtt_s < 1
+
+
+def test_time_passes_only_within_messages(pair) -> None:
+    """Each of 3 kB in a second; what the sender waits between them is not the link's."""
+    for start in (10.0, 20.0, 50.0):
+        pair.arrive(1000, start)
+        pair.arrive(1000, start + 0.5)
+        pair.end(1000, start + 1.0)
+    assert pair.timed == (3 * 2000, 3.0)
+
+
+def test_a_message_that_comes_at_once_takes_no_time(pair) -> None:
+    for start in (1.0, 2.0, 3.0):
+        pair.end(300, start)
+    assert pair.timed == (0, 0.0)
+
+
+def test_an_acknowledgement_begins_no_message(pair) -> None:
+    """4 bytes that end no message, long before one: its own first bytes begin it."""
+    pair.end(300, 1.0)
+    pair.arrive(4, 2.0)
+    pair.arrive(1000, 60.0)
+    pair.end(2000, 61.0)
+    assert pair.timed == (2000, 1.0)
+
+
+def test_the_begin_of_a_message_may_have_come_with_the_end_of_the_last(pair) -> None:
+    pair.arrive(1000, 1.0)
+    pair.end(1500, 2.0)  # 500 of them of the next one
+    pair.arrive(1000, 3.0)
+    pair.end(1000, 4.0)
+    assert pair.timed == (1500 + 1000, 2.0)
+
+
+def test_a_connection_that_ends_within_a_message_leaves_nothing_behind(pair) -> None:
+    pair.arrive(1000, 1.0)
+    pair.traffic.opened(pair.near)
+    pair.arrive(1000, 100.0)
+    pair.end(1000, 101.0)
+    assert pair.timed == (1000, 1.0)
+
+
+def test_who_looks_late_counts_no_time_in_which_nothing_came(pair) -> None:
+    """A busy processor lets us look 0.5 s after the last byte; the link had nothing to do with that."""
+    pair.arrive(1000, 1.0)
+    pair.arrive(1000, 2.0)
+    Event().wait(0.5)
+    pair.now = 2.5
+    pair.traffic.ended()
+    assert pair.timed == (1000, 1.0)
+
+
+def test_what_nobody_watches_is_not_timed(pair) -> None:
+    pair.traffic.watched = False
+    pair.arrive(1000, 1.0)
+    pair.end(1000, 2.0)
+    assert pair.timed == (0, 0.0)
+
+
+def test_without_a_connection_nothing_is_known(pair) -> None:
+    assert Traffic().counts() is None
+    pair.near.close()
+    assert pair.traffic.counts() is None
+    pair.traffic.begins()
+    pair.traffic.ended()
+    assert pair.timed == (0, 0.0)
