@@ -1,12 +1,17 @@
-"""The device's whole life: report, wait for a task, fetch, train, hand the update to the outbox, again."""
+"""The device's whole life: report, wait for a task, fetch, train, hand the update to the outbox, again.
+
+What a device does with a task, as a table. Delivery of updates runs beside it and is not part of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -16,8 +21,8 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Reporter
 from device_agent.exchange.split_session import Splitting
 from device_agent.exchange.upload import Delivery
-from device_agent.lifecycle import Event, Phase, follow
-from device_agent.trainer.interface import Job, Measuring, Trainer
+from device_agent.measurement.calibration_file import Measuring
+from device_agent.trainer.interface import Job, Trainer
 from shared.data.spec import Data
 from shared.errors import SessionLost, TaskFailed, TrainerDied, Unreachable, WireError
 from shared.protocol import wire
@@ -29,6 +34,29 @@ from shared.runtime.durable import explained
 from shared.runtime.tasks import background
 from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
+
+Phase: TypeAlias = Literal["idle", "fetching", "training"]
+Event: TypeAlias = Literal["task", "fetched", "committed", "failed", "superseded"]
+
+TRANSITIONS: Mapping[Phase, Mapping[Event, Phase]] = {
+    "idle": {"task": "fetching"},
+    "fetching": {"fetched": "training", "committed": "idle", "failed": "idle", "superseded": "idle"},
+    "training": {"committed": "idle", "failed": "idle", "superseded": "idle"},
+}
+
+
+def follow(phase: Phase, event: Event) -> Phase:
+    """Return the phase after an event.
+
+    Raises:
+        ValueError: The table knows no such event in this phase: a fault of ours.
+    """
+    following = TRANSITIONS[phase].get(event)
+    if following is None:
+        raise ValueError(f"event {event!r} while {phase}")
+    log.debug("phase %s", following)
+    return following
+
 
 log = logging.getLogger(__name__)
 

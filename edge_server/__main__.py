@@ -14,7 +14,7 @@ from edge_server.cli import report as report_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
 from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
-from shared import own
+from shared import registry
 from shared.errors import ConfigError, FieldFleetError
 
 EXIT_CONFIG = 2
@@ -41,7 +41,7 @@ def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
     options = _parser().parse_args()
     try:
-        own.allow(os.environ.get(own.VARIABLE, "").split())
+        registry.allow(os.environ.get(registry.VARIABLE, "").split())
         code = COMMANDS[options.command](options)
     except ConfigError as error:
         sys.stderr.write(f"edge-server: {error}\n")

@@ -8,9 +8,9 @@ import msgspec
 
 from shared.config import read
 from shared.errors import ConfigError
-from shared.own import require_entries
 from shared.protocol.messages import BLOCK_BYTES
 from shared.protocol.topics import checked_name
+from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transport.base import Broker
 

@@ -1,10 +1,18 @@
-"""Turn a `Spec` that a plan or a message names into the thing it stands for."""
+"""Turn a `Spec` that a plan or a message names into the thing it stands for.
+
+A user's own builder, `module:function`, imported only where the operator of this process has allowed it.
+
+What a task from the server or a plan in somebody's trace names must not choose what a process imports: to import is to
+run, and a function of the standard library with options of a stranger's choice is as good as a shell.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
@@ -35,3 +43,78 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, of a layer of impossible size
         problem = str(error).partition("\n")[0]  # behind it torch may show its stack
         raise ConfigError(f"{what} {spec.name!r}: {problem}; correct its options") from error
+
+
+_ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:([^\W\d]\w*|\*)")
+VARIABLE = "FIELDFLEET_MODELS"
+"""Of the environment, where a command has no file of settings: entries with spaces between."""
+FAULTS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
+)
+"""What code of the user's own raises when something in it is wrong: no reason for a process of ours to end."""
+_allowed: set[str] = set()
+"""Of this process, as `torch.set_num_threads` is."""
+
+
+def require_entries(entries: Iterable[str]) -> None:
+    """Refuse what is no entry of an allow-list.
+
+    Raises:
+        ValueError: An entry is neither `module:function` nor `module:*`.
+    """
+    for entry in entries:
+        if not _ENTRY.fullmatch(entry):
+            raise ValueError(f"models: {entry[:60]!r} is neither module:function nor module:*")
+
+
+def allow(entries: Iterable[str]) -> None:
+    """Have this process import these and no others; its composition root says so, once.
+
+    Args:
+        entries: `module:function`, or `module:*` for every function that is defined in that very module.
+
+    Raises:
+        ConfigError: One is neither.
+    """
+    entries = set(entries)
+    try:
+        require_entries(entries)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    _allowed.clear()
+    _allowed.update(entries)
+
+
+def allowed() -> list[str]:
+    """Return what this process may import, in order."""
+    return sorted(_allowed)
+
+
+def is_own(name: str) -> bool:
+    """Tell whether a name stands for a user's own builder, not for a registered one."""
+    return ":" in name
+
+
+def builder(name: str) -> Callable[..., Any]:
+    """Import the builder that `module:function` names, from the Python path.
+
+    Raises:
+        ConfigError: It is not allowed in this process, or cannot be imported.
+    """
+    module_name, _, function = name.partition(":")
+    by_name, by_module = name in _allowed, f"{module_name}:*" in _allowed
+    if not (by_name or by_module) or not _ENTRY.fullmatch(name) or function == "*":
+        raise ConfigError(
+            f"model {name[:120]!r} is not allowed in this process; list it under models in its settings or {VARIABLE}"
+        )
+    try:
+        found = getattr(importlib.import_module(module_name), function, None)
+    except FAULTS as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model {name!r}: {problem}; correct the module, or PYTHONPATH of this process") from error
+    if not callable(found):
+        raise ConfigError(f"model {name!r}: {module_name} has no function {function!r}; correct the name")
+    if not by_name and getattr(found, "__module__", None) != module_name:
+        raise ConfigError(f"model {name!r}: {function} is not defined in {module_name} itself; list it by its name")
+    return found  # type: ignore[no-any-return]  # `callable` told

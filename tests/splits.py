@@ -29,8 +29,7 @@ from shared.data.load import load
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import blank, initial, seeded
-from shared.protocol.messages import Assignment
-from shared.protocol.steps import Missed
+from shared.protocol.messages import Assignment, Missed
 from shared.registry import build
 from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree

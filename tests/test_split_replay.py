@@ -11,7 +11,7 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
-from shared.models.flops import step_flops
+from shared.models.cost import step_flops
 from shared.protocol.messages import Spec
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
 from tests.splits import alone

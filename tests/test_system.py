@@ -16,8 +16,8 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.journal.costs import by_round
-from edge_server.journal.kept import FILE, latest
 from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.report_history import FILE, latest
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.plan.plan import load
 from edge_server.replay.run import replay

@@ -14,16 +14,15 @@ from msgspec.structs import replace
 
 from device_agent.config import BoardConfig, load
 from device_agent.diagnosis import board_text, record_board
-from device_agent.diagnosis.rates import rates
+from device_agent.diagnosis.board_text import rates
 from device_agent.hardware import tools
-from device_agent.measurement.board import TOTAL, Board, measuring, open_board
+from device_agent.measurement.board import TOTAL, Board, measuring, open_board, sense
+from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.link_test import probe_link
-from device_agent.measurement.sensing import sense
 from device_agent.probes import PROBES
 from device_agent.probes.base import Found, absent
 from device_agent.profile.load import for_board
 from device_agent.profile.schema import Profile
-from device_agent.trainer.interface import Measuring
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.clock import monotonic

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.diagnosis import record_board
-from device_agent.exchange.state_dir import writable
+from device_agent.exchange.state_files import writable
 from device_agent.profile.load import NOBODY, SUFFIX, all_profiles, facts, for_board, from_file, source
 from device_agent.tuning.apply import JOURNAL, restored, said
 from device_agent.tuning.plan import Run, Settings, Target, plan

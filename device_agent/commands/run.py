@@ -13,7 +13,7 @@ from pathlib import Path
 
 from device_agent.build import compose
 from device_agent.config import AgentConfig, TargetConfig, load
-from device_agent.exchange.state_dir import writable
+from device_agent.exchange.state_files import writable
 from device_agent.measurement.board import Board, measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.process import TrainerProcess

@@ -1,4 +1,4 @@
-"""Look at a board and its surroundings for `device-agent doctor`; what it means is in `device_agent.diagnosis.checks`."""
+"""Look at a board and its surroundings for `device-agent doctor`; `checks` judges what is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from device_agent.diagnosis.board_text import human
 from device_agent.diagnosis.checks import Check
 from device_agent.hardware.tools import LIVE
 from device_agent.measurement import calibration_file
-from device_agent.measurement.reach import refusal
+from device_agent.measurement.link_test import refusal
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Found, Probe, absent
 from device_agent.probes.power import source as power

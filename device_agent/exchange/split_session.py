@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
-from device_agent.trainer.interface import Exchange
 from shared.errors import SessionLost, Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Status, Task, Want
-from shared.protocol.steps import Features, Gradient, Missed, Room, Skip
+from shared.protocol.messages import Features, Gradient, Missed, Room, Skip, Status, Task, Want
 from shared.protocol.topics import SERVER, channel_of, topic
 from shared.protocol.wire import AnyMessage
 from shared.runtime.clock import Clock
@@ -32,6 +31,21 @@ log = logging.getLogger(__name__)
 FIRST_PATIENCE_S, LAST_PATIENCE_S = 2.0, 30.0
 SILENCES = 2
 """After so many in a row the server may have forgotten what it was sending: it is offered the features again."""
+
+
+class Exchange(Protocol):
+    """A device's way to its server at every step of a split session: features up, and their gradient down."""
+
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes of frames so far, features up and gradients down."""
+
+    def __call__(self, step: int, parts: Sequence[memoryview]) -> Awaitable[memoryview | Missed]:
+        """Return the payload that answers one step's; in memory that is the caller's, as `parts` is until then.
+
+        Raises:
+            SessionLost: The server knows nothing of the session any more.
+        """
 
 
 @dataclass

@@ -2,12 +2,16 @@
 
 A server that lost a round has it repeated, which begins with what the device had before it. `<run>` is the newest
 state, `<run>@<round>` what was there before that round; empty where nothing was.
+
+The folder in which a device keeps what must outlast its processes.
 """
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
+from shared.errors import ConfigError
 from shared.runtime.durable import explained, sync
 
 
@@ -52,3 +56,17 @@ def promote(state: Path, states: Path) -> None:
                     older.unlink()
         state.replace(newest)
         sync(states)
+
+
+def writable(folder: Path, remedy: str) -> Path:
+    """Return the folder, made if it was not there.
+
+    Raises:
+        ConfigError: This user may not write there; `remedy` says where to name another.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"state_dir {folder}: {error}; {remedy}") from error

@@ -1,6 +1,7 @@
 """A library's first steps, in a process of their own: on some boards the first convolution ends the process.
 
-`python -m device_agent.hardware.library_smoke_test torch` prints the version and exits with 0; 3 says not installed, 4 out of memory.
+`python -m device_agent.hardware.library_smoke_test torch` prints the version and exits with 0; 3 says not installed,
+4 out of memory.
 """
 
 from __future__ import annotations

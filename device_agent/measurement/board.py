@@ -1,26 +1,47 @@
-"""The board this process runs on: its profile, and what samples its power."""
+"""The board this process runs on: its profile, and what samples its power.
+
+Ask every probe: a board's whole state in one value.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_agent.config import BoardConfig
-from device_agent.measurement.calibration_file import applied, load
+from device_agent.measurement.calibration_file import Measuring, applied, load
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.power_log import IDLE_PERIOD_S, MAX_SAMPLES, PowerLog
-from device_agent.measurement.sensing import sense
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.probes import PROBES, disk, runtime
+from device_agent.probes.base import Found, Probe, absent
 from device_agent.probes.power.source import open_source
 from device_agent.profile.load import for_board
 from device_agent.profile.schema import Profile
-from device_agent.trainer.interface import Job, Measuring
 from shared.errors import CorruptFile, NoData
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
+
+
+def sense(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Clock) -> Found:
+    """Return what all probes found; one that fails costs its own figures and no others, and says why."""
+    all_found = Found()
+    for name, probe in probes.items():
+        try:
+            found = probe(root, profile, clock())
+        except NoData as error:
+            log.debug("probe %s: %s", name, error)
+            found = Found(absent={name: absent(error)})
+        all_found = Found(
+            readings=all_found.readings | found.readings,
+            absent=all_found.absent | found.absent,
+            facts=all_found.facts | found.facts,
+        )
+    return all_found
+
 
 log = logging.getLogger(__name__)
 
@@ -77,20 +98,20 @@ class Meters:
 
     boards: dict[Measuring, Board] = field(default_factory=dict)
 
-    def of(self, job: Job) -> ProcessMeter:
-        """Return the meter for a job.
+    def of(self, how: Measuring | None, idle_w: float | None) -> ProcessMeter:
+        """Return the meter for a job that says how to measure, on a board that draws `idle_w` watts at rest.
 
         Raises:
             ConfigError: There is no such profile.
         """
-        if job.measuring is None:
+        if how is None:
             return ProcessMeter()
-        if job.measuring not in self.boards:
-            board = open_board(job.measuring, idle_period_s=NEVER_S, samples=LONG_SAMPLES)
+        if how not in self.boards:
+            board = open_board(how, idle_period_s=NEVER_S, samples=LONG_SAMPLES)
             if board.power:
                 board.power.start()
-            self.boards[job.measuring] = board
-        return self.boards[job.measuring].meter(job.cost.idle_w)
+            self.boards[how] = board
+        return self.boards[how].meter(idle_w)
 
 
 def measuring(config: BoardConfig, folder: Path) -> Measuring:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from device_agent.config import BoardConfig
 from device_agent.profile.schema import PowerModel, Profile
 from shared.errors import CorruptFile
 from shared.runtime.durable import explained, sync
@@ -95,3 +96,15 @@ def applied(profile: Profile, calibration: Calibration | None) -> Profile:
         line = calibration.line
         power = msgspec.structs.replace(power, gain=line.gain, offset_w=line.offset_w, uncertainty=line.uncertainty)
     return msgspec.structs.replace(profile, power=power)
+
+
+class Measuring(msgspec.Struct, frozen=True, kw_only=True):
+    """How the trainer measures what it does.
+
+    Attributes:
+        board: As the agent's file says.
+        calibration: What was fitted on this very board, if anything was.
+    """
+
+    board: BoardConfig = BoardConfig()
+    calibration: Calibration | None = None

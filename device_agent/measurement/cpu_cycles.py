@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.probes import cputime, time_in_state
-from device_agent.probes.base import text
+from device_agent.hardware.files import text
+from device_agent.probes import cpufreq, cputime
 from device_agent.probes.clocks import POLICIES, UNCERTAINTY, WORST_LAST, CpuClock, clocks, corrected
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
@@ -76,7 +76,7 @@ def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
     earlier = {clock.name: clock.hertz for clock in before.clocks}
     each = []
     for clock in after.clocks:
-        spent = time_in_state.between(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
+        spent = cpufreq.between(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
         ends = (earlier.get(clock.name, clock.hertz) + clock.hertz) / 2
         each.append(_mean_of(spent, cpu) if spent else ends)
     return sum(weight * hertz for weight, hertz in zip(weights, each, strict=True)) / sum(weights)
@@ -159,7 +159,7 @@ def worse(one: Provenance | None, other: Provenance) -> Provenance:
 
 
 def _mean_of(spent: Mapping[float, float], cpu: Cpu) -> float:
-    return time_in_state.mean_hertz({corrected(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
+    return cpufreq.mean_hertz({corrected(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
 
 
 def _states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, float]]:
@@ -168,7 +168,7 @@ def _states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, fl
     for clock in found:
         if clock.name.startswith("policy") and clock.quality != "modelled":
             with suppress(NoData):
-                states[clock.name] = time_in_state.read(root / POLICIES / clock.name)
+                states[clock.name] = cpufreq.read_time_in_state(root / POLICIES / clock.name)
     return states
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from device_agent.hardware.files import text
 from device_agent.probes import firmware
-from device_agent.probes.base import absent, number, text
+from device_agent.probes.base import absent, number
 from device_agent.profile.schema import Cpu
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality

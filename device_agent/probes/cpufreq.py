@@ -1,11 +1,16 @@
-"""How fast the CPUs run now, how fast they may, how many of them are on, and who decides."""
+"""How fast the CPUs run now, how fast they may, how many of them are on, and who decides.
+
+How long a policy ran at each clock: the kernel's own account, out of which a mean clock needs no sampling.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from device_agent.probes.base import Found, absent, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import Found, absent
 from device_agent.probes.clocks import CPUS, UNCERTAINTY, WORST_LAST, CpuClock, clocks, kilohertz, online, policies
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
@@ -78,3 +83,39 @@ def _reading(hertz: float, source: str, quality: Quality, at: float) -> Reading:
     share = UNCERTAINTY[quality]
     uncertainty = None if share is None else share * hertz
     return Reading(value=hertz, unit="hertz", source=source, quality=quality, at=at, uncertainty=uncertainty)
+
+
+HERTZ_PER_KHZ = 1e3
+S_PER_TICK = 0.01
+LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,20})")
+
+
+def parse(content: str) -> dict[float, float]:
+    """Return seconds by clock in hertz, out of lines such as `600000 31415` (kHz, hundredths of a second).
+
+    Raises:
+        NoData: It is empty, as of a driver that switches too fast to be counted, or says something else.
+    """
+    lines = [LINE.fullmatch(line.strip()) for line in content.splitlines()]
+    seconds = {float(line[1]) * HERTZ_PER_KHZ: float(line[2]) * S_PER_TICK for line in lines if line}
+    if not seconds or len(seconds) < len(lines):
+        raise NoData(f"{content[:40]!r} is no time in states", lack="invalid")
+    return seconds
+
+
+def read_time_in_state(policy: Path) -> dict[float, float]:
+    """Return the seconds a policy has been at each clock since the board started; raises NoData."""
+    return parse(text(policy / "stats" / "time_in_state"))
+
+
+def between(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float] | None:
+    """Return the seconds at each clock in between; None if nothing was counted, or the account began anew."""
+    spent = {hertz: seconds - before.get(hertz, 0.0) for hertz, seconds in after.items()}
+    if before.keys() - after.keys() or min(spent.values(), default=-1.0) < 0 or not any(spent.values()):
+        return None
+    return spent
+
+
+def mean_hertz(spent: Mapping[float, float]) -> float:
+    """Return the mean clock: what an always busy core would have run, over the time it took."""
+    return sum(hertz * seconds for hertz, seconds in spent.items()) / sum(spent.values())

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.probes.base import Found, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import Found
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Reading

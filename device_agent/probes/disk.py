@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from device_agent.hardware.files import LACKS
 from device_agent.hardware.tools import LIVE
-from device_agent.probes.base import LACKS, Found, Probe
+from device_agent.probes.base import Found, Probe
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Reading

@@ -8,8 +8,8 @@ import re
 import struct
 from pathlib import Path
 
+from device_agent.hardware.files import LACKS
 from device_agent.hardware.tools import LIVE, output
-from device_agent.probes.base import LACKS
 from shared.errors import NoData
 from shared.protocol.measurements import Lack
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.probes.base import Found, absent, number, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import Found, absent, number
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Reading

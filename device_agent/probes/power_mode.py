@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from device_agent.hardware.files import text
 from device_agent.hardware.tools import output
-from device_agent.probes.base import Found, absent, text
+from device_agent.probes.base import Found, absent
 from device_agent.probes.clocks import policies
 from device_agent.profile.schema import PowerMode, Profile
 from shared.errors import NoData

@@ -16,9 +16,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from device_agent.hardware.files import text
 from device_agent.hardware.library_smoke_test import EXIT_MEMORY, EXIT_MISSING
 from device_agent.hardware.tools import LIVE, python
-from device_agent.probes.base import Found, text
+from device_agent.probes.base import Found
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 

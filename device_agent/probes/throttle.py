@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from device_agent.hardware.files import text
 from device_agent.probes import firmware
-from device_agent.probes.base import Found, absent, number, text
+from device_agent.probes.base import Found, absent, number
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from device_agent.hardware.files import text
 from device_agent.hardware.tools import output
-from device_agent.probes.base import Found, absent, text
+from device_agent.probes.base import Found, absent
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading

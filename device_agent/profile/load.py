@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from device_agent.probes.base import text
+from device_agent.hardware.files import text
 from device_agent.profile.check import problems
 from device_agent.profile.match import Facts, choose
 from device_agent.profile.schema import Profile

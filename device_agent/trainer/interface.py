@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Protocol
 
 import msgspec
 
-from device_agent.config import BoardConfig
-from device_agent.measurement.calibration_file import Calibration
+from device_agent.exchange.split_session import Exchange
+from device_agent.measurement.calibration_file import Measuring
 from shared.data.spec import Data
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
-from shared.protocol.steps import Missed
-
-
-class Measuring(msgspec.Struct, frozen=True, kw_only=True):
-    """How the trainer measures what it does.
-
-    Attributes:
-        board: As the agent's file says.
-        calibration: What was fitted on this very board, if anything was.
-    """
-
-    board: BoardConfig = BoardConfig()
-    calibration: Calibration | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,23 +36,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes: int
     cost: Cost
     measuring: Measuring | None = None
-
-
-class Exchange(Protocol):
-    """A device's way to its server at every step of a split session: features up, and their gradient down."""
-
-    @property
-    def carried(self) -> tuple[int, int]:
-        """Bytes of frames so far, features up and gradients down."""
-        ...
-
-    def __call__(self, step: int, parts: Sequence[memoryview]) -> Awaitable[memoryview | Missed]:
-        """Return the payload that answers one step's; in memory that is the caller's, as `parts` is until then.
-
-        Raises:
-            SessionLost: The server knows nothing of the session any more.
-        """
-        ...
 
 
 class Trainer(Protocol):

@@ -32,9 +32,9 @@ from device_agent.trainer.pipe_messages import (
     ToTrainer,
     frame,
 )
-from shared import own
+from shared import registry
 from shared.errors import FieldFleetError, Superseded
-from shared.protocol.steps import Missed
+from shared.protocol.messages import Missed
 from shared.runtime import logs, malloc
 
 EXIT_GARBLED = 70
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[])
     options = parser.parse_args()
     logs.configure(options.log_level)
-    own.allow(options.models)
+    registry.allow(options.models)
     logger.debug("phase importing pid=%d", os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     for end in (0, 1):
@@ -169,7 +169,7 @@ def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
         recomputes = task.algorithm.options.get("recompute")  # what is not kept is then to be given back
         malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if recomputes else malloc.STEPS)
         try:
-            meter = meters.of(job).task
+            meter = meters.of(job.measuring, job.cost.idle_w).task
             steps = training.performing(job, bench, meter, inlet.cancelled.is_set, carried=lambda: inlet.carried)
             with closing(steps):
                 drive(steps, inlet, said)
@@ -179,7 +179,7 @@ def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
         except Superseded:
             answer = Failed("superseded")
             logger.debug("phase failed")
-        except (FieldFleetError, MemoryError, *own.FAULTS) as error:
+        except (FieldFleetError, MemoryError, *registry.FAULTS) as error:
             answer = Failed(_cause(error))
             logger.warning("job failed", exc_info=True)
             logger.debug("phase failed")

@@ -1,4 +1,9 @@
-"""One task, from the bytes that came to the bytes that go: the only place where a device computes."""
+"""One task, from the bytes that came to the bytes that go: the only place where a device computes.
+
+What a task gave, written into its draft: payload, the device's next state, and the message that names them.
+
+A split session as the device computes it: what goes up is yielded to whoever drives it, who sends what comes.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +15,123 @@ from typing import TypeAlias
 
 import msgspec
 
+from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import Spent
-from device_agent.trainer import device_state, draft
+from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
-from device_agent.trainer.session import Performing, Up, exchanged
 from device_agent.trainer.step_timing import measure
 from device_agent.trainer.workspace import Bench
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Outcome, Result, Session
+from shared.algorithms.base import Outcome, Result, Session, mix
 from shared.codecs import CODECS
+from shared.codecs.base import Memory
 from shared.errors import TaskFailed
 from shared.models.base import Model
 from shared.models.build import seeded
 from shared.models.evaluate import score
 from shared.protocol import payload as payloads
-from shared.protocol.measurements import StepCost
-from shared.protocol.messages import Spec, Task, Transfer
-from shared.protocol.steps import Missed
+from shared.protocol.measurements import Cost, StepCost
+from shared.protocol.messages import Missed, Payload, Spec, Task, Transfer, Update
 from shared.registry import build
+from shared.runtime.durable import explained
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
+
+
+def encode(job: Job, state: State, memory: Memory, result: Result) -> Transfer:
+    """Write what goes up, and what the device will begin its next task with.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    log.debug("phase encoding")
+    payload, memory = build(CODECS, job.task.codec, "codec").encode(result.tree, memory)
+    if state.tree or state.facts or memory or Path(job.state).exists():
+        device_state.write(Path(job.draft) / outbox.STATE, state, memory)
+    return _write_payload(job, payload)
+
+
+def _write_payload(job: Job, payload: Payload) -> Transfer:
+    parts = payloads.pack(payload)
+    with explained(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
+        for part in parts:
+            file.write(part)
+        size = file.tell()
+        file.truncate()
+    return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
+
+
+def finish(
+    job: Job,
+    result: Result | None,
+    transfer: Transfer | None,
+    metrics: dict[str, float],
+    cost: Cost,
+    step: StepCost | None,
+) -> None:
+    """Write the message and make the draft durable.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    task = job.task
+    update = Update(
+        run=task.run,
+        round=task.round,
+        device=task.device,
+        params=transfer,
+        start=task.params.digest,
+        weight=result.weight if result else 0.0,
+        num_examples=result.num_examples if result else 0,
+        loss=result.loss if result else None,
+        metrics=metrics | (result.metrics if result else {}),
+        cost=cost,
+        step=step,
+    )
+    outbox.write(Path(job.draft), update)
+
+
+Up: TypeAlias = list[memoryview]
+"""A payload's bytes in parts, views of tensors that are used again once the answer is there."""
+
+Performing: TypeAlias = Generator[Up, memoryview | Missed, None]
+"""A job under way: at every step of a split session it yields a payload and is sent the server's, in memory that nobody
+else uses. Its first payload belongs to step 1; after a payload comes that of the next step, after `Missed` that of so
+many steps later. A task that is not split yields nothing."""
+
+
+def exchanged(session: Session, task: Task, spent: Spent) -> Generator[Up, memoryview | Missed, Outcome]:
+    """Drive a split device half, in bytes; return what it gives.
+
+    Every step draws from torch's own generator as its own seed says, whatever other sessions do in between.
+
+    Args:
+        session: The algorithm's, not begun yet.
+        task: Its seed, device and codec count.
+        spent: Is told when computing rests.
+
+    Raises:
+        WireError: What came down cannot be decoded.
+    """
+    codec = build(CODECS, task.cut_codec, "codec")
+    step, down = 1, None
+    try:
+        while True:
+            with seeded(mix(task.assignment.seed, step, task.device)):
+                up: Tree = next(session) if down is None else session.send(down)
+                parts = payloads.pack(codec.encode(up, None)[0])
+            del up, down
+            with spent.exchanging():
+                came = yield parts
+            del parts  # views of what the session computes with
+            down = came if isinstance(came, Missed) else codec.decode(payloads.unpack(came)).tree
+            step += came.steps if isinstance(came, Missed) else 1
+    except StopIteration as done:
+        outcome: Outcome = done.value
+        return outcome
+    finally:
+        session.close()
+
 
 log = logging.getLogger("trainer")
 
@@ -95,7 +197,7 @@ def performing(
     cost = msgspec.structs.replace(
         spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0, features_bytes=up, gradient_bytes=down
     )
-    draft.finish(job, result, transfer, metrics, cost, step)
+    finish(job, result, transfer, metrics, cost, step)
 
 
 def start_of(job: Job, bench: Bench) -> Tree:
@@ -125,7 +227,7 @@ def _train(
         own = bench.batches(job.data, task.assignment, superseded)
         algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
         state, result = _require_whole(algorithm.local(model, state, start, own, task.assignment), task)
-    return state, result, draft.encode(job, state, memory, result)
+    return state, result, encode(job, state, memory, result)
 
 
 def _split(
@@ -144,7 +246,7 @@ def _split(
         raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
     state, result = yield from exchanged(session, task, spent)
     with seeded(task.assignment.seed):
-        return result, draft.encode(job, state, memory, result)
+        return result, encode(job, state, memory, result)
 
 
 def _measure(

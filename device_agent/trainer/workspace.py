@@ -16,9 +16,9 @@ from shared.data.spec import Data
 from shared.errors import Superseded
 from shared.models.base import Model
 from shared.models.build import blank, initial
-from shared.models.flops import step_flops
-from shared.own import is_own
+from shared.models.cost import step_flops
 from shared.protocol.messages import Assignment, Spec
+from shared.registry import is_own
 
 Parts: TypeAlias = tuple[Examples, Examples, Examples]
 """For training, for evaluation, for validation."""

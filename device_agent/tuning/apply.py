@@ -16,8 +16,8 @@ from typing import Protocol
 
 import msgspec
 
+from device_agent.hardware.files import text
 from device_agent.hardware.tools import output
-from device_agent.probes.base import text
 from device_agent.profile.schema import Profile
 from device_agent.tuning.plan import Run, Settings, Step, Target, Write, back, plan
 from device_agent.tuning.settings import power_mode, settings

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.probes.base import number, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import number
 from device_agent.probes.clocks import policies
 from device_agent.probes.power_mode import mode, mode_names
 from device_agent.profile.schema import PowerMode, Profile

@@ -1,4 +1,4 @@
-"""Ask `edge_server.allocation.optimizers.bandwidth` for one round: from devices' figures to paper 004's symbols and back.
+"""Bandwidth and pruning of one round: from devices' figures to paper 004's symbols, and back.
 
 s is the seconds of one local iteration on the whole network, put right by its own errors; N_v and N_u are the weights
 of the personal and of the global part, of N in all:
@@ -6,6 +6,12 @@ of the personal and of the global part, of N in all:
     T_per = tau_v s N_v / N,   T_W = s N_u / N for every step of the warm-up,   c = tau_u s N_u / N
 
 or, where masks save no work, T_per = s for every step of all, T_W = c = 0.
+
+What each device would keep if its own figures alone were others, and all else as it is: bandwidth, for each at once.
+
+Deciding once more for every device takes time that grows with the square of the fleet. What the others would do is
+known beforehand, though: how much of the uplink they take at every level of the water. That is exact but for marks, of
+which only a device's own follow what it keeps. Of few devices those of the others matter; then all is decided again.
 """
 
 from __future__ import annotations
@@ -14,9 +20,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_server.allocation.case import Case
-from edge_server.allocation.optimizers.bandwidth import Bandwidth, Shares, solve
+from edge_server.allocation.inputs import Case
+from edge_server.allocation.optimizers.bandwidth import allocation, ramps, solve
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, Terms, terms
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
+from edge_server.allocation.optimizers.refilling import refill
 from edge_server.journal.decision import Decision, Given
 from edge_server.plan.optimizer import BandwidthOptions
 from shared.protocol.measurements import Cost
@@ -182,3 +190,58 @@ def _given(options: BandwidthOptions, case: Case, device: str, asked: Asked, sha
         binding=Bound(int(shares.bound[place])).name.lower(),
         multiplier=gain if np.isfinite(gain) else None,
     )
+
+
+FEW = 24
+
+
+def kept_alone(options: BandwidthOptions, case: Case, changed: Case) -> dict[str, float]:
+    """Return for each device the share of the shared weights that it would keep with its figures of another case.
+
+    Args:
+        options: Of the optimizer.
+        case: What was decided from.
+        changed: The same devices and limits; the figures that each of them would have.
+    """
+    if not case.names:
+        return {}
+    other = asked_for(options, changed)
+    if options.equal == "latency":
+        return _named(case, kept_at_equal_shares(options, changed, other)[0])
+    if options.marks and len(case.names) <= FEW:
+        return {device: _again(options, case, changed, place) for place, device in enumerate(case.names)}
+    asked, _ = solved(options, "numpy", case, asked_for(options, case))
+    return _named(case, _kept(options, changed, asked, other))
+
+
+def _again(options: BandwidthOptions, case: Case, changed: Case, place: int) -> float:
+    """Return what one device would keep, by deciding once more."""
+    device = case.names[place]
+    case = replace(case, figures={**case.figures, device: changed.figures.get(device, {})})
+    _, shares = solved(options, "numpy", case, asked_for(options, case))
+    return 1 - float(shares.pruned[place])
+
+
+def _kept(options: BandwidthOptions, changed: Case, asked: Asked, other: Asked) -> Array:
+    given = terms(asked.problem)
+    others, bits, before = ramps(given), np.asarray(asked.problem.upload_bits), np.full(len(asked.rate), np.nan)
+    for _ in range(1 + TURNS * options.marks):
+        moved = _with_floors(given, replace(other.problem, upload_bits=bits))
+        kept: Array = 1 - allocation(moved, refill(others, ramps(moved), 1.0), 0.0).pruned
+        if np.abs(kept - before).max() < CLOSE:
+            break
+        bits, before = with_marks(options, changed, kept), kept
+    return kept
+
+
+def _with_floors(given: Terms, problem: Bandwidth) -> Terms:
+    """Return the terms of each device's other figures, with its floor where those of the others leave room for it."""
+    moved = terms(problem)
+    fits = given.floor.sum() - given.floor + moved.wanted <= 1.0
+    is_easier = (moved.wanted < given.wanted) | (given.wanted == 0)
+    has_floor = (given.floor > 0) | (is_easier & fits)
+    return replace(moved, floor=np.where(has_floor, moved.wanted, 0.0))
+
+
+def _named(case: Case, kept: Array) -> dict[str, float]:
+    return dict(zip(case.names, kept.tolist(), strict=True))

@@ -5,7 +5,7 @@ Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, section 4. https://arxiv.org/abs/
 
 from __future__ import annotations
 
-from edge_server.allocation.case import Case
+from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Decision, Given
 from edge_server.plan.optimizer import ClusterOptions
 

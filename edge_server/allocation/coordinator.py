@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.allocation.case import Case
+from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Decision, kept
 from edge_server.plan.optimizer import BandwidthOptions, ClusterOptions, KeepOptions, OptimizerPlan
 
@@ -34,7 +34,7 @@ def kept_alone(table: OptimizerPlan, case: Case, changed: Case) -> dict[str, flo
     """
     match table.chosen():
         case BandwidthOptions() as options:
-            from edge_server.allocation import alone  # noqa: PLC0415 - the others need no numpy
+            from edge_server.allocation import bandwidth as alone  # noqa: PLC0415 - the others need no numpy
 
             return alone.kept_alone(options, case, changed)
         case _:  # nobody's figures are another's

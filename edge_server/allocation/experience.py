@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from edge_server.journal.costs import plausible
 from edge_server.journal.decision import Decision, Figure, Given
-from edge_server.journal.plausible import plausible
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened, UpdateAccepted
 from shared.protocol.measurements import Cost, StepCost
 

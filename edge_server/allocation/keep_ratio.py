@@ -1,4 +1,4 @@
-"""Ask `edge_server.allocation.optimizers.keep_ratio` for one round: the largest p_k whose task meets deadline, joules and memory.
+"""Keep ratios of one round: the largest p_k whose task meets deadline, joules and memory.
 
 A task counts as one step: its seconds and joules on the whole model are told by earlier tasks. Training takes, of the
 model's bytes, 1 + 0.79 p^2 + 0.84 p: weights, gradients of active parameters, activations of active neurons, in the
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from edge_server.allocation.case import Case
+from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.base import Bound, column
 from edge_server.allocation.optimizers.keep_ratio import KeepRatio, Kept, solve
 from edge_server.journal.decision import Decision, Figure, Given

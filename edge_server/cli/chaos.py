@@ -1,23 +1,79 @@
-"""The study from the plan to its tables."""
+"""The study from the plan to its tables.
+
+What a study came to, as tables for people.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
-from edge_server.cli.tables import accounts_table, kills_table, total
 from edge_server.plan.plan import Plan
-from edge_server.trial.chaos.kills import schedule
+from edge_server.trial.chaos.kills import KINDS, schedule
 from edge_server.trial.chaos.site import Site, sweep
 from edge_server.trial.chaos.study import Struck, Study
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import Local
 from shared.errors import ConfigError, CorruptFile, TaskFailed, Unreachable
 from shared.tensors.tree import State
+
+
+def kills_table(struck: Sequence[Struck]) -> Table:
+    """Return one row a phase, one column a kind of victim, with sums."""
+    table = Table(title="Kills", caption="for the broker: what the server did", caption_justify="left", box=None)
+    table.add_column("phase")
+    for heading in (*KINDS, "all"):
+        table.add_column(heading, justify="right")
+    counts = Counter((one.phase, one.kind) for one in struck)
+    for phase in sorted({one.phase for one in struck}):
+        row = [counts[phase, kind] for kind in KINDS]
+        table.add_row(phase, *(str(count or "") for count in row), str(sum(row)))
+    kinds = Counter(one.kind for one in struck)
+    table.add_row("all", *(str(kinds[kind]) for kind in KINDS), str(len(struck)), style="bold")
+    return table
+
+
+def accounts_table(accounts: Sequence[Account]) -> Table:
+    """Return one row a run, and their sum; what must be 0 says so."""
+    table = Table(title="Runs", caption="updates: accepted/asked for; *: must be 0", caption_justify="left", box=None)
+    table.padding = (0, 1, 0, 0)
+    headings = (
+        "updates",
+        "counted twice*",
+        "duplicates",
+        "retrained",
+        "trained twice*",
+        "rounds lost*",
+        "model differs*",
+    )
+    table.add_column("run")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for one in [*accounts, total(accounts)]:
+        counts = (one.counted_twice, one.duplicates, one.retrained, one.trained_twice, one.rounds_lost)
+        table.add_row(one.run, f"{one.accepted}/{one.updates}", *map(str, counts), f"{one.difference:g}")
+    return table
+
+
+def total(accounts: Sequence[Account]) -> Account:
+    """Return the sum of runs; of their differences the largest."""
+    return Account(
+        run="all",
+        updates=sum(one.updates for one in accounts),
+        accepted=sum(one.accepted for one in accounts),
+        counted_twice=sum(one.counted_twice for one in accounts),
+        duplicates=sum(one.duplicates for one in accounts),
+        retrained=sum(one.retrained for one in accounts),
+        trained_twice=sum(one.trained_twice for one in accounts),
+        rounds_lost=sum(one.rounds_lost for one in accounts),
+        difference=max((one.difference for one in accounts), default=0.0),
+    )
+
 
 SITE, RUNS, REFERENCE = "site", "runs", "reference"
 """What lies in a study's folder: the files and logs of its processes, its runs, the undisturbed one."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared import own
+from shared import registry
 from shared.runtime import logs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     logs.configure(config.log_level)
-    own.allow([*own.allowed(), *config.models])
+    registry.allow([*registry.allowed(), *config.models])
     plan = plans.load(Path(config.plan), Path(config.data_root))
     name = config.run or unfinished(Path(config.data_dir), plan) or new_name(plan)
     return asyncio.run(_serve(config, plan, name))
@@ -119,7 +119,7 @@ def show(options: argparse.Namespace) -> int:
 def explain(options: argparse.Namespace) -> int:
     """Explain what was decided for a round."""
     from edge_server.allocation.explain import explain as explained  # noqa: PLC0415
-    from edge_server.allocation.explain_text import lines  # noqa: PLC0415
+    from edge_server.allocation.explain import lines  # noqa: PLC0415
     from edge_server.journal.runs import find  # noqa: PLC0415
 
     found = explained(find(options.data_dir, options.run).records, options.round, options.device)

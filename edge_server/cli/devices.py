@@ -13,10 +13,9 @@ import msgspec
 from rich.console import Console
 
 from edge_server.config import load
-from edge_server.fleet.rows import Device, rows
 from edge_server.fleet.tables import absences_table, devices_table, plain, plot, readings_table
-from edge_server.fleet.view import Look, looking
-from edge_server.journal.kept import FILE, Kept, history, latest
+from edge_server.fleet.view import Device, Look, looking, rows
+from edge_server.journal.report_history import FILE, Kept, history, latest
 from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.runtime.clock import utc_seconds
 

@@ -20,7 +20,7 @@ from edge_server.plan.plan import Plan
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local
 from edge_server.trial.progress import Display
-from shared import own
+from shared import registry
 from shared.errors import ConfigError
 
 Found = tuple[Path, list[AnyRecord]]
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         TaskFailed: A process of a local trial died.
     """
     config = _config(options)
-    own.allow([*own.allowed(), *config.models])
+    registry.allow([*registry.allowed(), *config.models])
     plan = plans.load(options.plan, Path(config.data_root))
     if options.local is not None or (plan.local and not options.config):
         return _local(options, config, plan, cancelled_by_signals)

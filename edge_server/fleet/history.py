@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_server.config import ServerConfig
-from edge_server.journal.kept import Kept
-from edge_server.journal.report_history import Readings
+from edge_server.journal.report_history import Kept, Readings
 from shared.errors import CorruptFile, Unwritable
 from shared.protocol.messages import Report
 from shared.runtime.clock import utc_seconds

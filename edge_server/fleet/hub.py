@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from edge_server.fleet.state import Fleet, is_used_twice, observe
-from edge_server.rounds.broadcast import Outgoing
-from edge_server.rounds.check_update import ack
-from edge_server.rounds.collect_updates import Gather
-from edge_server.rounds.split.gradients_out import skip
-from edge_server.rounds.split.session import Splitting
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Message, Report, Status, Task, Update, Want
-from shared.protocol.steps import Features
+from shared.protocol.messages import Ack, Features, Message, Report, Skip, Status, Task, Update, Verdict, Want
 from shared.protocol.topics import ANY, channel_of, device_of, is_name, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker
@@ -29,7 +24,76 @@ from shared.transport.base import Inbox, Transport
 
 log = logging.getLogger(__name__)
 
+OVER = (1 << 31) - 1
+"""As the number of a step: the session is over."""
+
 CHANNELS = ("status", "report", "want", "update", "features")
+
+
+class Broadcast(Protocol):
+    """A payload on its way to the devices that ask for it."""
+
+    @property
+    def devices(self) -> Collection[str]: ...
+
+    @property
+    def digest(self) -> bytes: ...
+
+    def run(self) -> Coroutine[None, None, None]: ...
+
+    def want(self, device: str, want: Want) -> None: ...
+
+    def dismiss(self, device: str) -> None: ...
+
+
+class Collector(Protocol):
+    """Takes the updates of the open round."""
+
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def expected(self) -> Container[str]: ...
+
+    @property
+    def starts(self) -> Mapping[str, bytes]: ...
+
+    @property
+    def accepted(self) -> Container[str]: ...
+
+    @property
+    def failed(self) -> Container[str]: ...
+
+    def watch(self) -> Coroutine[None, None, None]: ...
+
+    async def frame(self, device: str, data: bytes) -> None: ...
+
+    async def offer(self, device: str, update: Update) -> None: ...
+
+    async def returned(self, device: str) -> None: ...
+
+    def gone(self, device: str) -> None: ...
+
+
+class StepServer(Protocol):
+    """Serves the steps of a split round."""
+
+    def serve(self, reachable: Callable[[], Awaitable[bool]]) -> Coroutine[None, None, None]: ...
+
+    async def offer(self, device: str, features: Features) -> None: ...
+
+    async def frame(self, device: str, data: bytes) -> None: ...
+
+    def want(self, device: str, want: Want) -> None: ...
+
+    async def returned(self, device: str) -> None: ...
+
+    def is_void(self, device: str, update: Update) -> bool: ...
+
+    def wake(self) -> None: ...
 
 
 @dataclass
@@ -61,10 +125,10 @@ class Server:
     keep: list[Callable[[Report], None]] = field(default_factory=list)
     seen: list[Callable[[Status], None]] = field(default_factory=list)
     paces: dict[str, Pace] = field(default_factory=dict)
-    _gather: Gather | None = None
-    _splitting: Splitting | None = None
+    _gather: Collector | None = None
+    _splitting: StepServer | None = None
     _tasks: dict[str, Task] = field(default_factory=dict)
-    _outgoing: dict[str, Outgoing] = field(default_factory=dict)
+    _outgoing: dict[str, Broadcast] = field(default_factory=dict)
     _used_twice: set[str] = field(default_factory=set)
 
     @asynccontextmanager
@@ -76,12 +140,16 @@ class Server:
 
     @asynccontextmanager
     async def round(
-        self, gather: Gather, tasks: dict[str, Task], outgoing: list[Outgoing], splitting: Splitting | None = None
+        self,
+        gather: Collector,
+        tasks: dict[str, Task],
+        outgoing: Sequence[Broadcast],
+        splitting: StepServer | None = None,
     ) -> AsyncIterator[None]:
         """Keep a round open: send its payloads, give its tasks, serve its steps if it is split, take its updates."""
         self._gather, self._tasks, self._splitting = gather, tasks, splitting
         self._outgoing = {device: one for one in outgoing for device in one.devices}
-        serving = [splitting.serve(gather, self.reachable)] if splitting else []
+        serving = [splitting.serve(self.reachable)] if splitting else []
         try:
             async with background(*(one.run() for one in outgoing), gather.watch(), *serving):
                 for device in tasks:
@@ -146,10 +214,10 @@ class Server:
 
     def _wanted(self, device: str, want: Want) -> None:
         outgoing = self._outgoing.get(device)
-        if outgoing and outgoing.transfer.digest == want.digest:
+        if outgoing and outgoing.digest == want.digest:
             outgoing.want(device, want)
         elif self._splitting:
-            self._splitting.gradients.want(device, want)
+            self._splitting.want(device, want)
 
     def _keep(self, report: Report) -> None:
         before, self.fleet = self.fleet, observe(self.fleet, report)
@@ -182,7 +250,7 @@ class Server:
         if self._gather:
             await self._gather.returned(device)
         if self._splitting:
-            await self._splitting.incoming.returned(device)
+            await self._splitting.returned(device)
 
     async def _offered(self, device: str, update: Update) -> None:
         """Hand an offer to the open round, or settle it where no round will take it any more."""
@@ -249,3 +317,20 @@ class Server:
         if not self.refused[error.reason]:
             log.warning("refused a message of %s (%s): %s", device, error.reason, error)
         self.refused[error.reason] += 1
+
+
+def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
+    """Return the word that settles an update."""
+    return Ack(
+        run=update.run,
+        round=update.round,
+        device=update.device,
+        start=update.start,
+        verdict=verdict,
+        reason=reason[:500],
+    )
+
+
+def skip(offer: Features, step: int = OVER) -> Skip:
+    """Return the word that another step is open than that of an offer; without one, that its session is over."""
+    return Skip(run=offer.run, round=offer.round, device=offer.device, start=offer.start, step=step, offered=offer.step)

@@ -1,6 +1,8 @@
 """What a run's journal keeps of its devices' words besides their updates: who came and went, readings that matter.
 
 The site's own history has every report for days (`edge_server.fleet.history`); this is what a trace of the run needs.
+
+How much of a run's journal a device may cause: a bucket of words for each, filled slowly.
 """
 
 from __future__ import annotations
@@ -12,16 +14,37 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_server.fleet.allowance import Allowance
 from edge_server.fleet.state import Fleet
-from edge_server.journal.observed import Joined, Left, Sensed
-from edge_server.journal.plausible import MAX_SOURCE
-from edge_server.journal.records import AnyRecord
+from edge_server.journal.costs import MAX_SOURCE
+from edge_server.journal.records import AnyRecord, Joined, Left, Sensed
 from edge_server.journal.report_rows import AT_ONCE_S
 from shared.errors import Unwritable
 from shared.protocol.measurements import Provenance
 from shared.protocol.messages import Report, Status
 from shared.runtime.clock import Clock
+
+BURST, WORDS_PER_S = 600.0, 0.5
+"""Records that a device may cause at once, and for ever: 10 MB a day, whatever it says."""
+
+
+@dataclass
+class Allowance:
+    """Buckets by device; who says too much is told of once, and is then heard in part."""
+
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _talkative: set[str] = field(default_factory=set)
+
+    def take(self, device: str, at: float) -> bool:
+        """Tell whether a device may cause a record at this moment; if so, it is counted."""
+        left, since = self._left.get(device, (BURST, at))
+        left = min(BURST, left + WORDS_PER_S * (at - since))
+        may = left >= 1
+        if not may and device not in self._talkative:
+            self._talkative.add(device)
+            log.warning("device %s says more than a run's journal takes; some of it is left out", device)
+        self._left[device] = (left - may, at)
+        return may
+
 
 log = logging.getLogger(__name__)
 

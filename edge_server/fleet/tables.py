@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from edge_server.fleet.rows import Device
+from edge_server.fleet.view import Device
 from shared.protocol.measurements import Cost, Quality, Reading
 
 MARKS: Mapping[Quality, str] = {"measured": "", "corrected": "~", "modelled": "≈"}

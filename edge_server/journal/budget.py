@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edge_server.journal.plausible import plausible
+from edge_server.journal.costs import plausible
 from edge_server.journal.records import AnyRecord, CostSettled, Rewound, RoundClosed, RoundOpened, UpdateAccepted
-from edge_server.plan.budget_plan import BudgetPlan
+from edge_server.plan.sections import BudgetPlan
 from shared.protocol.measurements import Cost
 
 PARTS = ("download_joules", "compute_joules", "upload_joules")

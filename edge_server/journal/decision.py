@@ -33,7 +33,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         values: What its assignment says.
         figures: What that was decided from, by name.
         predicted: What its task should cost, under the names of what it will say that it cost.
-        binding: What kept it from more: the name of a `Bound` of `edge_server.allocation.optimizers.base`, such as `time`, or
+        binding: What kept it from more: the name of a `Bound` of the optimizers, such as `time`, or
             `cluster`.
         multiplier: Of the limit that binds: how much the objective falls by one unit more of it.
     """

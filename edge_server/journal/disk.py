@@ -1,17 +1,24 @@
-"""What SQLite's errors mean: what the disk refuses, and what has rotted on it."""
+"""What SQLite's errors mean: what the disk refuses, and what has rotted on it.
+
+A full disk is waited for: a run on a roof goes on once somebody has made room.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 from urllib.parse import quote
 
-from shared.errors import CorruptFile
+from shared.errors import CorruptFile, Unwritable
 from shared.runtime.durable import unwritable
+from shared.runtime.executor import Worker
 
 _DISK: Mapping[int, int] = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
@@ -53,3 +60,36 @@ def sql_explained(path: Path) -> Iterator[None]:
         if code in _CORRUPT:
             raise CorruptFile(f"{path}: {error}") from error
         raise
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 3.0
+
+
+async def persist(
+    worker: Worker, retry_s: float | None, write: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """Write, and again after `retry_s` for as long as the disk refuses; None to give up at once.
+
+    Raises:
+        Unwritable: The disk refuses, and nobody waits for it.
+    """
+    refused = False
+    while True:
+        try:
+            result = await worker(write, *args, **kwargs)
+        except Unwritable as error:
+            if retry_s is None:
+                raise
+            if not refused:
+                log.error("%s; waiting, and trying again every %.0f s", error, retry_s)  # noqa: TRY400 - not a fault
+            refused = True
+            await asyncio.sleep(retry_s)
+        else:
+            if refused:
+                log.info("the disk takes it again")
+            return result

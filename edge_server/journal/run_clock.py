@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from edge_server.journal.observed import ServerBegan
-from edge_server.journal.records import AnyRecord, RoundOpened
+from edge_server.journal.records import AnyRecord, RoundOpened, ServerBegan
 
 FAR_S = 30 * 86_400.0
 """A calendar that moved by more between two processes was set meanwhile: boards and gateways may boot in 1970."""

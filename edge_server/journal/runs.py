@@ -1,18 +1,22 @@
-"""The runs of a site: one folder each."""
+"""The runs of a site: one folder each.
+
+What a server computes with, for a run's record: another version may give other bits.
+"""
 
 from __future__ import annotations
 
 import logging
+import platform
 import tempfile
 import uuid
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
-from edge_server.journal.salvage import salvageable
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.sqlite import JOURNAL, read, salvageable
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.clock import utc_stamp
@@ -136,3 +140,17 @@ def summary(run: Run) -> Summary:
         accuracy=accuracies[-1] if accuracies else None,
         outcome=run.closed.outcome if run.closed else "unfinished",
     )
+
+
+DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")
+
+
+def versions() -> dict[str, str]:
+    """Return the version of Python and of every distribution that decides what numbers come out, if it is there."""
+    found = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue  # imported from a folder that was never installed
+    return found

@@ -1,21 +1,147 @@
-"""The store on disk: a SQLite journal in WAL mode, checkpoints and accepted updates beside it, in one folder a run."""
+"""The store on disk: a SQLite journal in WAL mode, checkpoints and accepted updates beside it, in one folder a run.
+
+Records as marked rows: a mark covers its row and the mark before it, so that no row changes or goes unnoticed.
+
+What a damaged journal still holds: the records before the damage, which are a run as it stood earlier.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TypeAlias
 
-from edge_server.journal import checkpoints, rows
-from edge_server.journal.disk import sql_explained, to_read
-from edge_server.journal.persist import RETRY_S
+import msgspec
+import xxhash
+
+from edge_server.journal import checkpoints
+from edge_server.journal.disk import RETRY_S, sql_explained, to_read
 from edge_server.journal.records import AnyRecord
-from edge_server.journal.salvage import salvage
 from shared.errors import CorruptFile
-from shared.runtime.durable import explained
+from shared.runtime.durable import aside, drop_oldest, explained, sync
 from shared.tensors.tree import State
+
+TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark INTEGER)"
+SCHEMA = TABLE.replace("TABLE", "TABLE IF NOT EXISTS")
+FOUND = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'records'"
+INSERT = "INSERT INTO records (body, mark) VALUES (CAST(? AS TEXT), ?)"
+SELECT = "SELECT CAST(body AS BLOB), mark FROM records WHERE rowid >= ? ORDER BY rowid"
+LAST = "SELECT mark FROM records ORDER BY rowid DESC LIMIT 1"
+
+Row: TypeAlias = tuple[bytes, int]
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+
+
+def encode(record: AnyRecord) -> bytes:
+    """Return a record as a line of JSON."""
+    return _encoder.encode(record)
+
+
+def mark(body: bytes, before: int) -> int:
+    """Return the mark of a row whose predecessor has the mark `before`, 0 for the first: XXH3-64 without its last bit.
+
+    SQLite itself finds damage of its pages' structure only, and its integers have a sign.
+    """
+    return xxhash.xxh3_64_intdigest(body, seed=before) >> 1
+
+
+def marked(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
+    """Yield the rows of records that follow a row with the mark `before`."""
+    for record in records:
+        body = encode(record)
+        before = mark(body, before)
+        yield body, before
+
+
+def decode(rows: Iterable[Row], before: int = 0) -> list[AnyRecord]:
+    """Return the records of rows that follow a row with the mark `before`.
+
+    Raises:
+        CorruptFile: A row is not as it was written, or one is missing.
+    """
+    records = []
+    for body, marked in rows:
+        try:
+            records.append(_decoder.decode(body))
+            before = mark(body, before)
+        except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:  # TypeError: it is no text
+            raise CorruptFile(f"record {len(records) + 1}: {error}") from error
+        if marked != before:
+            raise CorruptFile(f"record {len(records)} or the one before it is not as it was written")
+    return records
+
+
+def good(rows: Iterable[Row]) -> list[AnyRecord]:
+    """Return the records up to the first row that is not as it was written."""
+    records: list[AnyRecord] = []
+    before = 0
+    for row in rows:
+        try:
+            records += decode([row], before)
+        except CorruptFile:
+            break
+        before = row[1]
+    return records
+
+
+log = logging.getLogger(__name__)
+
+
+def salvageable(journal: Path) -> list[AnyRecord]:
+    """Return the records of a journal up to the damage."""
+    return good(_salvaged_rows(journal))
+
+
+def salvage(journal: Path, cause: Exception) -> None:
+    """Put a journal of what is whole in the place of a damaged one, which is set aside.
+
+    At any moment one of both is there under the journal's name. What the old one had not yet taken over from its
+    write-ahead log is set aside with it: the new one must not take it over.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    records = salvageable(journal)
+    with explained(journal):
+        partial = journal.with_name(f"{journal.name}.part")
+        partial.unlink(missing_ok=True)
+        _write(partial, records)
+        unused = aside(journal)
+        os.link(journal, unused)
+        with suppress(FileNotFoundError):
+            journal.with_name(f"{journal.name}-wal").replace(f"{unused}-wal")
+        journal.with_name(f"{journal.name}-shm").unlink(missing_ok=True)
+        partial.replace(journal)
+        sync(journal.parent)
+        drop_oldest(journal.parent.glob("*.corrupt-*[0-9]"))
+        drop_oldest(journal.parent.glob("*.corrupt-*-wal"))
+    log.error("%s: set aside as %s, going on from its %d records that are whole", cause, unused.name, len(records))
+
+
+def _salvaged_rows(journal: Path) -> Iterator[Row]:
+    with (
+        suppress(sqlite3.Error, UnicodeDecodeError),
+        closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection,
+    ):
+        yield from connection.execute(SELECT, (0,))
+
+
+def _write(path: Path, records: list[AnyRecord]) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(SCHEMA)
+        before = 0
+        for record in records:
+            body = encode(record)
+            before = mark(body, before)
+            connection.execute(INSERT, (body, before))
+
 
 JOURNAL = "journal.sqlite"
 ATTEMPTS = 50
@@ -53,10 +179,10 @@ class SqliteStore:
             with sql_explained(path):
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
-                self._connection.execute(rows.SCHEMA)
-                _require_table(path, self._connection.execute(rows.FOUND).fetchone())
+                self._connection.execute(SCHEMA)
+                _require_table(path, self._connection.execute(FOUND).fetchone())
                 self._connection.execute("BEGIN")  # what can be read may not take another record
-                self._connection.execute(rows.INSERT, (b"", 0))
+                self._connection.execute(INSERT, (b"", 0))
                 self._connection.execute("ROLLBACK")
                 [[found]] = self._connection.execute("PRAGMA quick_check(1)").fetchall()
             _require(path, whole=found == "ok", cause=found)
@@ -66,17 +192,17 @@ class SqliteStore:
             raise
 
     def append(self, record: AnyRecord) -> None:
-        body = rows.encode(record)
+        body = encode(record)
         with self._lock, sql_explained(self.folder / JOURNAL):
-            [before] = self._connection.execute(rows.LAST).fetchone() or [0]
-            self._connection.execute(rows.INSERT, (body, rows.mark(body, before)))
+            [before] = self._connection.execute(LAST).fetchone() or [0]
+            self._connection.execute(INSERT, (body, mark(body, before)))
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
         with self._lock, sql_explained(self.folder / JOURNAL):
-            [before] = self._connection.execute(rows.LAST).fetchone() or [0]
+            [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute("BEGIN")
             try:
-                self._connection.executemany(rows.INSERT, rows.marked(records, before))
+                self._connection.executemany(INSERT, marked(records, before))
                 self._connection.execute("COMMIT")
             finally:
                 if self._connection.in_transaction:
@@ -84,7 +210,7 @@ class SqliteStore:
 
     def records(self, after: int = 0) -> list[AnyRecord]:
         with self._lock, sql_explained(self.folder / JOURNAL):
-            found = self._connection.execute(rows.SELECT, (after,)).fetchall()
+            found = self._connection.execute(SELECT, (after,)).fetchall()
         return _decode(self.folder, found, after)
 
     def save(self, number: int, state: State) -> None:
@@ -96,7 +222,7 @@ class SqliteStore:
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""
         path = self.folder / "journal.jsonl"
-        path.write_bytes(b"".join(rows.encode(record) + b"\n" for record in self.records()))
+        path.write_bytes(b"".join(encode(record) + b"\n" for record in self.records()))
         return path
 
     def close(self) -> None:
@@ -123,17 +249,17 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
     return []
 
 
-def _rows(folder: Path, after: int) -> list[rows.Row]:
+def _rows(folder: Path, after: int) -> list[Row]:
     """Return the rows from number `after` on."""
     with closing(sqlite3.connect(to_read(folder / JOURNAL), uri=True)) as connection:
-        if not (table := connection.execute(rows.FOUND).fetchone()):
+        if not (table := connection.execute(FOUND).fetchone()):
             return []  # the writer has made the file and not yet the table
         _require_table(folder / JOURNAL, table)
-        return connection.execute(rows.SELECT, (after,)).fetchall()
+        return connection.execute(SELECT, (after,)).fetchall()
 
 
 def _require_table(path: Path, found: tuple[bytes] | None) -> None:
-    whole = found == (rows.TABLE.encode(),)
+    whole = found == (TABLE.encode(),)
     _require(path, whole=whole, cause="its table of records is not ours, or of an earlier version")
 
 
@@ -142,10 +268,10 @@ def _require(path: Path, *, whole: bool, cause: str) -> None:
         raise CorruptFile(f"{path}: {cause}")
 
 
-def _decode(folder: Path, found: list[rows.Row], after: int = 0) -> list[AnyRecord]:
+def _decode(folder: Path, found: list[Row], after: int = 0) -> list[AnyRecord]:
     """Return the records of rows that begin with the number `after`, but not that row's own."""
     before = found[0][1] if after and found else 0
     try:
-        return rows.decode(found[bool(after) :], before)
+        return decode(found[bool(after) :], before)
     except CorruptFile as error:
         raise CorruptFile(f"{folder / JOURNAL}: {error}") from error

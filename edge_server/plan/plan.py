@@ -1,4 +1,7 @@
-"""A trial plan: everything that decides what a run does, in one TOML file. The README documents every key."""
+"""A trial plan: everything that decides what a run does, in one TOML file. The README documents every key.
+
+What a plan trains with where its data is not there, so that an example runs everywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from edge_server.plan.budget_plan import BudgetPlan
 from edge_server.plan.devices import DevicePlan, expanded, rooted
 from edge_server.plan.devices import check as check_devices
-from edge_server.plan.evaluation_plan import EvaluationPlan, MeasurePlan
-from edge_server.plan.fallback_plan import FallbackPlan
 from edge_server.plan.optimizer import OptimizerPlan, unheeded
-from edge_server.plan.replay_plan import ReplayPlan
-from edge_server.plan.sections import Chosen, HyperPlan, Section
+from edge_server.plan.sections import BudgetPlan, Chosen, EvaluationPlan, HyperPlan, MeasurePlan, ReplayPlan, Section
 from shared.algorithms import ALGORITHMS
 from shared.codecs import CODECS
 from shared.config import read
@@ -26,6 +25,22 @@ from shared.errors import ConfigError
 from shared.models.build import blank
 from shared.protocol.topics import checked_name
 from shared.registry import build
+
+
+class FallbackPlan(Section, frozen=True, kw_only=True):
+    """Takes the place of the plan's sections of these names if the path of its data does not exist.
+
+    Attributes:
+        data: Other data, which need no download.
+        model, algorithm, hyper, optimizer: Such as fit them; the plan's own where left out.
+    """
+
+    data: Data
+    model: Chosen | None = None
+    algorithm: Chosen | None = None
+    hyper: HyperPlan | None = None
+    optimizer: OptimizerPlan | None = None
+
 
 log = logging.getLogger(__name__)
 

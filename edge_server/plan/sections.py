@@ -1,6 +1,15 @@
-"""What every section of a plan is, and every choice in one."""
+"""What every section of a plan is, and every choice in one.
+
+The table `[budget]` of a plan: what a whole run may take.
+
+What a run looks at beside its training.
+
+The table `[replay]` of a plan: what a replay may do that devices cannot.
+"""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -17,3 +26,76 @@ class Chosen(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class HyperPlan(Hyper, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Local training; on the wire unknown keys are ignored, in a plan they are mistakes."""
+
+
+class BudgetPlan(Section, frozen=True, kw_only=True):
+    """What the whole run may take; absent for no limit.
+
+    A run, live or replayed, ends after the round that reaches a budget (`journal.budget` says what is counted).
+    A replay whose devices cannot keep to it at all says so before it begins.
+
+    Attributes:
+        time_s: Seconds of its rounds together, waiting for devices included.
+        joules: Of all devices together. One that tells none takes no part after its first task.
+    """
+
+    time_s: float | None = None
+    joules: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what nobody could keep to."""
+        if not all(limit is None or 0 < limit < math.inf for limit in (self.time_s, self.joules)):
+            raise ValueError("time_s and joules must be > 0 and finite; leave them out for no limit")
+
+
+MAX_MEASURE_S = 600.0
+
+
+class EvaluationPlan(Section, frozen=True, kw_only=True):
+    """When models are evaluated.
+
+    Attributes:
+        every: On the server's test data, after every n-th round and the last; 0 never.
+        on_device: On the devices' held-out examples: by the devices of each round, and after the last round.
+        devices_every: Likewise by all devices that are there, each of them, after every n-th round and the last; 0 for
+            what `on_device` says. Of a personal method, each tries its own model.
+    """
+
+    every: int = 1
+    on_device: bool = False
+    devices_every: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a step backwards."""
+        if self.every < 0 or self.devices_every < 0:
+            raise ValueError("every and devices_every must be >= 0")
+
+    def number(self, rounds: int, after: int) -> int:
+        """Return the number of the tasks by which all devices evaluate after a round; it is beyond all `rounds`."""
+        return rounds + 1 + (after if self.devices_every else 0)
+
+
+class MeasurePlan(Section, frozen=True, kw_only=True):
+    """What is measured on the devices before the first round.
+
+    Attributes:
+        seconds: Of training steps that every device times; 0 to measure nothing. Two give a sensor of 5 Hz ten samples.
+    """
+
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a measurement that has no end."""
+        if not 0 <= self.seconds <= MAX_MEASURE_S:
+            raise ValueError(f"seconds must be 0 to {MAX_MEASURE_S:g}")
+
+
+class ReplayPlan(Section, frozen=True, kw_only=True):
+    """How a replay computes; a live run does not ask.
+
+    Attributes:
+        together: Whether devices of a cohort may be trained in one pass where that is faster. Their models then agree
+            with a live run's within the rounding of floats, no longer bit for bit.
+    """
+
+    together: bool = False

@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from edge_server.journal.records import AnyRecord, UpdateAccepted, valid
-from edge_server.report.amounts import Amount, quantile
-from edge_server.report.digest import FLEET, Digest, RoundDigest, TaskDigest, fleet_figures
+from edge_server.report.digest import FLEET, Amount, Digest, RoundDigest, TaskDigest, fleet_figures, quantile
 from edge_server.report.summarise import digest
 
 Model: TypeAlias = Literal["same", "different", "unknown"]

@@ -8,11 +8,8 @@ from typing import TypeAlias
 from edge_server.replay import compare_text
 from edge_server.replay.compare import ROUND, Gap, Pair
 from edge_server.report import formatting
-from edge_server.report.axes import ticks, whole_ticks
-from edge_server.report.bars import Slice, bar
-from edge_server.report.charts import Curve, Point, chart, key
-from edge_server.report.document import document
-from edge_server.report.html import Markup, element
+from edge_server.report.charts import Curve, Point, Slice, bar, chart, key, ticks, whole_ticks
+from edge_server.report.html import Markup, document, element
 from edge_server.report.summarise import natural
 from edge_server.report.tables import table
 

@@ -1,22 +1,116 @@
-"""What a replay will cost at the least, told before it begins: a budget that cannot be met is no use an hour later."""
+"""What a replay will cost at the least, told before it begins: a budget that cannot be met is no use an hour later.
+
+Whether a plan's budgets can be met at all: the cheapest round there can be, before any is played.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from device_agent.trainer.interface import Job
-from edge_server.plan.budget_plan import BudgetPlan
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
-from edge_server.replay.budget import Least, least_round, least_task, require_budgets
-from edge_server.replay.devices.behaviour import Behaviour
+from edge_server.plan.sections import BudgetPlan
+from edge_server.replay.devices.behaviour import Behaviour, Flow, Work
 from edge_server.replay.trainer import Scale
+from edge_server.rounds import assign
 from shared.algorithms import ALGORITHMS
+from shared.errors import ConfigError, Infeasible
 from shared.models.evaluate import skeleton
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Task, Transfer
 from shared.registry import build
+
+TURNS = 6
+"""Messages of a task that wait for one another: task, want, frames; offer, want, frames."""
+
+
+class Least(NamedTuple):
+    """The least that something can cost.
+
+    Attributes:
+        seconds: Of virtual time.
+        joules: None where nothing of it is known; else at least that, for a part of it may not be.
+    """
+
+    seconds: float
+    joules: float | None
+
+
+def least_task(behaviour: Behaviour, work: Work, bytes_down: int, bytes_up: int) -> Least:
+    """Return the least that a task can cost a device: its links at their best, its clock at its best.
+
+    Args:
+        behaviour: Of the device.
+        work: Of the task.
+        bytes_down: Of the parameters.
+        bytes_up: Of the update.
+    """
+    effort = behaviour.least(work) if behaviour.least else behaviour.compute(work, 0.0)
+    links = behaviour.of_round(work.round) if behaviour.of_round else (behaviour.up, behaviour.down)
+    up_s, down_s = (_passes_s(flow, size) for flow, size in zip(links, (bytes_up, bytes_down), strict=True))
+    joules = [effort.joules, behaviour.radio("up", 0.0, up_s), behaviour.radio("down", 0.0, down_s)]
+    known = [one for one in joules if one is not None]
+    seconds = down_s + effort.seconds + effort.lag_s + up_s + TURNS * behaviour.delay_s
+    return Least(seconds, math.fsum(known) if known else None)
+
+
+def _passes_s(flow: Flow | None, size: int) -> float:
+    return 0.0 if flow is None or flow.most == math.inf else 8 * size / flow.most
+
+
+def least_round(plan: Plan, tasks: Iterable[Least]) -> Least:
+    """Return the least that a round can cost whose cohort is drawn from these devices.
+
+    It ends with the update that completes the quorum, or with its deadline; those who answer by then have spent theirs.
+    """
+    found = list(tasks)
+    size, over = plan.cohort.size, plan.cohort.over_selection
+    asked = len(assign.select([str(k) for k in range(len(found))], size=size, seed=0, number=0, over_selection=over))
+    needed = assign.needed(asked, size=size, quorum=plan.round.quorum)
+    seconds = sorted(task.seconds for task in found)[:needed]
+    joules = sorted(task.joules or 0.0 for task in found if task.seconds <= plan.round.deadline_s)[:needed]
+    is_known = any(task.joules is not None for task in found)
+    return Least(min(plan.round.deadline_s, max(seconds, default=0.0)), math.fsum(joules) if is_known else None)
+
+
+def require_budgets(plan: Plan, rounds: Iterable[Least]) -> None:
+    """Refuse a plan whose budgets nobody could keep to.
+
+    Args:
+        plan: With its budgets.
+        rounds: The least that each of its rounds can cost.
+
+    Raises:
+        Infeasible: A budget is too small; the message says the smallest that can be met.
+        ConfigError: There is a budget of energy, and nothing tells what any device draws.
+    """
+    found, budget = list(rounds), plan.budget
+    seconds = math.fsum(one.seconds for one in found)
+    known = [one.joules for one in found if one.joules is not None]
+    if budget.joules is not None and not known:
+        raise ConfigError("budget.joules: nothing tells what any device draws; give [[device]] a table power")
+    for name, unit, limit, least in (
+        ("time_s", "s", budget.time_s, seconds),
+        ("joules", "J", budget.joules, math.fsum(known)),
+    ):
+        if limit is not None and limit < least:
+            raise Infeasible(
+                f"budget.{name}: {limit:g} {unit} cannot be met: {len(found)} rounds take at least "
+                f"{_up(least):g} {unit}; give that, or fewer rounds"
+            )
+
+
+def _up(figure: float) -> float:
+    """Return a figure with four digits, rounded up: what is said to be enough must be."""
+    if not figure:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(figure)) - 3)
+    return float(math.ceil(figure / unit) * unit)
+
 
 NOTHING = Transfer(digest=b"", size=0, frame_bytes=0)
 

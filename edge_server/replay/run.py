@@ -1,4 +1,7 @@
-"""Composition of a replay: files in, record out."""
+"""Composition of a replay: files in, record out.
+
+A folder for what a replay has on disk or in memory; what replays that were killed have left there is removed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,26 +19,23 @@ import msgspec
 import torch
 import xxhash
 
-from edge_server.journal.observed import Noted
-from edge_server.journal.records import AnyRecord
+from edge_server.journal.records import AnyRecord, Noted
 from edge_server.journal.runs import made
 from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, share
-from edge_server.plan.replay_plan import ReplayPlan
-from edge_server.replay.aside import PART_PREFIX, folder_in
-from edge_server.replay.desk import Desk
+from edge_server.plan.sections import ReplayPlan
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices import recorded_run as recorded
 from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import require_possible
-from edge_server.replay.jobs import Jobs
-from edge_server.replay.play import Cast, play
+from edge_server.replay.jobs import Desk, Jobs
 from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
+from edge_server.replay.site import Cast, play
 from edge_server.replay.source import fleet_of, found
-from edge_server.replay.together import shared_out
+from edge_server.replay.stacked_training import shared_out
 from edge_server.replay.trainer import Scale
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
@@ -44,7 +45,33 @@ from shared.models.evaluate import skeleton
 from shared.registry import build
 from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
+from shared.runtime.folder_lock import held
 from shared.tensors.tree import State
+
+MEMORY_PREFIX, PART_PREFIX = "fieldfleet", ".replay"
+"""Of what a replay needs while it lasts, and of the record that it makes."""
+LOCK = "lock"
+"""The file that `held` makes: what has none is not ours to remove."""
+
+
+@contextmanager
+def folder_in(place: Path | None, prefix: str = MEMORY_PREFIX) -> Iterator[Path]:
+    """Lend a folder in `place`, None for the usual temporary one; it is held, and gone after the block."""
+    if place is not None:
+        sweep(place, prefix)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}-{os.getpid()}-", dir=place) as name, held(Path(name)):
+        yield Path(name)
+
+
+def sweep(place: Path, prefix: str = MEMORY_PREFIX) -> None:
+    """Remove the folders that nobody holds any more: the lock of a process falls with it, however it ends."""
+    for lock in place.glob(f"{prefix}-*-*/{LOCK}"):
+        try:
+            with held(lock.parent):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except (ConfigError, OSError):
+            continue  # somebody is at it, or it is another user's
+
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
 COPIES = 4

@@ -1,8 +1,13 @@
-"""A replayed device's trainer: says what a task takes there, has it done here, and lets that time pass."""
+"""A replayed device's trainer: says what a task takes there, has it done here, and lets that time pass.
+
+A split session of a replayed device: computed here, step by step, each in the virtual seconds it takes there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,29 +15,101 @@ import msgspec
 import torch
 from torch import nn
 
+from device_agent.exchange.split_session import Exchange
 from device_agent.measurement.task_meter import Spent
-from device_agent.trainer.interface import Exchange, Job
+from device_agent.trainer.interface import Job
+from device_agent.trainer.task import performing
 from device_agent.trainer.workspace import Bench
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
-from edge_server.replay.jobs import Jobs
+from edge_server.replay.jobs import FAILURES, Jobs
 from edge_server.replay.pool import Order
-from edge_server.replay.session import Pass, play
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import steps_of
-from shared.algorithms.early_stopping import DEVICE
+from shared.algorithms.local_training import DEVICE
 from shared.data.cache import Shelf
 from shared.data.examples import held_out, trained_on
 from shared.data.spec import Data
-from shared.errors import TaskFailed
+from shared.errors import SessionLost, TaskFailed
 from shared.models.build import blank
+from shared.models.cost import step_flops
 from shared.models.evaluate import skeleton
-from shared.models.flops import step_flops
 from shared.protocol import payload
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Spec
+from shared.protocol.messages import Missed, Spec
 from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.transfer import to_file
+
+
+@dataclass
+class Pass:
+    """What a session takes its device, and what of it has passed.
+
+    Attributes:
+        effort: Of the whole session, every step of it done.
+        forward: Share of a step that goes before its features are there.
+        steps: Of the whole session.
+        ups: Forward passes that were done.
+        downs: Backward passes likewise.
+        exchange_s: Seconds between, in which the device waited for its server.
+    """
+
+    effort: Effort
+    forward: float
+    steps: int
+    ups: int = 0
+    downs: int = 0
+    exchange_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step, forward and backward."""
+        return self.effort.seconds / self.steps
+
+    @contextmanager
+    def metered(self) -> Iterator[Spent]:
+        """Charge the block what has passed when it ends: a step that went on without the device had no way back."""
+        spent = Spent(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
+        yield spent
+        share = (self.ups * self.forward + self.downs * (1 - self.forward)) / self.steps
+        cycles, joules = self.effort.cycles, self.effort.joules
+        spent.compute_s, spent.exchange_s = share * self.effort.seconds, self.exchange_s
+        spent.cycles = None if cycles is None else share * cycles
+        spent.joules = None if joules is None else share * joules
+        watts = self.effort.exchange_w
+        spent.exchange_joules = None if watts is None else watts * self.exchange_s
+
+
+async def play(job: Job, bench: Bench, exchange: Exchange, clock: Clock, passed: Pass) -> None:
+    """Do a split session's job, in this process; several devices' take turns.
+
+    Raises:
+        TaskFailed: The device half cannot go on.
+        SessionLost: The server has lost the session.
+    """
+    await asyncio.sleep(passed.effort.lag_s)
+    work = performing(job, bench, passed.metered, lambda: False, carried=lambda: exchange.carried)
+    with closing(work):
+        try:
+            step, up = 1, next(work)
+            while True:
+                await asyncio.sleep(passed.forward * passed.step_s)
+                passed.ups, handed = passed.ups + 1, clock()
+                came = await exchange(step, up)
+                passed.exchange_s += clock() - handed
+                if isinstance(came, Missed):
+                    step += came.steps
+                else:
+                    await asyncio.sleep((1 - passed.forward) * passed.step_s)
+                    passed.downs, step = passed.downs + 1, step + 1
+                up = work.send(came)
+        except StopIteration:
+            return
+        except SessionLost:
+            raise
+        except FAILURES as error:
+            raise TaskFailed(f"{type(error).__name__}: {error}") from error
+
 
 AT_ONCE_S = 1e-9
 """Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""

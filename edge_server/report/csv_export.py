@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from edge_server.report.amounts import Amount
 from edge_server.report.digest import (
+    Amount,
     DeviceDigest,
     Digest,
     Joules,

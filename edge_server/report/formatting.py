@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edge_server.fleet.tables import MARKS
-from edge_server.report.amounts import Amount
+from edge_server.report.digest import Amount
 from edge_server.report.html import NOTHING
 from shared.protocol.messages import Spec
 

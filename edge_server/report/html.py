@@ -1,8 +1,12 @@
-"""HTML and SVG as nested calls: whatever is not markup is escaped, so that no device can write into the page."""
+"""HTML and SVG as nested calls: whatever is not markup is escaped, so that no device can write into the page.
+
+What every page is around its content: nothing of it is loaded from anywhere, and nothing in it runs.
+"""
 
 from __future__ import annotations
 
 import html
+from importlib.resources import files
 
 NOTHING = "\N{EN DASH}"
 MAX_TEXT = 300
@@ -58,3 +62,22 @@ def _value(value: float | str) -> str:
 def number(value: float) -> str:
     """Return a coordinate with no more digits than a screen can show."""
     return f"{value:.1f}".removesuffix(".0")
+
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""What a browser may load for the page: nothing."""
+
+
+def document(title: str, *content: str) -> str:
+    """Return a whole page with its style, for light and dark screens."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("style", Markup(files("edge_server.report").joinpath("page.css").read_text("utf-8"))),
+    )
+    body = element("body", element("main", *content))
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"

@@ -8,8 +8,7 @@ from importlib.metadata import version
 from edge_server.report import formatting
 from edge_server.report.charts import key
 from edge_server.report.digest import Digest
-from edge_server.report.document import document
-from edge_server.report.html import Markup, element, joined
+from edge_server.report.html import Markup, document, element, joined
 from edge_server.report.section_decisions import decisions
 from edge_server.report.section_progress import progress
 from edge_server.report.section_spent import spent

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from edge_server.report.amounts import quantile
-from edge_server.report.axes import ticks, whole_ticks
-from edge_server.report.bars import arrivals, grid, legend
-from edge_server.report.charts import Curve, Point, chart, key
-from edge_server.report.digest import Digest, TaskDigest, Told
+from edge_server.report.charts import Curve, Point, arrivals, chart, grid, key, legend, ticks, whole_ticks
+from edge_server.report.digest import Digest, TaskDigest, Told, quantile
 from edge_server.report.html import Markup, element, joined
 from edge_server.report.tables import table
 

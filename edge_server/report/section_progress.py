@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from edge_server.report import formatting
-from edge_server.report.amounts import MOST, Amount
-from edge_server.report.axes import ticks, whole_ticks
-from edge_server.report.charts import Curve, Point, chart, nothing
-from edge_server.report.digest import Digest, RoundDigest, fleet_figures
+from edge_server.report.charts import Curve, Point, chart, nothing, ticks, whole_ticks
+from edge_server.report.digest import MOST, Amount, Digest, RoundDigest, fleet_figures
 from edge_server.report.html import Markup, element
 from edge_server.report.tables import names, seconds_of
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edge_server.report import formatting
-from edge_server.report.amounts import Amount, quantile, total
-from edge_server.report.bars import Slice, bar, legend
-from edge_server.report.digest import DeviceDigest, Digest, TaskDigest
+from edge_server.report.charts import Slice, bar, legend
+from edge_server.report.digest import Amount, DeviceDigest, Digest, TaskDigest, quantile, total
 from edge_server.report.html import NOTHING, Markup, element, joined
 from edge_server.report.summarise import PARTS, joules
 from edge_server.report.tables import clock, table

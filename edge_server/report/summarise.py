@@ -1,30 +1,39 @@
-"""From a run's journal to its digest."""
+"""From a run's journal to its digest.
+
+Which accuracy is a run's own: of the aggregated model or, where devices use models of their own, of these.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypedDict
 
 import msgspec
 
 from edge_server.journal.costs import by_round
-from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.journal.records import (
     AnyRecord,
+    Evaluated,
+    Joined,
+    Left,
+    Noted,
     Rewound,
     RoundClosed,
     RoundOpened,
     RunClosed,
     RunOpened,
+    Sensed,
+    ServerBegan,
     UpdateAccepted,
+    closed_rounds,
     valid,
 )
-from edge_server.report import accuracies
-from edge_server.report.amounts import NONE, Amount, figure, known, rest, total, worst
 from edge_server.report.digest import (
+    NONE,
+    Amount,
     DeviceDigest,
     Digest,
     Joules,
@@ -34,10 +43,65 @@ from edge_server.report.digest import (
     Spending,
     TaskDigest,
     Told,
+    figure,
+    known,
+    rest,
+    total,
+    worst,
 )
+from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Update, Value
+from shared.registry import build
+
+
+class Accuracies(TypedDict):
+    """Of one round, by name in `RoundDigest`."""
+
+    accuracy: float | None
+    global_accuracy: float | None
+    fleet_accuracy: float | None
+
+
+def is_personal(records: Iterable[AnyRecord]) -> bool:
+    """Tell whether the devices of a run use models of their own."""
+    for record in records:
+        if isinstance(record, Evaluated) and record.personal:
+            return True
+        if isinstance(record, RunOpened):
+            try:
+                return build(ALGORITHMS, record.plan.algorithm, "algorithm").serves is not None
+            except ConfigError:  # of another version
+                continue
+    return False
+
+
+def evaluated(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:
+    """Return what all devices measured, by the round after which they did; old journals do not say."""
+    return {one.round: one for one in valid(records) if isinstance(one, Evaluated) and one.round is not None}
+
+
+def last(records: Iterable[AnyRecord]) -> Evaluated:
+    """Return what all devices measured last; nothing where they did not."""
+    found = [one for one in valid(records) if isinstance(one, Evaluated)]
+    return found[-1] if found else Evaluated(accuracy=None, by_device={})
+
+
+def of_rounds(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracies]:
+    """Return what tells a round's accuracies; where the server tests nothing, the devices' data stand for its own."""
+    tried, personal = evaluated(records), is_personal(records)
+    by_fleet = personal or all(one.accuracy is None for one in closed_rounds(records))
+
+    def of_round(end: RoundClosed) -> Accuracies:
+        fleet = tried[end.round].accuracy if end.round in tried else None
+        return {
+            "accuracy": fleet if by_fleet else end.accuracy,
+            "global_accuracy": end.accuracy if personal else None,
+            "fleet_accuracy": fleet,
+        }
+
+    return of_round
 
 
 class _Counts(TypedDict):
@@ -79,8 +143,8 @@ def digest(records: Sequence[AnyRecord]) -> Digest:
         notes=[one.what for one in records if isinstance(one, Noted)],
         went_back=sum(isinstance(one, Rewound) for one in records),
         refused=dict(sorted(sum((Counter(one.refused) for one in closed), Counter[str]()).items())),
-        device_accuracy=accuracies.last(records).accuracy,
-        personal=accuracies.is_personal(records),
+        device_accuracy=last(records).accuracy,
+        personal=is_personal(records),
         measuring=total(total(_parts(cost, "joules")) for cost in by_round(records).get(MEASURING, {}).values()),
         plan=opened.plan,
         rounds=_rounds(records, closed, tasks),
@@ -166,7 +230,7 @@ def _rounds(
     records: Sequence[AnyRecord], closed: Sequence[RoundClosed], tasks: Iterable[TaskDigest]
 ) -> list[RoundDigest]:
     online = {one.round: one.online for one in valid(records) if isinstance(one, RoundOpened)}
-    accuracies_of = accuracies.of_rounds(records)
+    accuracies_of = of_rounds(records)
     by_number: dict[int, list[TaskDigest]] = {}
     for task in tasks:
         by_number.setdefault(task.round, []).append(task)
@@ -218,7 +282,7 @@ def _devices(
     boards = {one.device: one.board for one in records if isinstance(one, Sensed) and one.board}
     versions = {one.device: one.version for one in records if isinstance(one, Joined) and one.version}
     left = Counter(one.device for one in records if isinstance(one, Left))
-    shares = {device: one.get("eval_accuracy") for device, one in accuracies.last(records).by_device.items()}
+    shares = {device: one.get("eval_accuracy") for device, one in last(records).by_device.items()}
     by_device: dict[str, list[TaskDigest]] = {}
     for task in tasks:
         by_device.setdefault(task.device, []).append(task)

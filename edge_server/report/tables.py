@@ -8,9 +8,8 @@ import msgspec
 
 from edge_server.report import formatting
 from edge_server.report import targets as compare
-from edge_server.report.amounts import Amount
 from edge_server.report.charts import key
-from edge_server.report.digest import ARRIVALS, Digest, Moved
+from edge_server.report.digest import ARRIVALS, Amount, Digest, Moved
 from edge_server.report.html import NOTHING, Markup, element, joined
 
 MOST_DEVICES = 20

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edge_server.report.amounts import Amount
-from edge_server.report.digest import Digest, RoundDigest
+from edge_server.report.digest import Amount, Digest, RoundDigest
 
 LOWER = (0.0, 0.05, 0.1)
 """How far below the best accuracy that every run reached the targets lie that nobody has named."""

@@ -1,13 +1,20 @@
-"""A payload on its way to the devices that ask for it."""
+"""A payload on its way to the devices that ask for it.
+
+Which piece of a common payload goes out next, and to whom. Knows no bytes, no sockets and takes its time as input.
+
+A piece is a run of blocks, (start, stop), that goes out as a frame; members of the group ask for the same pieces.
+Every member asks for them on its own; a piece goes out once to all as soon as each member has asked for it. A member
+that keeps the others waiting is told to leave, and is served alone from then on, at its own pace. So the sender's
+bytes do not grow with the fleet, and the fleet does not wait for its slowest link.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edge_server.rounds.fanout import ALL, Fanout
 from shared.errors import Unreachable
 from shared.protocol import payload, wire
 from shared.protocol.messages import BLOCK_BYTES, Leave, Payload, Transfer, Want
@@ -17,6 +24,112 @@ from shared.runtime.clock import Clock
 from shared.tensors.tree import Tree
 from shared.transfer import frames
 from shared.transport.base import Transport
+
+ALL = ""
+"""The audience that is every member at once."""
+
+
+@dataclass
+class _Member:
+    """One device: what it waits for, and how far it has asked."""
+
+    waiting: dict[int, int] = field(default_factory=dict)
+    served: set[int] = field(default_factory=set)
+    reached: int = -1
+
+    def ready(self, start: int) -> bool:
+        """Tell whether sending the piece at `start` to all now would not come too early for this member."""
+        return start in self.waiting or start in self.served or self.reached > start
+
+
+class Fanout:
+    """The state of one payload on its way to several devices.
+
+    Args:
+        group: Devices expected on the shared topic; others are served alone.
+        patience_s: Seconds that one member may keep the others waiting.
+    """
+
+    def __init__(self, group: Iterable[str], *, patience_s: float) -> None:
+        self._group = {device: _Member() for device in group}
+        self._alone: dict[str, _Member] = {}
+        self._patience_s = patience_s
+        self._asked_at: dict[int, float] = {}
+        self._cycle_s = 0.0
+        self._last_sent_at: float | None = None
+
+    def want(self, device: str, pieces: Iterable[tuple[int, int]], now: float) -> None:
+        """Note what a device asks for."""
+        member = self._group.get(device) or self._alone.setdefault(device, _Member())
+        for start, stop in pieces:
+            member.waiting[start] = stop
+            member.served.discard(start)
+            member.reached = max(member.reached, start)
+            if device in self._group:
+                self._asked_at.setdefault(start, now)
+
+    def in_group(self, device: str) -> bool:
+        """Tell whether a device is served together with others."""
+        return device in self._group
+
+    def drop(self, device: str) -> None:
+        """Forget a device that went away or has everything."""
+        self._group.pop(device, None)
+        self._alone.pop(device, None)
+        self._forget_unwanted()
+
+    def due(self, now: float) -> list[tuple[tuple[int, int], str]]:
+        """Return (piece, audience) pairs to send now, in order; audience `ALL` or one device."""
+        sends = [(piece, device) for device, member in self._alone.items() for piece in sorted(member.waiting.items())]
+        for _, device in sends:
+            self._alone[device].waiting.clear()
+        for start in sorted(self._asked_at):
+            if not all(member.ready(start) for member in self._group.values()):
+                break
+            waiting = {device: member for device, member in self._group.items() if start in member.waiting}
+            audience = next(iter(waiting)) if len(waiting) == 1 and len(self._group) > 1 else ALL
+            sends.append(((start, max(member.waiting.pop(start) for member in waiting.values())), audience))
+            for member in waiting.values():
+                member.served.add(start)
+            del self._asked_at[start]
+            if self._last_sent_at is not None:
+                self._cycle_s = max(now - self._last_sent_at, self._cycle_s / 2)
+            self._last_sent_at = now
+        return sends
+
+    def patience(self, now: float) -> float | None:
+        """Return the seconds until somebody has waited too long; None while nobody waits."""
+        if not self._asked_at:
+            return None
+        limit = max(self._patience_s, self._cycle_s / 2)
+        return max(0.0, min(self._asked_at.values()) + limit - now)
+
+    def laggards(self, now: float) -> list[str]:
+        """Move members too far behind the others, or ahead, out of the group; return those to be told to leave.
+
+        What they had asked for is forgotten: they ask anew when they have left.
+        """
+        if self.patience(now) != 0.0:
+            return []
+        start = min(self._asked_at)
+        slow = [device for device, member in self._group.items() if not member.ready(start)]
+        ahead = [device for device, member in self._group.items() if start in member.waiting]
+        leavers = slow if len(slow) <= len(ahead) else ahead  # who resumes far ahead must not break up the others
+        for device in leavers:
+            self.leave(device)
+        return leavers
+
+    def leave(self, device: str) -> None:
+        """Serve a member alone from now on; what it had asked for is forgotten."""
+        del self._group[device]
+        self._alone[device] = _Member()
+        self._forget_unwanted()
+
+    def _forget_unwanted(self) -> None:
+        """Let nobody wait for, and nothing go out for, a piece that only leavers had asked for."""
+        wanted = set().union(*(member.waiting for member in self._group.values()))
+        self._asked_at = {start: since for start, since in self._asked_at.items() if start in wanted}
+
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +161,11 @@ class Outgoing:
     def __post_init__(self) -> None:
         """Expect every device on the shared topic."""
         self._fanout = Fanout(self.devices, patience_s=self.patience_s)
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the payload, by which devices ask for it."""
+        return self.transfer.digest
 
     @property
     def shared(self) -> bool:

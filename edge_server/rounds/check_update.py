@@ -11,23 +11,11 @@ from shared.codecs.base import Codec
 from shared.errors import WireError
 from shared.protocol import payload
 from shared.protocol.measurements import StepCost
-from shared.protocol.messages import Ack, Update, Verdict
+from shared.protocol.messages import Update
 from shared.tensors.tree import Tree, check_like
 from shared.transfer import to_file
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
-
-
-def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
-    """Return the word that settles an update."""
-    return Ack(
-        run=update.run,
-        round=update.round,
-        device=update.device,
-        start=update.start,
-        verdict=verdict,
-        reason=reason[:500],
-    )
 
 
 def read(path: Path, update: Update, codec: Codec) -> Result:

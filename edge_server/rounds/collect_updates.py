@@ -1,4 +1,7 @@
-"""Take the updates of one round: once a device, whole, checked, stored, and only then acknowledged."""
+"""Take the updates of one round: once a device, whole, checked, stored, and only then acknowledged.
+
+One update on its way: what was offered, where its bytes go, how fast they come.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,74 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_server.config import LinkConfig
+from edge_server.fleet.hub import ack
 from edge_server.journal.records import Store, UpdateAccepted
-from edge_server.rounds.arrival import Arrival, begin
-from edge_server.rounds.check_update import ack, check
+from edge_server.rounds.check_update import check
 from shared.codecs.base import Codec
 from shared.errors import Unreachable, Unwritable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict
+from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict, Want
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.runtime.durable import explained
 from shared.runtime.executor import Worker
 from shared.transfer import frames
+from shared.transfer.pace import Pace
+from shared.transfer.to_file import Spool
 from shared.transport.base import Transport
+
+
+@dataclass
+class Arrival:
+    """An update between its offer and its last frame.
+
+    Attributes:
+        update: The offer.
+        spool: Where its payload goes.
+        pace: How fast that comes.
+        away: Whether its device is known to be gone.
+    """
+
+    update: Update
+    spool: Spool
+    pace: Pace
+    away: bool = False
+
+    def want(self, window: int) -> Want | None:
+        """Return what to ask for now, with at most `window` frames under way; None for nothing yet."""
+        assembly = self.spool.assembly
+        ranges = assembly.ask(self.pace.window(window), self.pace.frame_bytes)
+        return (
+            Want(digest=assembly.transfer.digest, frame_bytes=self.pace.frame_bytes, ranges=ranges) if ranges else None
+        )
+
+    def returned(self, now: float) -> None:
+        """Note that the device has connected anew: what was under way is lost."""
+        self.away = False
+        self.pace.asked_anew(now)
+        self.spool.assembly.forget()
+
+    def gave_up(self, now: float) -> bool:
+        """Tell whether the device has been silent for too long; what was under way is lost then."""
+        if self.pace.left_s(now):
+            return False
+        self.pace.gave_up(now)
+        self.spool.assembly.forget()
+        return True
+
+
+def begin(update: Update, transfer: Transfer, path: Path, link: LinkConfig, now: float) -> Arrival:
+    """Make a place for an update, or go on in the one that an earlier process made.
+
+    Raises:
+        OSError: The disk is full or cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame_bytes = min(transfer.frame_bytes, link.frame_bytes)  # what is under way is counted in frames of ours
+    pace = Pace(link.patience_s, now, frame_bytes)
+    pace.begin_small()  # a broker hangs up on a device whose frame outlasts the keep-alive; its link is not known yet
+    return Arrival(update, Spool(path, transfer), pace)
+
 
 log = logging.getLogger(__name__)
 

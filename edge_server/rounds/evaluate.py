@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds, valid
 from edge_server.plan.plan import Plan
-from edge_server.rounds.figures import mean_accuracy
-from edge_server.rounds.round import Rounds
+from edge_server.rounds.round import Rounds, mean_accuracy
 from shared.tensors.tree import State
 
 log = logging.getLogger(__name__)

@@ -1,10 +1,16 @@
-"""One round, top to bottom: assign, send, gather, fold, aggregate, record."""
+"""One round, top to bottom: assign, send, gather, fold, aggregate, record.
+
+From the updates of a round to the next server state.
+
+What a round came to: the figures of the updates that count.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,18 +20,15 @@ import msgspec
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
-from edge_server.journal.persist import P, R, persist
+from edge_server.journal.disk import P, R, persist
 from edge_server.journal.records import RoundClosed, RoundOpened, Store, UpdateAccepted
 from edge_server.plan.plan import Plan
-from edge_server.rounds import cohort
+from edge_server.rounds import assign
 from edge_server.rounds.assign import WHAT, Assigning, Purpose, everybody
 from edge_server.rounds.broadcast import Outgoing, audiences, describe
-from edge_server.rounds.check_update import keep_only, require_like
+from edge_server.rounds.check_update import keep_only, read, require_like
 from edge_server.rounds.collect_updates import Gather
-from edge_server.rounds.figures import closing
-from edge_server.rounds.folding import folded
-from edge_server.rounds.split.session import Splitting
-from edge_server.rounds.split.split_round import account, begin
+from edge_server.rounds.split.session import Splitting, account, begin
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
@@ -35,8 +38,73 @@ from shared.models.base import Model
 from shared.models.evaluate import Score, score
 from shared.protocol.messages import LOSSLESS, Assignment, Task, Update
 from shared.registry import build
-from shared.tensors.tree import State, Tree
+from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import frames
+
+
+def folded(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignment], gather: Gather) -> State:
+    """Fold the stored updates one at a time, in order of device: the sum does not depend on who came first.
+
+    Raises:
+        WireError: The sum is no model.
+    """
+    mean = algorithm.empty(state)
+    for device in sorted(gather.accepted):
+        update = read(gather.path(device), gather.accepted[device].update, gather.codec)
+        mean = algorithm.absorb(mean, assignments[device], update)
+        del update  # its pages are the file's; the next one needs the room
+    after = algorithm.between(algorithm.aggregate(state, mean))
+    check_like(after.tree, after.tree)
+    return after
+
+
+def closing(
+    gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool, personal: bool = False
+) -> RoundClosed:
+    """Return what is recorded of a round, but for its seconds.
+
+    Args:
+        gather: The round, ended.
+        dropped: What was refused before it reached the round, counted by reason.
+        scored: The aggregated model on the server's test data, if it was tried.
+        enough: Whether there is an aggregated model.
+        personal: Whether each device evaluates parameters of its own.
+    """
+    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
+    losses = [(update.loss, update.num_examples) for update in updates.values() if update.loss is not None]
+    return RoundClosed(
+        round=gather.number,
+        outcome="aggregated" if enough else "missed",
+        arrived=tuple(updates),
+        failed=dict(sorted(gather.failed.items())),
+        refused=dict(sorted((gather.refused + dropped).items())),
+        loss=weighted(losses),
+        accuracy=scored.accuracy if scored else None,
+        test_loss=scored.loss if scored else None,
+        device_accuracy=mean_accuracy(updates, personal=personal),
+        seconds=0.0,
+        bytes_up={device: record.bytes_up for device, record in sorted(gather.accepted.items())},
+        bytes_down={d: update.cost.bytes_down for d, update in updates.items() if update.cost.bytes_down is not None},
+    )
+
+
+def accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
+    """Return what devices measured on their held-out examples, with the number of these."""
+    found = (update.metrics for update in updates.values())
+    return [(one["eval_accuracy"], one.get("eval_examples", 1.0)) for one in found if "eval_accuracy" in one]
+
+
+def mean_accuracy(updates: dict[str, Update], *, personal: bool) -> float | None:
+    """Return the mean of what devices measured: of one model weighted by examples, of personal ones each as much."""
+    found = accuracies(updates)
+    return weighted([(accuracy, 1.0) for accuracy, _ in found] if personal else found)
+
+
+def weighted(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the weighted mean, None where nothing weighs anything."""
+    weight = sum(w for _, w in pairs)
+    return sum(value * w for value, w in pairs) / weight if weight else None
+
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +241,8 @@ class Rounds:
         tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
         log.debug("phase gathering run=%s round=%d", self.run, number)
         await self.server.worker(keep_only, self.store.updates, assignments)
+        if split:
+            split.join(gather)
         async with self.server.round(gather, tasks, outgoing, split):
             await self._until_quorum(gather, WHAT.get(purpose, f"round {number}"), self._needed(gather, purpose))
         await gather.close()
@@ -183,7 +253,7 @@ class Rounds:
         expected, plan = len(gather.expected), self.plan
         if purpose == "evaluate" and everybody(plan, self.algorithm):
             return expected
-        return cohort.needed(expected, size=plan.cohort.size, quorum=plan.round.quorum)
+        return assign.needed(expected, size=plan.cohort.size, quorum=plan.round.quorum)
 
     async def _until_quorum(self, gather: Gather, what: str, needed: int) -> None:
         expected = len(gather.expected)

@@ -1,13 +1,19 @@
-"""A run from its first round to its last, or from wherever an earlier process of this server left it."""
+"""A run from its first round to its last, or from wherever an earlier process of this server left it.
+
+When a run is over because its devices have left it for good, as those do that stop early.
+
+Who has left is told by the server state alone, so that a server that was killed ends as one that was not.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from edge_server.config import LinkConfig
+from edge_server.fleet import membership
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Members, Muster
 from edge_server.fleet.observe import Observing
@@ -15,10 +21,11 @@ from edge_server.fleet.state import only
 from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, reached
 from edge_server.journal.costs import Costs
-from edge_server.journal.observed import Noted
 from edge_server.journal.records import (
     AnyRecord,
+    Joined,
     Measured,
+    Noted,
     RoundClosed,
     RoundOpened,
     RunClosed,
@@ -26,10 +33,10 @@ from edge_server.journal.records import (
     Store,
     closed_rounds,
 )
-from edge_server.journal.versions import versions
-from edge_server.plan.budget_plan import BudgetPlan
+from edge_server.journal.runs import versions
 from edge_server.plan.plan import Plan, test_data
-from edge_server.rounds import evaluate, leaving
+from edge_server.plan.sections import BudgetPlan
+from edge_server.rounds import evaluate
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
 from shared.algorithms import ALGORITHMS
@@ -42,6 +49,39 @@ from shared.registry import build
 from shared.runtime.clock import utc_seconds
 from shared.runtime.tasks import background
 from shared.tensors.tree import State
+
+
+def recall(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
+    """Learn from a run's journal who was ever there."""
+    rounds.muster.seen |= {record.device for record in records if isinstance(record, Joined)}
+
+
+async def reason_to_end(rounds: Rounds, state: State) -> str:
+    """Return why a run is over, as a sentence for the record; empty where it is not.
+
+    It is over when fewer devices than the method needs have not left: of those that the plan names, or of all that were
+    ever there. If none of these is there, the run waits for one as long as for any cohort.
+    """
+    left = rounds.algorithm.left(state)
+    if not left:
+        return ""
+    ours, server, least = rounds.muster, rounds.server, rounds.algorithm.min_alive
+    ours.seen |= set(filter(ours.takes, server.fleet.statuses))
+    everybody = ours.seen if ours.members is None else ours.members
+    gone, alive = len(left & everybody), len(everybody - left)
+    if alive < least:
+        rest = "" if least == 1 else f", {alive} have not, fewer than {least}"
+        return f"{gone} of {len(everybody)} devices have left for good{rest}"
+    if ours.members is not None:
+        return ""
+    ours.left = left
+    await server.reachable()
+    await membership.enough(server, ours, rounds.plan.cohort)
+    here = ours.here(server.fleet)
+    if not here or ours.training(server.fleet):
+        return ""
+    return f"all {len(here)} devices that are connected have left for good"
+
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +140,7 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
         return state
     async with _observing(rounds, records), _costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
-        leaving.recall(rounds, records)
+        recall(rounds, records)
         end = _missed(plan, closed_rounds(records)[-1:])
         for number in range(first, plan.rounds + 1):
             if end := end or (None if opened else await _between(rounds, state, ledger, number - 1)):
@@ -125,7 +165,7 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
 async def _between(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
     """Do what is due after a round; return the run's end, None where it goes on."""
     await evaluate.catch_up(rounds, state, after)
-    if over := await leaving.over(rounds, state):
+    if over := await reason_to_end(rounds, state):
         return RunClosed(outcome="finished", cause=over)
     cause = await _spent(rounds, ledger)
     return RunClosed(outcome="stopped", cause=cause) if cause else None

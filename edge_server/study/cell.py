@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.versions import versions
+from edge_server.journal.runs import versions
 from edge_server.replay.run import replay
 from edge_server.report.summarise import digest
 from edge_server.study.result import RESULT, Order, Result, hash_of

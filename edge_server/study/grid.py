@@ -13,8 +13,7 @@ import msgspec
 import xxhash
 
 from edge_server.plan.plan import Plan, check, devices, placed
-from edge_server.study.lines import line_of
-from edge_server.study.spec import SEED, Study, Variant, canonical
+from edge_server.study.spec import SEED, Study, Variant, canonical, line_of
 from shared.config import parse
 from shared.errors import ConfigError
 

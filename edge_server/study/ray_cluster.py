@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from edge_server.journal.versions import versions
+from edge_server.journal.runs import versions
 from edge_server.study.cell import perform_away
 from edge_server.study.pool import Tell, together
 from edge_server.study.result import Began, Ended, Order

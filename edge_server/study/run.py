@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from edge_server.journal.versions import versions
+from edge_server.journal.runs import versions
+from edge_server.journal.sqlite import read
+from edge_server.report.page import page
+from edge_server.report.summarise import digest
 from edge_server.study.grid import Cell
-from edge_server.study.page import page_of
 from edge_server.study.pool import Tell
 from edge_server.study.result import Began, Ended, Order, Result, finished, order_of
 from edge_server.study.spec import Study
@@ -28,6 +30,9 @@ PART = ".part"
 
 Runner: TypeAlias = Callable[[Sequence[Order], Path, Tell], None]
 """Runs orders, with a place for what it needs besides, and tells of each; on this machine or on others."""
+
+MOST_RUNS = 8
+"""In the page of a study."""
 
 
 class AsRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,3 +115,13 @@ def _write(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}")
     partial.write_bytes(data)
     partial.replace(path)
+
+
+def page_of(summary: Summary, folder: Path) -> str | None:
+    """Return the page of the first settings of a study, each by its first run; None where none has ended."""
+    first: dict[str, str] = {}
+    for row in summary.rows:
+        if row.ended:
+            first.setdefault(row.setting, row.cell)
+    runs = [digest(read(folder / cell)) for cell in list(first.values())[:MOST_RUNS]]
+    return page(runs, [summary.target] if summary.target is not None else []) if runs else None

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edge_server.report.amounts import Amount, known, total, worst
-from edge_server.report.digest import Digest, RoundDigest, Spending
+from edge_server.report.digest import Amount, Digest, RoundDigest, Spending, known, total, worst
 from edge_server.report.targets import best, last, reached
 from edge_server.study.grid import Cell, setting_of
 from edge_server.study.result import Result

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from rich.table import Table
 
-from edge_server.report.amounts import Amount
+from edge_server.report.digest import Amount
 from edge_server.report.formatting import LEGEND, amount, digits, unit_of
 from edge_server.report.html import NOTHING
 from edge_server.study.summary import Group, Outlay, Row, Spread, Summary

@@ -1,4 +1,9 @@
-"""From a study's file to its summary on the terminal."""
+"""From a study's file to its summary on the terminal.
+
+How far a study is, on standard error: a line that moves on a terminal, elsewhere a line a cell.
+
+One page of a study: the report of one run of each setting, side by side.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,58 @@ from rich.console import Console
 from edge_server.journal.runs import made
 from edge_server.study.grid import Cell, cells
 from edge_server.study.pool import Tell, run_here
-from edge_server.study.progress import Display
-from edge_server.study.result import Order
+from edge_server.study.result import Began, Ended, Order
 from edge_server.study.run import Runner, conduct, results_in
 from edge_server.study.spec import load
 from edge_server.study.summary import Summary
 from edge_server.study.tables import tables
+from edge_server.trial.progress import bar
 from shared.errors import ConfigError
+from shared.runtime.clock import Clock, monotonic
+
+MINUTE_S, HOUR_S = 60.0, 3600.0
+
+
+class Display:
+    """Counts cells and reckons when the last will have ended."""
+
+    def __init__(self, console: Console, total: int, done: int, clock: Clock = monotonic) -> None:
+        """Show a study of `total` cells, of which an earlier call has done some."""
+        self._console, self._clock, self._total = console, clock, total
+        self._began, self._ended, self._failed, self._running = clock(), 0, 0, set[str]()
+        self._left = total - done
+        self.bar = bar(console)
+        self._task = self.bar.add_task("cells", total=total, completed=done, news="")
+
+    def tell(self, news: Began | Ended) -> None:
+        """Show that a cell has begun or ended."""
+        if isinstance(news, Began):
+            self._running.add(news.cell)
+        else:
+            self._running.discard(news.cell)
+            self._ended += 1
+            self._failed += bool(news.cause)
+            self.bar.advance(self._task, 0 if news.cause else 1)
+            if news.cause or not self._console.is_terminal:
+                what = f"failed: {news.cause}" if news.cause else "done"
+                self._console.print(f"{news.cell} {what}  ({self.status()})", highlight=False, soft_wrap=True)
+        self.bar.update(self._task, news=self.status())
+
+    def status(self) -> str:
+        """Return how many cells are done, run and failed, and how long the rest will take."""
+        done = self._total - self._left + self._ended - self._failed
+        parts = [f"{done}/{self._total} done", f"{len(self._running)} running", f"{self._failed} failed"]
+        waiting = self._left - self._ended
+        if self._ended and waiting:
+            parts.append(f"about {_span((self._clock() - self._began) / self._ended * waiting)} left")
+        return ", ".join(parts)
+
+
+def _span(seconds: float) -> str:
+    if seconds >= 2 * HOUR_S:
+        return f"{seconds / HOUR_S:.1f} h"
+    return f"{seconds / MINUTE_S:.0f} min" if seconds >= 2 * MINUTE_S else f"{seconds:.0f} s"
+
 
 EXIT_SHORT = 1
 
@@ -103,3 +153,6 @@ def _show(summary: Summary, folder: Path, form: str) -> None:
         if row.cause:
             console.print(f"{row.cell} {row.state}: {row.cause}", highlight=False, soft_wrap=True)
     console.print(f"record: {folder}", highlight=False, soft_wrap=True)
+
+
+"""Runs on the page: more would have no colours of their own. The tables hold all."""

@@ -20,7 +20,7 @@ import msgspec
 from edge_server.study.cell import perform
 from edge_server.study.pool import sweep
 from edge_server.study.result import Order
-from shared import own
+from shared import registry
 from shared.errors import FieldFleetError
 from shared.runtime import logs
 
@@ -39,7 +39,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints shall not be taken for an answer
     faulthandler.enable()
     logs.configure("warning")
-    own.allow(os.environ.get(own.VARIABLE, "").split())
+    registry.allow(os.environ.get(registry.VARIABLE, "").split())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored

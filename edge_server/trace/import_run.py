@@ -11,20 +11,24 @@ from typing import Any
 
 import msgspec
 
-from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
+    Joined,
+    Left,
     Measured,
+    Noted,
     Rewound,
     RoundClosed,
     RoundOpened,
     RunClosed,
     RunOpened,
+    Sensed,
+    ServerBegan,
     UpdateAccepted,
 )
-from edge_server.trace.observations import BOARD
+from edge_server.trace.export import BOARD
 from edge_server.trace.schema import Decision, Fact, Round, Sample, Step, Task
 from edge_server.trace.trace import Trace
 from shared.protocol.measurements import Cost, Provenance, StepCost

@@ -1,22 +1,107 @@
-"""Runs into traces and traces into runs, on disk."""
+"""Runs into traces and traces into runs, on disk.
+
+A plan whose paths mean the same on another machine: relative to the folder of data sets.
+
+A trace without the devices' names, nor words in which they may stand.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from edge_server.journal.runs import exists, find, made
 from edge_server.journal.sqlite import SqliteStore
+from edge_server.plan.devices import DevicePlan, expanded
+from edge_server.plan.plan import Plan
 from edge_server.trace import files
-from edge_server.trace.anonymous import anonymised
 from edge_server.trace.export import trace_of
+from edge_server.trace.header import Trial
 from edge_server.trace.import_run import records_of
-from edge_server.trace.portable import portable
+from edge_server.trace.schema import Decision, Row, Step, Task
 from edge_server.trace.trace import Trace
+from shared.algorithms.base import mix
+from shared.algorithms.local_training import DEVICE
 from shared.errors import ConfigError
 from shared.protocol.topics import checked_name
+
+
+def portable(plan: Plan, data_root: Path) -> Plan:
+    """Return a plan of which what lies below `data_root` is named relative to it; `plan.placed` undoes it."""
+    devices = [_portable(device, data_root) for device in plan.device]
+    return msgspec.structs.replace(plan, data=_relative(plan.data, data_root), device=devices)
+
+
+def _portable(device: DevicePlan, data_root: Path) -> DevicePlan:
+    link, power = _relative(device.link, data_root), _relative(device.power, data_root)
+    return msgspec.structs.replace(device, link=link, power=power)
+
+
+def _relative(section: Any, data_root: Path) -> Any:
+    path = getattr(section, "path", "")
+    if not path or not Path(path).is_relative_to(data_root):
+        return section
+    return msgspec.structs.replace(section, path=Path(path).relative_to(data_root).as_posix())
+
+
+SORTED = ("tasks", "steps", "decisions")
+"""Tables in order of round and device."""
+
+
+def anonymised(trace: Trace) -> Trace:
+    """Return the trace with devices named by their place, and without the causes of failures and the notes.
+
+    Raises:
+        ConfigError: The names decide which device has which examples.
+    """
+    header = trace.header
+    if header.plan.partition.kind == "client":
+        raise ConfigError("the plan's partition is by client: the devices' names say whose data they have; keep them")
+    names = _names([device.name for device in header.devices], "device")
+    unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]
+    names |= _names(unheard, "unheard")
+    seed = header.plan.seed
+    tables = {table: tuple(_renamed(row, names, seed) for row in rows) for table, rows in trace.tables.items()}
+    tables |= {table: tuple(sorted(tables[table], key=_place)) for table in SORTED}
+    return Trace(_header(header, names), tables)
+
+
+def _names(known: list[str], word: str) -> dict[str, str]:
+    width = len(str(len(known)))  # of equal length, so that they sort as they are counted
+    return {name: f"{word}-{place:0{width}d}" for place, name in enumerate(known)}
+
+
+def _renamed(row: Any, names: Mapping[str, str], seed: int) -> Row:
+    changes: dict[str, Any] = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
+    if isinstance(row, Task) and row.cause:
+        changes["cause"] = "failed"
+    if isinstance(row, Decision):  # a seed is a function of the name: whoever guesses that would see it there
+        changes["seed"] = mix(seed, row.round, names[row.device])
+        if row.values.get(DEVICE) == row.device:
+            changes["values"] = row.values | {DEVICE: names[row.device]}
+    renamed: Row = msgspec.structs.replace(row, **changes)
+    return renamed
+
+
+def _place(row: Any) -> tuple[int, str]:
+    return (0 if isinstance(row, Step) else row.round), row.device
+
+
+def _header(header: Trial, names: Mapping[str, str]) -> Trial:
+    devices = [msgspec.structs.replace(device, name=names[device.name]) for device in header.devices]
+    planned = [msgspec.structs.replace(device, name=names[device.name]) for device in expanded(header.plan.device)]
+    return msgspec.structs.replace(
+        header,
+        anonymous=True,
+        devices=devices,
+        plan=msgspec.structs.replace(header.plan, device=planned),
+        rewound=[msgspec.structs.replace(one, cause="") for one in header.rewound],
+        notes=[],
+    )
 
 
 def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous: bool = False) -> Trace:

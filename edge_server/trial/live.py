@@ -18,7 +18,7 @@ from edge_server.fleet import single_server
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster, named
-from edge_server.journal.persist import RETRY_S, persist
+from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import exists
 from edge_server.journal.sqlite import SqliteStore
@@ -66,7 +66,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             longer. With nobody there, a run waits for its broker for ever, and its rounds are missed without devices.
 
     Raises:
-        ConfigError: As `edge_server.rounds.run.run_plan`, or the run's folder is in use; or somebody watches, and another
+        ConfigError: As `run_plan`, or the run's folder is in use; or somebody watches, and another
             server was at work at the site before.
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """

@@ -19,7 +19,7 @@ from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.trial.progress import follow
-from shared import own
+from shared import registry
 from shared.errors import TaskFailed
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncCon
         "broker": _address(broker),
         "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
-        "models": own.allowed(),
+        "models": registry.allowed(),
         "log_level": local.log_level,
     }
     return _child(place, SERVER, "edge_server", config)
@@ -123,7 +123,7 @@ def agent(
         "state_dir": str((place / device.name).resolve()),
         "data": share(local.plan, fleet, index),
         "broker": _address(broker),
-        "trainer": {"threads": 1, "models": own.allowed()},
+        "trainer": {"threads": 1, "models": registry.allowed()},
         "log_level": local.log_level,
     }
     return _child(place, device.name, "device_agent", config)

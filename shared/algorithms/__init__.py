@@ -10,13 +10,10 @@ from shared.algorithms.local_only import local_only
 from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
 from shared.algorithms.personal.pruned_personalization import pruned_personalization
 from shared.algorithms.split.fedsl import VARIANTS, fedsl
-from shared.algorithms.subnetwork.fedmp import fedmp
 from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.fjord import fjord
-from shared.algorithms.subnetwork.fjord_fixed import fjord_fixed
-from shared.algorithms.subnetwork.hermes import hermes
-from shared.algorithms.subnetwork.prunefl import prunefl
-from shared.algorithms.subnetwork.random_dropout import random_dropout
+from shared.algorithms.subnetwork.random_dropout import fjord_fixed, random_dropout
+from shared.algorithms.subnetwork.ranked_pruning import fedmp, hermes, prunefl
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,

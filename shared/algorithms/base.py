@@ -14,8 +14,7 @@ import xxhash
 from torch import Tensor
 
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Value
-from shared.protocol.steps import Missed
+from shared.protocol.messages import Assignment, Hyper, Missed, Value
 from shared.tensors.tree import Mean, State, Tree
 
 Batch: TypeAlias = tuple[Tensor, Tensor]

@@ -27,12 +27,10 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
-from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import Tally, epochs
+from shared.algorithms.local_training import MODEL_SEED, Stopping, Tally, epochs, leaving, require_finite
 from shared.algorithms.personal.sparse_update import most_important
-from shared.algorithms.personal_model import require_finite
-from shared.algorithms.subnetwork.server_half import MODEL_SEED, aggregate, assign
+from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors import tree as trees

@@ -10,10 +10,9 @@ No tensor travels in either direction; the server's model stays as it began.
 from __future__ import annotations
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
-from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import trained
-from shared.algorithms.personal_model import personal, require_finite
-from shared.algorithms.subnetwork.server_half import MODEL_SEED, assign
+from shared.algorithms.local_training import MODEL_SEED, Stopping, leaving, personal, require_finite
+from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.tensors.tree import State, Tree, check_like

@@ -2,18 +2,43 @@
 
 Methods that rank neurons (Z. Niu, H. Dong, A. K. Qin, https://arxiv.org/abs/2403.11464) do so after one of them, and
 FedSelect (https://arxiv.org/abs/2404.02478) trains two kinds of parameters in turn.
+
+Early stopping by a device's own loss: one that gets worse from one participation to the next leaves for good.
+
+Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
+Update. AAAI 2025. https://arxiv.org/abs/2403.11464 (equation 5)
+
+    L_t = lambda * L_train + (1 - lambda) * L_validation        stop if L_t > L_t-1
+
+L_train is the mean loss while learning, L_validation that of the trained network in evaluation mode on examples that
+are neither trained on nor tested with; t - 1 is the device's participation before this one, so that the first never
+stops. A device without such examples goes by L_train alone. Whoever stops is still aggregated in this round.
+
+A device's own full model: what it has kept of it, or what every device begins with.
+
+Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
+Update. AAAI 2025. https://arxiv.org/abs/2403.11464
+
+It never travels, nor does the first one, w^0: that follows from the model's builder and the run's seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
 
-from shared.algorithms.base import Batch, Batches
+from shared.algorithms.base import Algorithm, Batch, Batches, Result
 from shared.algorithms.fedavg import descent
-from shared.protocol.messages import Hyper
+from shared.errors import TaskFailed, WireError
+from shared.models.base import Model
+from shared.models.build import initial
+from shared.protocol.messages import Assignment, Hyper, Scalar
+from shared.tensors.tree import Mean, State, Tree, check_like
 
 
 def epochs(batches: Batches) -> Iterator[Iterator[Batch]]:
@@ -69,3 +94,132 @@ class Tally:
         for batch in batches:
             self.seen += len(batch[1])
             yield batch
+
+
+STOPPED, LOSS = "stopped", "stopping_loss"
+"""What a device says it did, and what it remembers: the loss L of its last participation."""
+
+DEVICE, LEFT, MODEL_SEED = "device", "left/", "model_seed"
+AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a device stops.
+
+    Attributes:
+        is_on: Whether any ever does.
+        share: Of the training loss in L; lambda.
+    """
+
+    is_on: bool = False
+    share: float = 0.7
+
+    def __post_init__(self) -> None:
+        """Refuse a share that is none.
+
+        Raises:
+            ValueError: It is not in [0, 1], or the switch is no boolean: "false" in quotes would be on.
+        """
+        if not isinstance(self.is_on, bool):
+            raise ValueError(f"early_stopping must be true or false, not {self.is_on!r}")  # noqa: TRY004
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be in [0, 1], not {self.share}")
+
+    def judge(
+        self, facts: dict[str, Scalar], train_loss: float | None, layers: nn.Module, tree: Tree, validation: Batch
+    ) -> tuple[dict[str, Scalar], dict[str, float]]:
+        """Return what a device remembers from now on, and what it tells: whether it stops, and by which losses.
+
+        Args:
+            facts: What it remembers of its participation before.
+            train_loss: Mean over this one's mini-batches; None where there were none, which says nothing.
+            layers: The network, for `tree`; it is left in evaluation mode.
+            tree: What was trained.
+            validation: Inputs and labels.
+        """
+        if not self.is_on or train_loss is None:
+            return facts, {}
+        loss, metrics = train_loss, {}
+        if len(validation[1]):
+            metrics["validation_loss"] = mean_loss(layers, tree, validation)
+            loss = self.share * train_loss + (1 - self.share) * metrics["validation_loss"]
+        before = facts.get(LOSS)
+        stops = isinstance(before, float) and loss > before
+        return facts | {LOSS: loss}, metrics | {LOSS: loss, STOPPED: float(stops)}
+
+
+@torch.no_grad()
+def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
+    """Return the mean cross-entropy in evaluation mode; running statistics stay as they are."""
+    layers.eval()
+    parts = zip(batch[0].split(AT_ONCE), batch[1].split(AT_ONCE), strict=True)
+    losses = [
+        functional.cross_entropy(functional_call(layers, tree, (inputs,)), labels, reduction="sum").item()
+        for inputs, labels in parts
+    ]
+    return sum(losses) / len(batch[1])
+
+
+def leaving(algorithm: Algorithm, stopping: Stopping, min_alive: int = 1) -> Algorithm:
+    """Return the algorithm with a server that remembers who has stopped; its assignments name their devices.
+
+    Args:
+        algorithm: Its device half says in its metrics whether it stops.
+        stopping: When devices do.
+        min_alive: The run ends when fewer have not stopped; FedSPU's authors take 10.
+
+    Raises:
+        ValueError: `min_alive` is below 1.
+    """
+    if min_alive < 1:
+        raise ValueError(f"min_alive must be >= 1, not {min_alive}")
+    if not stopping.is_on:
+        return algorithm
+
+    def absorb(mean: Mean, assignment: Assignment, result: Result) -> Mean:
+        mean = algorithm.absorb(mean, assignment, result)
+        gone = {f"{LEFT}{assignment.values[DEVICE]}": True} if result.metrics.get(STOPPED) else {}
+        return replace(mean, facts=mean.facts | gone)
+
+    def aggregate(state: State, mean: Mean) -> State:
+        after = algorithm.aggregate(state, mean)
+        return State(after.tree, after.facts | {key: True for key in mean.facts if key.startswith(LEFT)})
+
+    return replace(algorithm, absorb=absorb, aggregate=aggregate, left=left, min_alive=min_alive)
+
+
+def left(state: State) -> frozenset[str]:
+    """Return who has stopped."""
+    return frozenset(key.removeprefix(LEFT) for key in state.facts if key.startswith(LEFT))
+
+
+def personal(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:
+    """Return the parameters that a device has kept, those of the run's beginning where it has none yet.
+
+    Raises:
+        TaskFailed: What it kept is of another model, or nobody knows how this model began.
+    """
+    own = state.tree or _first(model, assignment)
+    if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in model.tree().items()}:
+        raise TaskFailed("the personal model that this device has kept is another one; remove its state")
+    return own
+
+
+def require_finite(own: Tree) -> None:
+    """Refuse to keep what has diverged: nothing that comes later would take the place of all of it.
+
+    Raises:
+        TaskFailed: A number is NaN or infinite; what the device had kept before stays.
+    """
+    try:
+        check_like(own, own)
+    except WireError as error:
+        raise TaskFailed(f"training has diverged: {error}; nothing of it is kept, lower the learning rate") from error
+
+
+def _first(model: Model, assignment: Assignment) -> Tree:
+    seed = assignment.values.get(MODEL_SEED)
+    if model.spec is None or not isinstance(seed, int):
+        raise TaskFailed("the task does not say from what model and seed personal models begin")
+    return initial(model.spec, seed).tree()

@@ -1,4 +1,4 @@
-"""The stochastic q-bit quantizer on the wire: one sign bit and q bits of magnitude a value; see `shared.tensors.quantizer`.
+"""The stochastic q-bit quantizer on the wire: one sign bit and q bits of magnitude a value.
 
 M values take ⌈M (q + 1) / 8⌉ + 8 bytes, two 32-bit floats among them: the least and the greatest magnitude. With scope
 `leaf`, M counts one leaf's values, and each leaf has a range and bytes of its own; with `tree`, it counts those of all

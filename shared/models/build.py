@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from shared import own
+from shared import registry
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
@@ -53,11 +53,11 @@ def blank(spec: Spec) -> Model:
 
 
 def _built(spec: Spec) -> Model:
-    if not own.is_own(spec.name):
+    if not registry.is_own(spec.name):
         return replace(build(MODELS, spec, "model"), spec=spec)
     try:
-        model = build({spec.name: own.builder(spec.name)}, spec, "model")
-    except own.FAULTS as error:
+        model = build({spec.name: registry.builder(spec.name)}, spec, "model")
+    except registry.FAULTS as error:
         raise ConfigError(f"model {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Sequential):
         raise ConfigError(f"model {spec.name!r} returned a {type(model).__name__}, not a shared.models.base.Model")

@@ -1,7 +1,12 @@
-"""How good parameters are on examples, without a second copy of either."""
+"""How good parameters are on examples, without a second copy of either.
+
+Whether layers train or evaluate: what BatchNorm and dropout go by.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +17,21 @@ from torch.nn import functional
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models.build import blank
-from shared.models.mode import in_mode
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Tree
+
+
+@contextmanager
+def in_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
+    """Have layers train or evaluate inside the block, and as before after it."""
+    if layers.training == train:
+        yield
+        return
+    layers.train(train)
+    try:
+        yield
+    finally:
+        layers.train(not train)
 
 
 @dataclass(frozen=True)

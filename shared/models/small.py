@@ -1,4 +1,9 @@
-"""Two convolutions and two linear layers: the small network of the demo and of MNIST-sized images."""
+"""Two convolutions and two linear layers: the small network of the demo and of MNIST-sized images.
+
+Two convolutions over time and two linear layers: for windows of a sensor's signals.
+
+A perceptron with one hidden layer, for vectors and for images taken as vectors.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +41,30 @@ def cnn(
         nn.Linear(hidden, classes),
     )
     return Model(layers, {1: 3, 2: 6, 3: 9}, example=(channels, side, side))
+
+
+def cnn1d(channels: int = 9, window: int = 128, width: int = 32, hidden: int = 64, classes: int = 6) -> Model:
+    """Build the model; the defaults fit UCI-HAR, three sensors of three axes each and six activities.
+
+    Args:
+        channels: Of the input, of shape (N, channels, window).
+        window: Samples of each channel, at least 4.
+        width: Channels after the first convolution; twice as many after the second.
+        hidden: Features of the first linear layer.
+        classes: Outputs, of shape (N, classes).
+    """
+    if window < 2**2:
+        raise ValueError(f"window must be at least 4 samples, not {window}")
+    layers = nn.Sequential(
+        *(nn.Conv1d(channels, width, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Conv1d(width, 2 * width, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Flatten(), nn.Linear(2 * width * (window // 2**2), hidden), nn.ReLU()),
+        nn.Linear(hidden, classes),
+    )
+    return Model(layers, {1: 3, 2: 6, 3: 9}, example=(channels, window))
+
+
+def mlp(features: int = 64, hidden: int = 32, classes: int = 10) -> Model:
+    """Build the model; inputs of shape (N, features) or any shape that flattens to it."""
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return Model(layers, {1: 3}, example=(features,))

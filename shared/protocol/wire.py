@@ -10,8 +10,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from shared.errors import WireError
-from shared.protocol.messages import Ack, Leave, Message, Report, Status, Task, Update, Want
-from shared.protocol.steps import Features, Gradient, Skip
+from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
 
 AnyMessage: TypeAlias = Status | Report | Task | Update | Want | Features | Gradient | Skip | Leave | Ack
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from shared.errors import WireError
 from shared.protocol import payload
-from shared.protocol.messages import BLOCK_BYTES, Transfer, Want
+from shared.protocol.messages import BLOCK_BYTES, Room, Transfer, Want
 from shared.protocol.payload import Scattered
-from shared.protocol.steps import Room
 from shared.transfer import frames
 from shared.transfer.frames import Assembly, Frame
 from shared.transfer.pace import Pace

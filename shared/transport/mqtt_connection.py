@@ -2,6 +2,8 @@
 
 The client's own threads are not used: the loop reads when there is something to read. What is to be written is written
 at once, and only what the socket does not take waits for the loop.
+
+A blocking call that a cancelled caller leaves behind; `asyncio.run` ends by waiting for those in its own threads.
 """
 
 from __future__ import annotations
@@ -22,9 +24,50 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import Unreachable
 from shared.transport.base import Broker, Presence
-from shared.transport.dial import dialled
 from shared.transport.packet_limit import Carried
 from shared.transport.tcp_info import Traffic
+
+
+async def dialled(dial: Callable[[], object], hang_up: Callable[[], object]) -> None:
+    """Run `dial` on a thread of its own; when the caller is cancelled, the thread hangs up what it still reaches.
+
+    Raises:
+        OSError: As `dial` does.
+        ValueError: As `dial` does.
+    """
+    loop, abandoned = asyncio.get_running_loop(), threading.Event()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def work() -> None:
+        error: Exception | None = RuntimeError("connecting failed in a way nobody expects; see the thread's traceback")
+        try:
+            dial()
+            error = None
+        except (OSError, ValueError) as known:
+            error = known
+        finally:
+            if abandoned.is_set():
+                hang_up()
+            else:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(_settle, done, error)
+
+    threading.Thread(target=work, name="dial", daemon=True).start()
+    try:
+        await done
+    except asyncio.CancelledError:
+        abandoned.set()
+        raise
+
+
+def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
+    if done.done():
+        return
+    if error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+
 
 MISC_S = 1.0
 MQTT_5 = 5

@@ -18,8 +18,7 @@ from shared.models.spu import spu_emnist
 from shared.protocol.messages import Hyper
 from shared.runtime import malloc
 from shared.subnetworks.frozen_network import frozen
-from shared.subnetworks.narrow import narrowed
-from shared.subnetworks.neurons import Active, chain, coverage, draw, extract
+from shared.subnetworks.neurons import Active, chain, coverage, draw, extract, narrowed
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
 

@@ -15,8 +15,8 @@ from statistics import median
 import numpy as np
 from measure import Figure
 
-from edge_server.allocation.optimizers import bandwidth, hcef, hcef_cvxpy, hcef_joint
-from edge_server.allocation.optimizers.bandwidth import Bandwidth, Shares
+from edge_server.allocation.optimizers import bandwidth, bandwidth_problem, hcef, hcef_cvxpy, hcef_joint
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
 from edge_server.allocation.optimizers.base import Array
 from edge_server.allocation.optimizers.hcef_problem import Terms, joules, steps_cap, terms, value
 from tests.edge_server.optimizers import instances
@@ -68,7 +68,7 @@ def gaps_of_bandwidth() -> Iterator[Figure]:
 
 def residual(problem: Bandwidth, found: Shares) -> float:
     """Return by how much a served device's marginal misses the multiplier, as a share of the larger of both."""
-    given = bandwidth.terms(problem)
+    given = bandwidth_problem.terms(problem)
     needs = given.cap > 0
     worth = given.slack * given.full / (found.share * given.compute + np.where(needs, given.full, 1.0)) ** 2
     off = (worth - found.multiplier) / np.maximum(np.maximum(worth, found.multiplier), 1e-300)

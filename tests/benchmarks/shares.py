@@ -19,8 +19,7 @@ from measure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.allocation.explain import explain
-from edge_server.allocation.explain_text import lines
+from edge_server.allocation.explain import explain, lines
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import RoundOpened, valid
 from edge_server.journal.sqlite import read

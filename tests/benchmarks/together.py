@@ -17,13 +17,11 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from edge_server.replay.stacked_training import stacked
-from edge_server.replay.together import at_once, train
+from edge_server.replay.stacked_training import at_once, stacked, train
 from shared.algorithms.base import Batch
 from shared.algorithms.fedavg import local_sgd
 from shared.models.base import Model
-from shared.models.mlp import mlp
-from shared.models.small import cnn
+from shared.models.small import cnn, mlp
 from shared.protocol.messages import Assignment, Hyper
 from shared.runtime import malloc
 from shared.tensors.tree import State, Tree

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.measurement.sensing import sense
+from device_agent.measurement.board import sense
 from device_agent.probes import PROBES
 from device_agent.probes.base import Found
 from device_agent.profile.load import for_board

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from shared.protocol import wire
-from shared.protocol.messages import Task, Want
-from shared.protocol.steps import Features, Gradient, Skip
+from shared.protocol.messages import Features, Gradient, Skip, Task, Want
 from shared.protocol.topics import topic
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import Receiving, Sending, room, sending

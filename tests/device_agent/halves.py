@@ -12,8 +12,7 @@ import torch
 from device_agent.exchange.outbox import Outbox
 from shared.codecs.dense import dense
 from shared.protocol import payload
-from shared.protocol.messages import Assignment, Hyper, Spec, Task
-from shared.protocol.steps import Missed
+from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Task
 
 STEPS = 4
 ALGORITHM = Spec(name="fedsl", options={"period": STEPS, "drop": 0.3, "sparsity": 0.2})

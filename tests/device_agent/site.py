@@ -13,9 +13,9 @@ from device_agent.exchange import outbox as files
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Reporter
-from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.split_session import Exchange, Splitting
 from device_agent.exchange.upload import Delivery
-from device_agent.trainer.interface import Exchange, Job
+from device_agent.trainer.interface import Job
 from shared.data.spec import Data
 from shared.protocol import payload, wire
 from shared.protocol.messages import BLOCK_BYTES, Message, Report, Transfer, Update, Want

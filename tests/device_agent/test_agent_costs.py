@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.power_log import PowerLog
-from device_agent.trainer.interface import Measuring
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
 from tests.device_agent.site import Site

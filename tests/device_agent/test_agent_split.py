@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from device_agent.exchange import outbox as files
-from device_agent.trainer.interface import Exchange, Job
+from device_agent.exchange.split_session import Exchange
+from device_agent.trainer.interface import Job
 from shared.errors import SessionLost
 from shared.protocol.messages import Ack, Assignment, Hyper
 from tests.device_agent.site import DEVICE, StubTrainer

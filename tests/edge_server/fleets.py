@@ -15,8 +15,9 @@ import pytest
 from device_agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.config import LinkConfig as AgentLink
+from device_agent.exchange.split_session import Exchange
 from device_agent.measurement.task_meter import GivenMeter, Spent
-from device_agent.trainer.interface import Exchange, Job
+from device_agent.trainer.interface import Job
 from device_agent.trainer.task import perform, performing
 from device_agent.trainer.workspace import Bench
 from edge_server.config import LinkConfig
@@ -27,7 +28,7 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.rounds.run import run_plan
 from shared.errors import TaskFailed
-from shared.protocol.steps import Missed
+from shared.protocol.messages import Missed
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import inline

@@ -7,18 +7,22 @@ from random import Random
 
 import msgspec
 
-from edge_server.journal import rows
-from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
+from edge_server.journal import sqlite
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
+    Joined,
+    Left,
     Measured,
+    Noted,
     Rewound,
     RoundClosed,
     RoundOpened,
     RunClosed,
     RunOpened,
+    Sensed,
+    ServerBegan,
     UpdateAccepted,
 )
 from edge_server.plan.plan import Plan
@@ -54,17 +58,17 @@ def seeds() -> list[bytes]:
         Noted(what="a gap"),
         RunClosed(outcome="finished"),
     ]
-    return [rows.encode(record) for record in records]
+    return [sqlite.encode(record) for record in records]
 
 
 def read(data: bytes) -> str:
     """A record or a CorruptFile; what is read is written so that it is read the same."""
     try:
-        [record] = rows.decode([(data, rows.mark(data, 0))])
+        [record] = sqlite.decode([(data, sqlite.mark(data, 0))])
     except CorruptFile as error:
         return f"corrupt: {error.__cause__}"
-    again = rows.encode(record)
-    assert rows.decode([(again, rows.mark(again, 0))]) == [record]
+    again = sqlite.encode(record)
+    assert sqlite.decode([(again, sqlite.mark(again, 0))]) == [record]
     return f"accepted: {type(record).__name__}"
 
 

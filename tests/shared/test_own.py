@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared import own
+from shared import registry
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
 from shared.models.cost import table
@@ -71,7 +71,7 @@ def module(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     (tmp_path / "failing.py").write_text("nobody_has_defined_this\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield path
-    own.allow([])
+    registry.allow([])
     for name in ("fieldnets", "broken", "lacking", "failing"):
         sys.modules.pop(name, None)
 
@@ -84,7 +84,7 @@ def refusal(name: str, **options: int) -> str:
 
 def test_an_allowed_builder_is_a_model_like_any_other(module):
     """Seeded, blank, cut and with options that are checked."""
-    own.allow(["fieldnets:net"])
+    registry.allow(["fieldnets:net"])
     spec = Spec(name="fieldnets:net", options={"hidden": 5})
     first, again = initial(spec, 7).tree(), initial(spec, 7).tree()
     assert first["0.weight"].shape == (5, 4)
@@ -98,17 +98,17 @@ def test_what_is_not_allowed_is_not_imported(module):
     """Neither by default, nor because another name is allowed; the module has not run."""
     imported = module.with_suffix(".imported")
     for allowed in ([], ["fieldnets:wrong"], ["other:*"], ["field:*", "fieldnets.net:*"]):
-        own.allow(allowed)
+        registry.allow(allowed)
         assert "'fieldnets:net' is not allowed in this process" in refusal("fieldnets:net")
     assert not imported.exists()
-    own.allow(["fieldnets:*"])
+    registry.allow(["fieldnets:*"])
     blank(Spec(name="fieldnets:net"))
     assert imported.exists()
 
 
 def test_a_star_allows_what_the_module_defines_and_not_what_it_imports(module, tmp_path):
     """A shell that a module happens to import is no model; the star itself is no name."""
-    own.allow(["fieldnets:*"])
+    registry.allow(["fieldnets:*"])
     assert blank(Spec(name="fieldnets:net")).cuts == {1: 2}
     with pytest.raises(ConfigError, match="system is not defined in fieldnets itself"):
         blank(Spec(name="fieldnets:system", options={"command": f"touch {tmp_path}/ran"}))
@@ -122,7 +122,7 @@ def test_a_star_allows_what_the_module_defines_and_not_what_it_imports(module, t
 )
 def test_names_that_try_it_are_refused(module, name):
     """Also where all of an honest module is allowed."""
-    own.allow(["fieldnets:*"])
+    registry.allow(["fieldnets:*"])
     assert name in refusal(name)
 
 
@@ -141,20 +141,20 @@ def test_names_that_try_it_are_refused(module, name):
     ],
 )
 def test_what_is_no_model_says_so(module, name, problem):
-    own.allow([name])
+    registry.allow([name])
     assert problem in refusal(name)
 
 
 @pytest.mark.parametrize("kind", ["KeyError", "NameError", "ZeroDivisionError"])
 def test_a_builder_that_fails_in_its_own_way_says_so(module, kind):
-    own.allow(["fieldnets:raising"])
+    registry.allow(["fieldnets:raising"])
     told = refusal("fieldnets:raising", kind=kind)
     assert kind in told
     assert "of its own" in told
 
 
 def test_layers_that_fail_in_their_own_way_take_no_such_examples(module):
-    own.allow(["fieldnets:moody"])
+    registry.allow(["fieldnets:moody"])
     with pytest.raises(ConfigError, match=r"does not take examples of shape .* no attribute 'no_such_thing'"):
         table(Spec(name="fieldnets:moody"))
 
@@ -162,14 +162,14 @@ def test_layers_that_fail_in_their_own_way_take_no_such_examples(module):
 @pytest.mark.parametrize("entry", ["fieldnets", "fieldnets:", "*", "*:*", "fieldnets.*:net", "field nets:net", "a:b:c"])
 def test_an_allow_list_that_cannot_be_meant_is_refused(entry):
     """Above all one that would allow everything."""
-    own.allow([])
+    registry.allow([])
     with pytest.raises(ConfigError, match="neither module:function nor module:"):
-        own.allow([entry])
-    assert own.allowed() == []
+        registry.allow([entry])
+    assert registry.allowed() == []
 
 
 def test_allowing_replaces_what_was_allowed():
-    own.allow(["b:c", "a:*"])
-    assert own.allowed() == ["a:*", "b:c"]
-    own.allow([])
-    assert own.allowed() == []
+    registry.allow(["b:c", "a:*"])
+    assert registry.allowed() == ["a:*", "b:c"]
+    registry.allow([])
+    assert registry.allowed() == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.probes.base import absent, number, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import absent, number
 from device_agent.probes.power.rails import Ask, Rails, product
 from shared.errors import NoData
 

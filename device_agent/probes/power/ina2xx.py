@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.probes.base import absent, number, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import absent, number
 from device_agent.probes.power.rails import Ask, Rails, product
 from shared.errors import NoData
 

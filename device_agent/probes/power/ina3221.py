@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.probes.base import absent, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import absent
 from device_agent.probes.power.rails import Ask, Rails, product
 from shared.errors import NoData
 from shared.protocol.measurements import Absent

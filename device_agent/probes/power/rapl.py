@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.probes.base import Found, absent, number, text
+from device_agent.hardware.files import text
+from device_agent.probes.base import Found, absent, number
 from device_agent.probes.power.rails import checked, corrected
 from device_agent.profile.schema import Power
 from shared.errors import NoData

@@ -1,153 +1,15 @@
-r"""Paper 004's joint bandwidth and pruning: who gets which share of the uplink, and how much each must prune for it.
+"""Paper 004's joint bandwidth and pruning, solved by water-filling: the formulas are in `bandwidth_problem`.
 
-Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
-Networks. https://arxiv.org/abs/2309.01816
-
-    minimise sum_k rho_k  subject to                                                                    (43)
-    T_per_k + T_W_k + (1 - rho_k) (c_k + W / (b_k R_k)) <= T_th,   sum_k b_k <= 1,   0 <= b_k, rho_k <= 1
-
-With s_k = T_th - T_per_k - T_W_k (the warm-up that (46) omits is in it) and u_k = W / R_k:
-
-    1 - rho_k = min(1, b_k s_k / (b_k c_k + u_k))                                                       (47), (50)
-    b_k = clip((sqrt(s_k u_k / lambda) - u_k) / c_k,  floor_k,  cap_k)                                  (54), complete
-    cap_k = min(1, u_k / (s_k - c_k)) if s_k > c_k else 1: more would not be used
-    floor_k = (1 - rho_max) u_k / (s_k - (1 - rho_max) c_k): what rho_k <= rho_max needs
-
-b_k is a ramp in x = 1 / sqrt(lambda), a jump where c_k = 0: water-filling finds x exactly. Devices with s_k <= 0 or no
-rate take no part. Where the floors do not fit together the dearest are dropped, so that one hopeless device costs
-nobody else its floor, and `enough_s` says with which T_th all would fit.
+https://arxiv.org/abs/2309.01816
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
-
 import numpy as np
-from numpy.typing import ArrayLike
 
-from edge_server.allocation.optimizers.base import Array, Bound, Codes, Mask, Solver, column, known
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, Terms, terms
+from edge_server.allocation.optimizers.base import Array, Bound, Solver
 from edge_server.allocation.optimizers.water_filling import Ramps, fill
-
-NEWTON_STEPS, ROUNDING = 60, 1e-12
-
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """One round; a column has one entry a device, and one value stands for all.
-
-    Attributes:
-        up_bits_per_s: R_k, of the whole uplink; zero for no link.
-        compute_s: c_k, seconds of the masked steps on the whole global part; infinite for no clock.
-        personal_s: T_per_k, seconds of the steps on the personal part.
-        warm_up_s: T_W_k, seconds of the steps that measure importance.
-        upload_bits: W, of the whole global part.
-        threshold_s: T_th.
-        most_pruned: rho_max; 1 for no floor.
-    """
-
-    up_bits_per_s: Array
-    compute_s: ArrayLike
-    personal_s: ArrayLike
-    warm_up_s: ArrayLike
-    upload_bits: ArrayLike
-    threshold_s: float
-    most_pruned: float = 0.95
-
-    @classmethod
-    def of_clocks(  # noqa: PLR0913 - the paper's symbols
-        cls,
-        *,
-        cycles_per_weight: ArrayLike,
-        f_hertz: ArrayLike,
-        up_bits_per_s: ArrayLike,
-        weights: tuple[int, int],
-        steps: tuple[int, int, int],
-        threshold_s: float,
-        bits_per_weight: float = 32.0,
-        most_pruned: float = 0.95,
-    ) -> Self:
-        """Return the problem of devices whose seconds follow from C_k and f_k.
-
-        Args:
-            cycles_per_weight: C_k.
-            f_hertz: f_k.
-            up_bits_per_s: R_k.
-            weights: N_v and N_u.
-            steps: tau_v, warm-up steps, tau_u.
-            threshold_s: T_th.
-            bits_per_weight: q.
-            most_pruned: rho_max.
-        """
-        with np.errstate(all="ignore"):
-            second = np.asarray(cycles_per_weight, np.float64) / np.asarray(f_hertz, np.float64)
-        (personal, shared), (tau_v, tau_w, tau_u) = weights, steps
-        return cls(
-            up_bits_per_s=np.asarray(up_bits_per_s, np.float64),
-            compute_s=tau_u * shared * second,
-            personal_s=tau_v * personal * second if tau_v * personal else 0.0,
-            warm_up_s=tau_w * shared * second if tau_w else 0.0,
-            upload_bits=bits_per_weight * shared,
-            threshold_s=threshold_s,
-            most_pruned=most_pruned,
-        )
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The allocation.
-
-    Attributes:
-        share: b_k, of the uplink.
-        pruned: rho_k.
-        bound: What keeps each device from keeping more, a `Bound`.
-        multiplier: lambda, kept parts of models that the whole uplink once more would buy.
-        gain_per_s: What one more second of T_th would buy for each device, in kept parts of its model, or through the
-            bandwidth that it would free.
-        gain_per_compute_s: The same for a second less of c_k.
-        objective: sum of rho_k, those that take no part included.
-        feasible: Whether every device that has a link and a clock takes part and has its floor.
-        enough_s: The smallest T_th with which that would be so.
-    """
-
-    share: Array
-    pruned: Array
-    bound: Codes
-    multiplier: float
-    gain_per_s: Array
-    gain_per_compute_s: Array
-    objective: float
-    feasible: bool
-    enough_s: float
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The problem in the terms of the docstring above; who takes no part has s = u = 1, c = 0 and no room.
-
-    Attributes:
-        slack: s_k.
-        full: u_k, seconds of the whole upload over the whole uplink.
-        compute: c_k.
-        floor: Least b_k, zero where it does not fit.
-        wanted: Least b_k, were there room for the floors of all.
-        cap: Most b_k.
-        told: Whose figures can be true.
-        takes_part: Who has time, a link and a clock.
-        feasible: As in the allocation.
-        enough_s: As in the allocation.
-    """
-
-    slack: Array
-    full: Array
-    compute: Array
-    floor: Array
-    wanted: Array
-    cap: Array
-    told: Mask
-    takes_part: Mask
-    feasible: bool
-    enough_s: float
 
 
 def solve(problem: Bandwidth, solver: Solver = "numpy") -> Shares:
@@ -167,54 +29,6 @@ def ramps(given: Terms) -> Ramps:
     root = np.sqrt(given.slack * full)
     starts, ends = ((bound * given.compute + full) / root for bound in (given.floor, given.cap))
     return Ramps(starts, ends, given.floor, given.cap)
-
-
-def terms(problem: Bandwidth) -> Terms:
-    """Sort out who takes part, and what the floors and caps are."""
-    count = len(problem.up_bits_per_s)
-    rate, compute = column(problem.up_bits_per_s, count), column(problem.compute_s, count)
-    personal, warm, bits = (column(x, count) for x in (problem.personal_s, problem.warm_up_s, problem.upload_bits))
-    told, before, kept = known(rate, compute, personal, warm, bits), personal + warm, 1.0 - problem.most_pruned
-    with np.errstate(all="ignore"):
-        full, slack = bits / rate, problem.threshold_s - before
-        able = told & np.isfinite(compute + before) & np.isfinite(full)
-        within = able & (slack > 0)
-        slack, full = np.where(within, slack, 1.0), np.where(within, full, 1.0)
-        compute = np.where(within, compute, 0.0)
-        least = kept * full / np.maximum(slack - kept * compute, 0.0)
-        cap = np.where(slack - compute >= full, full / (slack - compute), 1.0)
-    cap = np.where(within & (full > 0), cap, 0.0)  # who has nothing to send needs no share
-    has_floor = within & (least <= 1.0)  # false for NaN: nothing to send, and no time for the steps
-    wanted = floor = np.where(has_floor, np.minimum(least, cap), 0.0)
-    feasible = bool(floor.sum() <= 1.0 and has_floor[able].all()) if kept else bool(within[able].all())
-    if floor.sum() > 1.0:
-        rising = np.sort(floor)
-        floor = np.where(floor < rising[np.argmax(np.cumsum(rising) > 1.0)], floor, 0.0)
-    enough = problem.threshold_s if feasible else _enough(problem, able, kept)
-    return Terms(slack, full, compute, floor, wanted, cap, told, within, feasible, enough)
-
-
-def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:
-    """Return the T at which sum_k kept u_k / (T - before_k - kept c_k) = 1.
-
-    The inverse of the sum is concave and rises, so that Newton's steps from below never pass the root.
-    """
-    count = len(able)
-    personal, warm, compute = (
-        column(x, count)[able] for x in (problem.personal_s, problem.warm_up_s, problem.compute_s)
-    )
-    least = personal + warm + kept * compute
-    needs = kept * column(problem.upload_bits, count)[able] / problem.up_bits_per_s[able]
-    at = float(np.max(least + needs, initial=0.0))
-    least, needs = least[needs > 0], needs[needs > 0]
-    at = float(np.nextafter(at, np.inf)) if len(needs) else at  # what is needed may be lost in the rounding of the rest
-    for _ in range(NEWTON_STEPS):
-        parts = needs / (at - least)
-        total = float(parts.sum())
-        if total <= 1.0 + ROUNDING:
-            break
-        at += total * (total - 1.0) / float((parts / (at - least)).sum())
-    return at * (1.0 + ROUNDING)
 
 
 def allocation(given: Terms, share: Array, multiplier: float) -> Shares:

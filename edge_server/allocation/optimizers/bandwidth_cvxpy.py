@@ -15,7 +15,7 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
-from edge_server.allocation.optimizers.bandwidth import Terms
+from edge_server.allocation.optimizers.bandwidth_problem import Terms
 from edge_server.allocation.optimizers.base import Array
 
 SETTINGS = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10}

@@ -16,9 +16,9 @@ from edge_server.plan.simulated_devices import (
     RangeCompute,
     TracePower,
 )
-from edge_server.replay.devices import given, link_trace, power_trace, profile, ranges, wireless
-from edge_server.replay.devices.behaviour import Behaviour, Effort
-from edge_server.replay.devices.parts import Busy, Draw, Pace, Ways
+from edge_server.replay.devices import link_trace, power_trace, profile, ranges, wireless
+from edge_server.replay.devices import ranges as given
+from edge_server.replay.devices.behaviour import Behaviour, Busy, Draw, Effort, Pace, Ways
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 
@@ -82,9 +82,9 @@ def pace(device: DevicePlan, seed: int) -> Pace:
     """Return how fast a device computes."""
     match device.compute:
         case None:
-            return given.pace(device.compute_s, source="")
+            return given.given_pace(device.compute_s, source="")
         case GivenCompute():
-            return given.pace(device.compute.seconds)
+            return given.given_pace(device.compute.seconds)
         case RangeCompute():
             return ranges.pace(device.compute, seed, device.name)
         case ProfileCompute():
@@ -98,9 +98,9 @@ def ways(device: DevicePlan, index: int, seed: int) -> Ways:
     match device.link:
         case None:
             rates = GivenLink(up_mbit_s=device.up_mbit_s, down_mbit_s=device.down_mbit_s, delay_s=device.delay_s)
-            return given.ways(rates, source="")
+            return given.given_ways(rates, source="")
         case GivenLink():
-            return given.ways(device.link)
+            return given.given_ways(device.link)
         case RangeLink():
             return ranges.ways(device.link, seed, device.name)
         case WirelessLink():
@@ -117,7 +117,7 @@ def draw(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> Draw:
         case None:
             return Draw()
         case GivenPower():
-            return given.draw(device.power)
+            return given.given_draw(device.power)
         case CyclesPower():
             return ranges.draw(device.power, tx_w, seed, device.name)
         case ProfilePower():

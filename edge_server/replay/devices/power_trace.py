@@ -8,10 +8,9 @@ from itertools import pairwise
 import msgspec
 
 from edge_server.plan.simulated_devices import TracePower
-from edge_server.replay.devices.behaviour import Direction
+from edge_server.replay.devices.behaviour import Direction, Draw
 from edge_server.replay.devices.csv_series import chosen, held, require_possible, series
 from edge_server.replay.devices.curve import Curve, steps
-from edge_server.replay.devices.parts import Draw
 from shared.errors import ConfigError
 
 LONGEST_GAP_S = 5.0

@@ -8,7 +8,7 @@ from device_agent.probes.power.model import watts
 from device_agent.profile.load import LIVE, for_board
 from device_agent.profile.schema import PowerModel, Profile
 from edge_server.plan.simulated_devices import ProfileCompute, ProfilePower, Span
-from edge_server.replay.devices.parts import Busy, Draw, Pace, steady
+from edge_server.replay.devices.behaviour import Busy, Draw, Pace, steady
 from edge_server.replay.devices.ranges import Clock, cycles
 from shared.errors import ConfigError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from edge_server.replay.devices.recorded_device import recorded
-from edge_server.replay.devices.recorded_link import spare_s
+from edge_server.replay.devices.recorded_device import recorded, spare_s
 from edge_server.trace.schema import Round, Task
 from edge_server.trace.trace import Trace
 

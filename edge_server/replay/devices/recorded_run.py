@@ -23,9 +23,16 @@ from statistics import median
 
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.devices.curve import Curve, constant
-from edge_server.replay.devices.recorded_device import Recorded, recorded
-from edge_server.replay.devices.recorded_link import exchange_w, link, radio
-from edge_server.replay.devices.recorded_work import Shares, shares_of, weights_of
+from edge_server.replay.devices.recorded_device import (
+    Recorded,
+    Shares,
+    exchange_w,
+    link,
+    radio,
+    recorded,
+    shares_of,
+    weights_of,
+)
 from edge_server.trace.schema import Task
 from edge_server.trace.trace import Trace
 from shared.errors import ConfigError

@@ -3,16 +3,14 @@
     r = b B log2(1 + h g p / N),    h = 10^(-PL(d) / 10)
 
 with bandwidth B and the device's share b of it, power p, noise power N, gain h of the path and g of the fading;
-`edge_server.plan.radio` has the path's. In Rayleigh fading g is exponentially distributed, constant over a block.
+`edge_server.plan.links` has the path's. In Rayleigh fading g is exponentially distributed, constant over a block.
 """
 
 from __future__ import annotations
 
-from edge_server.plan.links import WirelessLink
-from edge_server.plan.radio import path_gain, shannon, watts
-from edge_server.replay.devices.behaviour import Flow
+from edge_server.plan.links import WirelessLink, path_gain, shannon, watts
+from edge_server.replay.devices.behaviour import Flow, Ways
 from edge_server.replay.devices.curve import constant
-from edge_server.replay.devices.parts import Ways
 from edge_server.replay.devices.random_draws import Blocks, exponential, within
 from shared.errors import ConfigError
 

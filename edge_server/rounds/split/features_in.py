@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from edge_server.config import LinkConfig
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Message
-from shared.protocol.steps import Features
+from shared.protocol.messages import Features, Message
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.transfer import frames

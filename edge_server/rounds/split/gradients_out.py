@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import Unreachable
 from shared.protocol import wire
-from shared.protocol.messages import Want
-from shared.protocol.steps import Features, Gradient, Room, Skip
+from shared.protocol.messages import Features, Gradient, Room, Want
 from shared.protocol.topics import topic
 from shared.transfer.in_memory import Sending, room
 from shared.transfer.pace import Pace
@@ -21,7 +20,6 @@ log = logging.getLogger(__name__)
 
 MOST_WANTS = 16
 """Of one device that wait to be sent, pushes among them; a receiver has half as many under way, and asks again."""
-OVER = (1 << 31) - 1
 """A step that no session reaches."""
 
 
@@ -104,8 +102,3 @@ class Gradients:
                     await self.transport.publish(topic(self.site, device, "gradient"), frame, assured=False)
             except Unreachable as error:
                 log.debug("frames for %s not sent, they will be asked for again: %s", device, error)
-
-
-def skip(offer: Features, step: int = OVER) -> Skip:
-    """Return the word that another step is open than that of an offer; without one, that its session is over."""
-    return Skip(run=offer.run, round=offer.round, device=offer.device, start=offer.start, step=step, offered=offer.step)

@@ -1,25 +1,35 @@
-"""Serve the steps of one split round: features come up, the barrier says when a step is due, gradients go down."""
+"""Serve the steps of one split round: features come up, the barrier says when a step is due, gradients go down.
+
+What a round of a split method has besides: somebody who serves its steps.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+from edge_server.config import LinkConfig
+from edge_server.fleet.hub import Server, skip
+from edge_server.plan.plan import Plan
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Word
 from edge_server.rounds.split.features_in import Coming, Incoming
-from edge_server.rounds.split.gradients_out import Gradients, skip
-from edge_server.rounds.split.top_model import Top
+from edge_server.rounds.split.gradients_out import Gradients
+from edge_server.rounds.split.top_model import Top, own
+from shared.algorithms.base import Algorithm
+from shared.codecs import CODECS
 from shared.errors import WireError
-from shared.protocol.messages import Update
-from shared.protocol.steps import Features
+from shared.models.base import Model
+from shared.protocol.messages import Assignment, Features, Update, Want
+from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker
 from shared.runtime.tasks import background
-from shared.tensors.tree import Tree
+from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.in_memory import Sending
 
@@ -97,17 +107,24 @@ class Splitting:
         if await self.incoming.frame(device, data):
             self._wake.set()
 
-    def serve(self, gather: Gather, reachable: Callable[[], Awaitable[bool]]) -> Coroutine[None, None, None]:
-        """Take the features of a round's devices from now on; return what serves step after step, until cancelled.
+    def join(self, gather: Gather) -> None:
+        """Take the features of this round's devices from now on."""
+        self._gather = gather
+
+    def want(self, device: str, want: Want) -> None:
+        """Send what a device asks for of its last gradient."""
+        self.gradients.want(device, want)
+
+    async def returned(self, device: str) -> None:
+        """Note that a device has connected anew."""
+        await self.incoming.returned(device)
+
+    async def serve(self, reachable: Callable[[], Awaitable[bool]]) -> None:
+        """Serve step after step, until cancelled.
 
         Args:
-            gather: The round.
             reachable: Waits until the broker is there; tells whether it was there already. No deadline runs meanwhile.
         """
-        self._gather = gather
-        return self._serve(reachable)
-
-    async def _serve(self, reachable: Callable[[], Awaitable[bool]]) -> None:
         async with background(self.gradients.send()):
             while True:
                 self._wake.clear()
@@ -192,3 +209,34 @@ class Splitting:
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._wake.wait()
+
+
+def begin(  # noqa: PLR0913 - what a round is made of
+    plan: Plan,
+    algorithm: Algorithm,
+    model: Model,
+    server: Server,
+    link: LinkConfig,
+    *,
+    number: int,
+    state: State,
+    assignments: Mapping[str, Assignment],
+) -> Splitting | None:
+    """Return who serves a round's steps, on a copy of the state; None where the devices train alone."""
+    if algorithm.serve is None:
+        return None
+    steps = max((told.steps for told in assignments.values()), default=0)
+    codec = build(CODECS, plan.cut_codec, "cut_codec")
+    top = Top(algorithm, model, own(state), codec, assignments, plan.seed, before=(number - 1) * steps)
+    barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
+    incoming = Incoming(server.site, server.transport, server.clock, link, server.paces)
+    gradients = Gradients(server.site, server.transport)
+    return Splitting(server.clock, server.worker, top, barrier, incoming, gradients)
+
+
+def account(splitting: Splitting | None) -> dict[str, Any]:
+    """Return what is recorded of a round's steps; nothing of one that is not split."""
+    if splitting is None:
+        return {}
+    barrier = splitting.barrier
+    return {"steps": barrier.step - 1, "missed": dict(sorted(barrier.missed.items()))}

@@ -12,10 +12,10 @@ from shared.codecs.base import Codec
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import seeded
-from shared.own import FAULTS
 from shared.protocol import payload
 from shared.protocol.messages import Assignment
 from shared.protocol.topics import SERVER
+from shared.registry import FAULTS
 from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import Receiving, Sending, sending
 

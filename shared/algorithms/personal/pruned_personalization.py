@@ -11,7 +11,7 @@ In round g, device k with its personal part v_k, given the global part u and a s
     m_k: the N - floor(rho_k N) largest of I                (21)  of all weights together; biases always stay
     u_k <- u . m_k;  u_k <- u_k - eta grad_u F_k(u_k, v_k) . m_k      (21), (22)   tau_u steps, v_k fixed
 
-The held weights of u_k go up, with a bitmap of which these are (`shared.algorithms.personal.sparse_update` has the bytes); v_k never
+The held weights of u_k go up, with a bitmap of which these are (`sparse_update` has the bytes); v_k never
 does. The server takes, weight by weight, the mean over those who hold it, and the old value where nobody does:
 
     u_j <- 1 / |K_j| sum_{k in K_j} u_kj                   (26)
@@ -34,16 +34,18 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, assign_alike
 from shared.algorithms.personal import sparse_update
-from shared.algorithms.personal.partial import (
+from shared.algorithms.personal.pruned_personalization_device import (
     Importance,
     Settings,
     Split,
     Updating,
+    local,
     own_part,
+    pruned_share,
     shared_part,
+    timed,
     weights_of,
 )
-from shared.algorithms.personal.pruned_personalization_device import local, pruned_share, timed
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.tensors import tree

@@ -30,9 +30,8 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, assign_alike
 from shared.algorithms.split.fedsl_device import local
-from shared.algorithms.split.fedsl_server import serve
+from shared.algorithms.split.fedsl_server import admit, serve
 from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, Settings
-from shared.algorithms.split.smashed import admit
 from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment

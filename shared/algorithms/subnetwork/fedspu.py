@@ -17,14 +17,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
-from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import descent, trained
-from shared.algorithms.personal_model import personal, require_finite
+from shared.algorithms.local_training import Stopping, leaving, personal, require_finite
 from shared.algorithms.subnetwork.server_half import begin, came, is_whole, keep_of, neurons
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.frozen_choice import pays
-from shared.subnetworks.frozen_network import frozen
+from shared.subnetworks.frozen_network import frozen, pays
 from shared.subnetworks.neurons import chain, everything, extract, merge, ordered
 from shared.tensors.tree import State, Tree
 

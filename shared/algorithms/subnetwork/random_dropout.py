@@ -5,6 +5,15 @@ idea is Caldas, Konecny, McMahan, Talwalkar. Expanding the Reach of Federated Le
 Requirements. 2018. https://arxiv.org/abs/1812.07210
 
 Devices train a network that is physically smaller. What travels is exactly what FedSPU sends.
+
+FjORD as FedSPU's authors compare with it: the first neurons of every layer, trained at that width alone.
+
+Niu, Dong, Qin, AAAI 2025, https://arxiv.org/abs/2403.11464, simplify FjORD (see `fjord`): no width is
+drawn, there is no distillation, and no device keeps anything.
+
+    S_l = {1, ..., floor(p_k n_l)}
+
+It is random dropout with that choice of neurons. A device uses the part of the common network that it was given last.
 """
 
 from __future__ import annotations
@@ -15,13 +24,12 @@ from functools import partial
 from torch import nn
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Result
-from shared.algorithms.early_stopping import Stopping, leaving
 from shared.algorithms.fedavg import descent
-from shared.algorithms.subnetwork.server_half import Choice, came, drawn, neurons, smaller_work
+from shared.algorithms.local_training import Stopping, leaving
+from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, drawn, keep_of, neurons, smaller_work
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.narrow import narrowed
-from shared.subnetworks.neurons import PREFIX, Active
+from shared.subnetworks.neurons import PREFIX, Active, narrowed, ordered
 from shared.tensors.tree import State, Tree
 
 
@@ -62,3 +70,15 @@ def smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
 def served(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
     """Return what a device was given: the server's model, or a smaller network, which its layers take as well."""
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
+
+
+def fjord_fixed(
+    keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1
+) -> Algorithm:
+    """Build the algorithm; for its options see `fedspu`."""
+    return dropout(first, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
+
+
+def first(state: State, assignment: Assignment) -> Active:
+    """Return the first neurons of every layer, as many as a device's share of them is."""
+    return ordered(chain_of(state.facts).hidden, keep_of(assignment))

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Result, assign_alike
-from shared.algorithms.early_stopping import DEVICE
+from shared.algorithms.local_training import DEVICE, MODEL_SEED
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar
@@ -39,7 +39,7 @@ from shared.subnetworks.neurons import coverage as covered
 from shared.tensors import tree as trees
 from shared.tensors.tree import Mean, State, Tree, check_like
 
-CHAIN, MODEL_SEED, KEEP = "chain", "model_seed", "keep"
+CHAIN, KEEP = "chain", "keep"
 
 Choice: TypeAlias = Callable[[State, Assignment], Active]
 """(server state, assignment) -> the neurons that a device is given, by the state's facts; the same whenever asked."""

@@ -21,9 +21,9 @@ import pytest
 
 from device_agent.commands import probe as command
 from device_agent.measurement.board import TOTAL, Board
+from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.power_log import PowerLog
 from device_agent.profile.load import NOBODY
-from device_agent.trainer.interface import Measuring
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Provenance, Reading
 from shared.runtime.clock import VirtualLoop, monotonic

@@ -12,7 +12,7 @@ import pytest
 from device_agent.diagnosis import record_board
 from device_agent.diagnosis.record_board import Expected, expected, keep, record
 from device_agent.hardware import tools
-from device_agent.measurement.sensing import sense
+from device_agent.measurement.board import sense
 from device_agent.probes import PROBES
 from device_agent.profile.load import for_board
 from shared.errors import ConfigError, NoData

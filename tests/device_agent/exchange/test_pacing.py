@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.exchange.pacing import BURST_S, Bucket
+from device_agent.exchange.upload import BURST_S, Bucket
 from shared.protocol.messages import Assignment, Hyper, Want
 from tests.device_agent.desk import DATA
 

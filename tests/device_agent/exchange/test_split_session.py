@@ -13,8 +13,7 @@ import pytest
 from device_agent.exchange.split_session import Splitting
 from shared.errors import SessionLost
 from shared.protocol import wire
-from shared.protocol.messages import Assignment, Hyper, Status, Task, Want
-from shared.protocol.steps import Gradient, Missed
+from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Status, Task, Want
 from shared.protocol.topics import topic
 from shared.runtime.tasks import background
 from shared.transfer.in_memory import sending

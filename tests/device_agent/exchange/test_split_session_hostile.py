@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from device_agent.exchange.split_session import Splitting
 from shared.errors import SessionLost
 from shared.protocol import wire
-from shared.protocol.messages import Assignment, Hyper, Spec, Task, Transfer, Want
-from shared.protocol.steps import Gradient, Missed, Skip
+from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Skip, Spec, Task, Transfer, Want
 from shared.protocol.topics import topic
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.tasks import background

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from device_agent.diagnosis.checks import of_broker
-from device_agent.measurement.reach import refusal
+from device_agent.measurement.link_test import refusal
 from edge_server.fleet.broker import free_port, running
 from shared.transport.base import Broker
 from tests.shared.transport.mosquitto import configured

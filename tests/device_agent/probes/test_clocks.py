@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.probes import clocks, cpufreq, time_in_state
+from device_agent.probes import clocks, cpufreq
+from device_agent.probes import cpufreq as time_in_state
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
 from tests.shared_data import shared

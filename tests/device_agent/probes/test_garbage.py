@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.probes import cpufreq, cputime, firmware, memory, network, time_in_state
+from device_agent.probes import cpufreq, cputime, firmware, memory, network
+from device_agent.probes import cpufreq as time_in_state
 from device_agent.probes.clocks import CPUINFO, cpu_list
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData

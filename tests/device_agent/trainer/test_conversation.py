@@ -6,9 +6,9 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE
 
-from device_agent.trainer.conversation import Conversation
 from device_agent.trainer.pipe_messages import Done, Failed
-from shared.protocol.steps import Missed
+from device_agent.trainer.process import Conversation
+from shared.protocol.messages import Missed
 
 CHILD = """
 import sys

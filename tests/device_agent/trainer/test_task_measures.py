@@ -8,10 +8,11 @@ import torch
 from device_agent.config import BoardConfig
 from device_agent.exchange import outbox
 from device_agent.measurement.board import Meters
-from device_agent.trainer.interface import Job, Measuring
+from device_agent.measurement.calibration_file import Measuring
+from device_agent.trainer.interface import Job
 from device_agent.trainer.workspace import Bench
 from shared.data.spec import Data
-from shared.models.flops import step_flops
+from shared.models.cost import step_flops
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
 from tests.device_agent.device import update_of
@@ -55,7 +56,7 @@ def test_three_hours_of_training_have_their_joules(tmp_path, make_task) -> None:
     paths = {"params": "", "state": "", "draft": ""}
     data = Data(source="digits")
     job = Job(task=make_task(), **paths, data=data, frame_bytes=1, cost=Cost(), measuring=told)
-    power = Meters().of(job).power
+    power = Meters().of(job.measuring, job.cost.idle_w).power
     power.__exit__()
     power._clock = power.source._clock = clock = Hand(power._clock())
     start = clock.now

@@ -11,7 +11,7 @@ from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Bench
-from shared.algorithms.subnetwork.server_half import MODEL_SEED
+from shared.algorithms.local_training import MODEL_SEED
 from shared.models.build import initial
 from shared.models.evaluate import score
 from shared.protocol.messages import Assignment, Hyper, Spec

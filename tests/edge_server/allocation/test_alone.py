@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from edge_server.allocation.case import Case
 from edge_server.allocation.coordinator import decide, kept_alone
+from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, kept
 from edge_server.plan.optimizer import OptimizerPlan
 from tests.edge_server.allocation.test_decisions import band

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.allocation.case import Case, of
 from edge_server.allocation.coordinator import decide
+from edge_server.allocation.inputs import Case, of
 from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.optimizer import OptimizerPlan
 

@@ -8,10 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_server.allocation.case import Case
 from edge_server.allocation.coordinator import decide
-from edge_server.allocation.explain import Explanation, explain
-from edge_server.allocation.explain_text import lines
+from edge_server.allocation.explain import Explanation, explain, lines
+from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, kept
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
 from edge_server.plan import plan as plans

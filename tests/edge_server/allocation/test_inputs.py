@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.allocation.case import Case
 from edge_server.allocation.coordinator import decide
 from edge_server.allocation.experience import Experience
-from edge_server.allocation.inputs import case
+from edge_server.allocation.inputs import Case, case
 from edge_server.allocation.model_sizes import Sizes, ladder, sizes
 from edge_server.journal.budget import Spending
 from edge_server.journal.decision import Decision, Figure, Given

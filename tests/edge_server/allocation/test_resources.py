@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.allocation.resources import Resources, resources
+from edge_server.allocation.figures import Resources, resources
 from shared.protocol.measurements import Cost, Reading, Spent, StepCost
 from shared.protocol.messages import Report
 

@@ -16,8 +16,7 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.fleet.view import looking
-from edge_server.journal.kept import Kept
-from edge_server.journal.report_history import Readings
+from edge_server.journal.report_history import Kept, Readings
 from shared.protocol import wire
 from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report, Status

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.__main__ import main
 from edge_server.config import load
-from shared import own
+from shared import registry
 from shared.errors import ConfigError
 from shared.models import MODELS
 
@@ -26,7 +26,7 @@ def run(monkeypatch, capsys):
         return ended.value.code, *capsys.readouterr()
 
     yield give
-    own.allow([])
+    registry.allow([])
 
 
 def test_the_list_has_every_network_with_its_defaults(run):
@@ -101,7 +101,7 @@ def test_a_run_imports_what_the_servers_file_allows(tmp_path, monkeypatch, capsy
         with pytest.raises(SystemExit, match="2"):
             main()
         errors.append(capsys.readouterr().err)
-    own.allow([])
+    registry.allow([])
     assert "not allowed in this process" in errors[0]
     assert "No module named 'absent_nets'" in errors[1]
     path.write_text('plan = "plan.toml"\nmodels = ["*:*"]\n')

@@ -7,8 +7,7 @@ from random import Random
 
 from edge_server.fleet.history import BATCH_S, MAX_DEVICES, History
 from edge_server.fleet.hub import Server
-from edge_server.journal.kept import FILE, history, latest
-from edge_server.journal.report_history import Readings
+from edge_server.journal.report_history import FILE, Readings, history, latest
 from shared.protocol import wire
 from shared.protocol.messages import Report, Status
 from shared.protocol.topics import topic

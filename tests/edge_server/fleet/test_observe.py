@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from edge_server.fleet.observe import BATCH_S, GRACE_S, MOST, PAUSE_S, SETTLE_S, Observing, sensed
-from edge_server.journal import rows
-from edge_server.journal.observed import Joined, Left, Sensed, ServerBegan
-from edge_server.journal.records import RoundOpened, RunClosed, UpdateAccepted
+from edge_server.journal import sqlite
+from edge_server.journal.records import Joined, Left, RoundOpened, RunClosed, Sensed, ServerBegan, UpdateAccepted
 from shared.errors import Unwritable
 from shared.protocol.measurements import Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
@@ -106,7 +105,7 @@ def test_an_age_that_no_journal_can_hold_is_left_out():
     """As JSON an infinite number is none at all, and a journal that holds one cannot be read any more."""
     odd = Reading(value=1.0, unit="W", source="x", quality="measured", at=-1e308)
     [record] = told((3.0, report(1e308, readings={"power.total_watts": odd})))
-    assert rows.good([(rows.encode(record), rows.mark(rows.encode(record), 0))]) == [record]
+    assert sqlite.good([(sqlite.encode(record), sqlite.mark(sqlite.encode(record), 0))]) == [record]
     assert record.ages == {}
 
 

@@ -8,10 +8,10 @@ from random import Random
 import msgspec
 import pytest
 
-from edge_server.fleet.rows import Device, rows
 from edge_server.fleet.state import Fleet, observe
 from edge_server.fleet.tables import COLUMNS, FREE, cell, duration, number, plain, plot, sparkline, spent, throttled
-from edge_server.journal.kept import Kept
+from edge_server.fleet.view import Device, rows
+from edge_server.journal.report_history import Kept
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
 from tests.edge_server.reports import report

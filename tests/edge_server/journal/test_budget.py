@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.journal.budget import Ledger, Spending, reached
-from edge_server.journal.observed import Noted
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
+    Noted,
     Rewound,
     RoundClosed,
     RoundOpened,
@@ -24,7 +24,7 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.journal.sqlite import SqliteStore
-from edge_server.plan.budget_plan import BudgetPlan
+from edge_server.plan.sections import BudgetPlan
 from edge_server.replay.run import replay
 from shared.errors import Infeasible
 from shared.protocol.measurements import Cost

@@ -11,8 +11,7 @@ import pytest
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.fleet.state import Fleet, observe
-from edge_server.journal.costs import Costs, by_round
-from edge_server.journal.plausible import MAX_SOURCE, plausible
+from edge_server.journal.costs import MAX_SOURCE, Costs, by_round, plausible
 from edge_server.journal.records import CostSettled, Rewound, UpdateAccepted
 from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan import plan as plans

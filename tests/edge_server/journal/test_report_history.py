@@ -14,8 +14,7 @@ from random import Random
 import msgspec
 import pytest
 
-from edge_server.journal.kept import FILE, Kept, history, latest
-from edge_server.journal.report_history import DAY_S, FULL_EVERY, SWEEP_S, Readings
+from edge_server.journal.report_history import DAY_S, FILE, FULL_EVERY, SWEEP_S, Kept, Readings, history, latest
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
@@ -167,7 +166,7 @@ import sys
 from itertools import count
 from pathlib import Path
 from random import Random
-from edge_server.journal.kept import Kept
+from edge_server.journal.report_history import Kept
 from edge_server.journal.report_history import Readings
 from tests.edge_server.reports import report
 readings, random = Readings(Path(sys.argv[1]), 14, 1 << 22), Random(1)

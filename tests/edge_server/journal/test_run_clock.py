@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.journal.observed import Joined, ServerBegan
-from edge_server.journal.records import RoundOpened, RunClosed
+from edge_server.journal.records import Joined, RoundOpened, RunClosed, ServerBegan
 from edge_server.journal.run_clock import FAR_S, Elapsed, began, since, timed
 
 FIRST = ServerBegan(at=500.0, run_s=0.0, utc_s=1e9)

@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
+    Joined,
+    Left,
+    Noted,
     Rewound,
     RoundClosed,
     RoundOpened,
     RunClosed,
     RunOpened,
+    Sensed,
+    ServerBegan,
     UpdateAccepted,
     closed_rounds,
     valid,

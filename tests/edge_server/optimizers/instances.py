@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_server.allocation.optimizers.bandwidth import Bandwidth
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth
 from edge_server.allocation.optimizers.hcef_problem import Hcef
 
 BANDWIDTHS = ("link", "compute", "mixed", "tight", "loose", "partly")

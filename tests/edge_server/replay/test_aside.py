@@ -6,12 +6,12 @@ import signal
 import subprocess  # noqa: TID251 - a process that is killed
 import sys
 
-from edge_server.replay.aside import folder_in, sweep
+from edge_server.replay.run import folder_in, sweep
 
 HOLD = """
 import sys
 from pathlib import Path
-from edge_server.replay.aside import folder_in
+from edge_server.replay.run import folder_in
 with folder_in(Path(sys.argv[1])) as place:
     print(place, flush=True)
     sys.stdin.read()

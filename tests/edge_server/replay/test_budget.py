@@ -9,14 +9,14 @@ from msgspec.structs import replace as replace_field
 
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import closed_rounds
-from edge_server.plan.budget_plan import BudgetPlan
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink
 from edge_server.plan.plan import placed
+from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.simulated_devices import CyclesPower, GivenCompute, GivenPower, RangeCompute
-from edge_server.replay.budget import Least, least_round, least_task, require_budgets
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.build import behaviour
+from edge_server.replay.feasibility import Least, least_round, least_task, require_budgets
 from edge_server.replay.run import main, replay
 from edge_server.trace import files
 from edge_server.trace.trace import Trace

@@ -15,7 +15,7 @@ from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import devices
-from edge_server.replay.desk import Desk
+from edge_server.replay.jobs import Desk
 from edge_server.replay.run import main, name_of, replay, scratch
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_examples

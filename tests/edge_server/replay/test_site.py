@@ -13,15 +13,14 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import Measured, closed_rounds
 from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.plan import devices
-from edge_server.replay.desk import Desk
 from edge_server.replay.devices.behaviour import Behaviour, Effort
 from edge_server.replay.devices.curve import constant
-from edge_server.replay.jobs import Jobs
-from edge_server.replay.play import Cast, play
+from edge_server.replay.jobs import Desk, Jobs
 from edge_server.replay.pool import Here
+from edge_server.replay.site import Cast, play
 from edge_server.replay.trainer import Scale
 from shared.data.cache import Shelf
-from shared.models.flops import step_flops
+from shared.models.cost import step_flops
 from shared.protocol.measurements import Provenance
 from shared.protocol.messages import Spec
 from shared.runtime.clock import VirtualLoop

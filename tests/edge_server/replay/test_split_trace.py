@@ -14,10 +14,8 @@ from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
-from edge_server.replay.devices.recorded_device import recorded
-from edge_server.replay.devices.recorded_link import rates
+from edge_server.replay.devices.recorded_device import rates, recorded, weights_of
 from edge_server.replay.devices.recorded_run import behaviours
-from edge_server.replay.devices.recorded_work import weights_of
 from edge_server.replay.run import main, replay
 from edge_server.trace.export import trace_of
 from edge_server.trace.trace import Trace

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.replay.stacked_training import stacked
-from edge_server.replay.together import MOST, at_once, correction_of, train
+from edge_server.replay.stacked_training import MOST, at_once, correction_of, stacked, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg, local_sgd
 from shared.data.examples import Examples
 from shared.models.base import Model
 from shared.models.build import seeded
-from shared.models.mlp import mlp
-from shared.models.small import cnn
+from shared.models.small import cnn, mlp
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import State
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_server.journal.observed import Noted
-from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.records import Noted, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
-from edge_server.plan.replay_plan import ReplayPlan
-from edge_server.replay import together
+from edge_server.plan.sections import ReplayPlan
+from edge_server.replay import stacked_training
 from edge_server.replay.run import exactly, main, name_of, replay
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import make_plan, require_equal
@@ -79,7 +78,7 @@ def test_what_cannot_be_done_together_is_done_alone(tmp_path):
     """A network that only one device fits in the cache with: the same bits as without the permission."""
     wide = 'name = "mlp"\noptions = { features = 8, hidden = 120000, classes = 3 }'
     plan = planned(tmp_path, model=wide, rounds=1, cohort="size = 2\nmin_devices = 8")
-    assert together.shared_out(plan, 8, (8,)) == 1
+    assert stacked_training.shared_out(plan, 8, (8,)) == 1
     first, second = replay(plan, tmp_path / "a" / "run")[0], replay(exactly(plan), tmp_path / "b" / "run")[0]
     require_equal(first.tree, second.tree)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.report import formatting
-from edge_server.report.amounts import UNKNOWN, Amount, quantile, rest, total
-from edge_server.report.axes import Axis, label, ticks, whole_ticks
+from edge_server.report.charts import Axis, label, ticks, whole_ticks
+from edge_server.report.digest import UNKNOWN, Amount, quantile, rest, total
 
 FINITE = st.floats(-1e18, 1e18)
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from edge_server.journal.records import CostSettled, RoundOpened
-from edge_server.report.amounts import NONE, UNKNOWN, Amount
 from edge_server.report.csv_export import csv_of
+from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.page import page
 from edge_server.report.summarise import digest, joules
 from edge_server.report.targets import comparison

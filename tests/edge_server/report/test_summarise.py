@@ -5,9 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
-from edge_server.journal.records import CostSettled, Rewound, RoundOpened, RunOpened
-from edge_server.report.amounts import NONE, UNKNOWN, Amount
+from edge_server.journal.records import (
+    CostSettled,
+    Joined,
+    Left,
+    Noted,
+    Rewound,
+    RoundOpened,
+    RunOpened,
+    Sensed,
+    ServerBegan,
+)
+from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.summarise import digest, joules
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost

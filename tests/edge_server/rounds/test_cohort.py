@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.rounds.cohort import needed, select
+from edge_server.rounds.assign import needed, select
 
 names = st.lists(st.text("abcdefgh0123456789", min_size=1, max_size=4), unique=True, max_size=12)
 

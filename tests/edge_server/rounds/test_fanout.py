@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.rounds.fanout import ALL, Fanout
+from edge_server.rounds.broadcast import ALL, Fanout
 
 PATIENCE_S = 1.0
 FRAMES = 12

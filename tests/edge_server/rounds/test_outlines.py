@@ -14,9 +14,8 @@ from shared.codecs import CODECS
 from shared.codecs.base import Codec
 from shared.errors import WireError
 from shared.models.build import blank
-from shared.protocol.messages import Blob, Payload, Spec, Update
+from shared.protocol.messages import Blob, Payload, Room, Spec, Update
 from shared.protocol.payload import pack
-from shared.protocol.steps import Room
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.frames import MAX_FRAME_BYTES

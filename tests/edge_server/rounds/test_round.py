@@ -14,8 +14,7 @@ from edge_server.fleet.hub import Server
 from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.plan import load
 from edge_server.rounds.broadcast import audiences
-from edge_server.rounds.figures import accuracies, weighted
-from edge_server.rounds.round import Rounds
+from edge_server.rounds.round import Rounds, accuracies, weighted
 from shared.algorithms.fedavg import fedavg
 from shared.codecs.dense import dense
 from shared.models.build import blank

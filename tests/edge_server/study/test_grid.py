@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.plan.plan import load
 from edge_server.study.grid import cells, setting_of
-from edge_server.study.lines import line_of
+from edge_server.study.spec import line_of
 from edge_server.study.spec import load as load_study
 from shared.errors import ConfigError
 from shared.protocol.topics import is_name

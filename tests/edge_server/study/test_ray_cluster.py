@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from edge_server.journal.versions import versions
+from edge_server.journal.runs import versions
 from edge_server.study.cell import perform, perform_away
 from edge_server.study.pool import Tell
 from edge_server.study.ray_cluster import run_on_ray

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunClosed, RunOpened
-from edge_server.report.amounts import UNKNOWN, Amount, known
+from edge_server.report.digest import UNKNOWN, Amount, known
 from edge_server.report.summarise import digest
 from edge_server.study.grid import Cell
-from edge_server.study.progress import Display
 from edge_server.study.result import Began, Ended, Result
 from edge_server.study.summary import Summary, spread, summarise
 from edge_server.study.tables import cells_csv, groups_csv, tables
+from edge_server.study.terminal import Display
 from shared.protocol.messages import Assignment, Cost, Hyper
 from tests.edge_server.study.studies import HEAD, TWO_SEEDS, grid_of
 

@@ -7,17 +7,21 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edge_server.journal.observed import Joined, Left, Noted, Sensed, ServerBegan
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
     Evaluated,
+    Joined,
+    Left,
     Measured,
+    Noted,
     Rewound,
     RoundClosed,
     RoundOpened,
     RunClosed,
     RunOpened,
+    Sensed,
+    ServerBegan,
     UpdateAccepted,
 )
 from edge_server.plan import plan as plans

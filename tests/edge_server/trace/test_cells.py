@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.trace import files
-from edge_server.trace.cells import FORMULA, cells, row
+from edge_server.trace.export import BOARD
+from edge_server.trace.files import FORMULA, cells, row
 from edge_server.trace.header import FILE
-from edge_server.trace.observations import BOARD
 from edge_server.trace.schema import Fact, Sample, columns
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import bring, export

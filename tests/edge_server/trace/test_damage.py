@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_server.journal import rows
+from edge_server.journal import sqlite
 from edge_server.trace import files
 from edge_server.trace.import_run import records_of
 from shared.errors import ConfigError
@@ -56,7 +56,7 @@ def test_a_damaged_trace_is_an_error_or_sound(whole, name, start, length, splice
         except ConfigError as error:
             assert str(error).startswith(str(folder))  # noqa: PT017 - it names the place
             return
-        bodies = [rows.encode(record) for record in records_of(trace)]
-        marks = list(accumulate(bodies, lambda before, body: rows.mark(body, before), initial=0))
+        bodies = [sqlite.encode(record) for record in records_of(trace)]
+        marks = list(accumulate(bodies, lambda before, body: sqlite.mark(body, before), initial=0))
         marked = zip(bodies, marks[1:], strict=True)
-        assert [rows.encode(record) for record in rows.decode(marked)] == bodies
+        assert [sqlite.encode(record) for record in sqlite.decode(marked)] == bodies

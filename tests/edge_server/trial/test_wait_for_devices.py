@@ -12,8 +12,16 @@ import pytest
 
 from edge_server.__main__ import main
 from edge_server.fleet import broker
-from edge_server.journal.observed import Joined, Noted, ServerBegan
-from edge_server.journal.records import RoundClosed, RoundOpened, RunClosed, RunOpened, UpdateAccepted
+from edge_server.journal.records import (
+    Joined,
+    Noted,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    ServerBegan,
+    UpdateAccepted,
+)
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import load
 from edge_server.replay.run import replay

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from shared.algorithms.base import Algorithm, Batches, Result, Session
 from shared.models.base import Model
-from shared.protocol.messages import Assignment
-from shared.protocol.steps import Missed
+from shared.protocol.messages import Assignment, Missed
 from shared.tensors.tree import State, Tree
 
 

@@ -13,8 +13,7 @@ from shared.algorithms.base import Algorithm, Cohort
 from shared.data.examples import Examples, batches
 from shared.models.base import Model
 from shared.models.build import seeded
-from shared.models.mlp import mlp
-from shared.models.small import cnn
+from shared.models.small import cnn, mlp
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.sessions import Driven, drive

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result
-from shared.algorithms.early_stopping import LOSS, STOPPED, Stopping, leaving
 from shared.algorithms.fedavg import fedavg
+from shared.algorithms.local_training import LOSS, STOPPED, Stopping, leaving
 from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State

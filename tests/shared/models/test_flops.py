@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.errors import ConfigError
-from shared.models.flops import step_flops
+from shared.models.cost import step_flops
 from shared.protocol.messages import Spec
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol import messages, payload, steps, wire
+from shared.protocol import messages, payload, wire
+from shared.protocol import messages as steps
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
 from shared.protocol.wire import AnyMessage

@@ -8,7 +8,7 @@ from torch import nn
 
 from shared.models.small import cnn
 from shared.models.spu import spu_emnist
-from shared.subnetworks.frozen_choice import pays
+from shared.subnetworks.frozen_network import pays
 from shared.subnetworks.neurons import chain, ordered
 from tests.shared.frozen_nets import NETS, batch, net
 

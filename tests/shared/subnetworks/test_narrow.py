@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.subnetworks.narrow import narrowed
-from shared.subnetworks.neurons import chain, coverage, extract
+from shared.subnetworks.neurons import chain, coverage, extract, narrowed
 from tests.shared.frozen_nets import NETS, batch, net, some, tree_of
 
 each = pytest.mark.parametrize("name", NETS)

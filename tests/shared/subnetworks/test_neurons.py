@@ -13,7 +13,6 @@ from shared.models.build import blank
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons as actives
 from shared.subnetworks.frozen_network import frozen
-from shared.subnetworks.narrow import narrowed
 from shared.subnetworks.neurons import (
     Chain,
     chain,
@@ -21,6 +20,7 @@ from shared.subnetworks.neurons import (
     everything,
     extract,
     merge,
+    narrowed,
     ordered,
     pack,
     size_of,

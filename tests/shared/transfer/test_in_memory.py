@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import WireError
-from shared.protocol.messages import BLOCK_BYTES, Transfer
-from shared.protocol.steps import Room
+from shared.protocol.messages import BLOCK_BYTES, Room, Transfer
 from shared.transfer import frames as chunks
 from shared.transfer.frames import HEADER_BYTES
 from shared.transfer.in_memory import Receiving, room, sending

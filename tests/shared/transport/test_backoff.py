@@ -12,9 +12,8 @@ from random import Random
 
 import pytest
 
-from shared.transport.backoff import FIRST_S, LAST_S, longest_wait
 from shared.transport.base import Broker
-from shared.transport.mqtt import MqttTransport
+from shared.transport.mqtt import FIRST_S, LAST_S, MqttTransport, longest_wait
 
 
 def test_waits_grow_to_a_cap_and_begin_anew():

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from edge_server.allocation.optimizers.bandwidth import Bandwidth, solve, terms
+from edge_server.allocation.optimizers.bandwidth import solve
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, terms
 from edge_server.allocation.optimizers.base import Bound
 from tests.edge_server.optimizers.instances import BANDWIDTHS, bandwidth
 

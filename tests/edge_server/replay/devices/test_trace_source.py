@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_field
 
 from edge_server.journal.costs import by_round
-from edge_server.journal.observed import Joined, Left, Noted
-from edge_server.journal.records import RoundOpened, closed_rounds
+from edge_server.journal.records import Joined, Left, Noted, RoundOpened, closed_rounds
 from edge_server.plan.plan import placed
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_device import Recorded

@@ -17,8 +17,7 @@ from edge_server.rounds.split.gradients_out import OVER
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.protocol import payload, wire
-from shared.protocol.messages import BLOCK_BYTES, Task, Transfer, Want
-from shared.protocol.steps import Features, Gradient, Room, Skip
+from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip, Task, Transfer, Want
 from shared.protocol.topics import topic
 from shared.tensors.tree import Tree
 from shared.transfer import frames

@@ -10,8 +10,7 @@ import pytest
 from edge_server.rounds.split.gradients_out import MOST_WANTS, Gradients
 from shared.algorithms import ALGORITHMS
 from shared.protocol import wire
-from shared.protocol.messages import BLOCK_BYTES
-from shared.protocol.steps import Features, Gradient, Room, Skip
+from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip
 from shared.protocol.topics import channel_of
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import sending

@@ -21,7 +21,7 @@ STAMP = "2026-01-02T03:04:05.678Z"
             "edge_server.rounds.round phase waiting run=a-1 round=2",
             ("server", "waiting", {"run": "a-1", "round": "2"}),
         ),
-        ("pi", "device_agent.lifecycle phase fetching", ("agent", "fetching", {})),
+        ("pi", "device_agent.agent phase fetching", ("agent", "fetching", {})),
         ("pi", "trainer phase importing pid=12", ("trainer", "importing", {"pid": "12"})),
         (
             "pi",
@@ -77,7 +77,7 @@ def test_news_are_whole_lines_told_once(tmp_path):
     assert logs.news() == []
     assert logs.phases["agent", "pi"] == BEGINNING
     with (tmp_path / "pi.log").open("ab", buffering=0) as file:
-        file.write(f"{STAMP} DEBUG device_agent.lifecycle phase fetching\n{STAMP} DEBUG trainer phase impor".encode())
+        file.write(f"{STAMP} DEBUG device_agent.agent phase fetching\n{STAMP} DEBUG trainer phase impor".encode())
         assert [said.phase for said in logs.news()] == ["fetching"]
         assert logs.news() == []
         file.write(b"ting pid=31\n\xff\xfe no text\n")

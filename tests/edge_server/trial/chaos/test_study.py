@@ -15,8 +15,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from edge_server.cli.chaos import Outcome, require_possible, show
-from edge_server.cli.tables import total
+from edge_server.cli.chaos import Outcome, require_possible, show, total
 from edge_server.plan.plan import load
 from edge_server.trial.chaos.site import Part, Site, _running, sweep
 from edge_server.trial.chaos.study import END_S, STALL_S, Study

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from edge_server.cli.tables import accounts_table, kills_table, total
+from edge_server.cli.chaos import accounts_table, kills_table, total
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.trial.chaos.log_reader import Said
 from edge_server.trial.chaos.study import Struck

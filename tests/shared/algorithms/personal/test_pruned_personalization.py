@@ -12,8 +12,8 @@ from torch.nn import functional
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, steps_of
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.personal.partial import Settings
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
+from shared.algorithms.personal.pruned_personalization_device import Settings
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
 from shared.protocol.messages import Spec

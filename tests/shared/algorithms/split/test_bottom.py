@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from shared.algorithms.split.bottom import Bottom
 from shared.algorithms.split.fedsl import fedsl
+from shared.algorithms.split.fedsl_device import Bottom
 from shared.errors import TaskFailed
 from shared.models.base import Model
 from shared.models.build import blank, initial, seeded
@@ -129,7 +129,7 @@ def test_sessions_are_the_same_to_the_bit(name: str) -> None:
 PROGRAM = """
 import sys
 import torch
-from shared.algorithms.split.bottom import Bottom
+from shared.algorithms.split.fedsl_device import Bottom
 from shared.protocol.messages import Spec
 from shared.models import MODELS
 from shared.models.build import blank

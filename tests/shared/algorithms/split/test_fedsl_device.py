@@ -12,12 +12,12 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.split.bottom import Bottom
 from shared.algorithms.split.fedsl import fedsl, splitfed
+from shared.algorithms.split.fedsl_device import Bottom
 from shared.codecs import bits
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.protocol.steps import Missed
+from shared.protocol.messages import Missed
 from shared.tensors import file
 from shared.tensors.pruning import most, sparsity
 from shared.tensors.tree import State

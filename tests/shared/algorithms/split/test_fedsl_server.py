@@ -13,7 +13,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Cohort
-from shared.algorithms.split import fedsl_server, smashed
+from shared.algorithms.split import fedsl_server
+from shared.algorithms.split import fedsl_server as smashed
 from shared.algorithms.split.fedsl import fedsl, splitfed
 from shared.errors import WireError
 from shared.models.base import Model

@@ -10,12 +10,10 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.early_stopping import STOPPED, Stopping
 from shared.algorithms.fedavg import fedavg
+from shared.algorithms.local_training import STOPPED, Stopping
 from shared.algorithms.subnetwork.fedspu import fedspu
-from shared.algorithms.subnetwork.hermes import hermes
-from shared.algorithms.subnetwork.ranked_pruning import ranked
-from shared.algorithms.subnetwork.ranking import weight_l2
+from shared.algorithms.subnetwork.ranked_pruning import hermes, ranked, weight_l2
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed, WireError
 from shared.subnetworks.neurons import PREFIX, everything, extract, numel, pack, spread, unpack
