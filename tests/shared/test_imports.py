@@ -10,9 +10,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIGHT = [
-    *("background", "chunks", "clock", "config", "data.spec", "errors", "log", "messages", "payload", "presence"),
-    *("registry", "spool", "topics", "transport.base", "transport.connection", "transport.link", "transport.memory"),
-    *("transport.mqtt", "wire", "worker"),
+    *(
+        "config",
+        "data.spec",
+        "errors",
+        "registry",
+        "protocol.messages",
+        "protocol.payload",
+        "protocol.topics",
+        "protocol.wire",
+    ),
+    *("runtime.clock", "runtime.executor", "runtime.logs", "runtime.tasks", "transfer.frames", "transfer.to_file"),
+    *("transport.base", "transport.memory", "transport.mqtt", "transport.mqtt_connection", "transport.presence"),
+    "transport.simulated_link",
 ]
 HEAVY = {"torch", "numpy", "onnxruntime", "safetensors", "sklearn", "scipy", "PIL"}
 

@@ -16,7 +16,7 @@ from shared.runtime import malloc
 ROOT = Path(__file__).parents[3]
 ASK = """
 import ctypes, sys
-from shared import heap
+from shared.runtime import malloc
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in
@@ -26,7 +26,7 @@ libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 libc.mallinfo2.restype = Info
 if sys.argv[1] == "tune":
-    heap.tune()
+    malloc.tune()
 mapped = libc.mallinfo2().hblks
 frame, tensor = libc.malloc(1 << 20), libc.malloc(8 << 20)
 print(libc.mallinfo2().hblks - mapped)
@@ -66,9 +66,9 @@ def test_frames_are_kept_and_tensors_are_mapped(how, environment):
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FAULTS = """
 import resource, sys
-from shared import heap
+from shared.runtime import malloc
 if sys.argv[1] == "huge":
-    heap.huge_pages()
+    malloc.huge_pages()
 import torch
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.full((16 << 20,), 1.0)
@@ -94,10 +94,10 @@ def test_a_large_tensor_costs_few_page_faults():
 
 STEPS = """
 import resource, sys
-from shared import heap
-heap.huge_pages()
+from shared.runtime import malloc
+malloc.huge_pages()
 if sys.argv[1] == "tuned":
-    heap.tune(*heap.STEPS)
+    malloc.tune(*malloc.STEPS)
 import torch
 from shared.models.spu import spu_emnist
 torch.set_num_threads(1)

@@ -247,8 +247,8 @@ def test_seconds_follow_from_cycles_and_clocks():
 
 
 def test_the_server_does_not_load_the_conic_solver():
-    names = ("bandwidth", "hcef", "hcef_joint", "keep_ratio", "remaining")
-    loads = ";".join(f"import edge_server.optimizers.{name}" for name in names)
+    names = ("bandwidth", "hcef", "hcef_joint", "keep_ratio")
+    loads = ";".join(f"import edge_server.allocation.optimizers.{name}" for name in names)
     code = f"import sys;{loads};sys.exit('cvxpy' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - ours
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import torch
 
+from edge_server.fleet.hub import OVER
 from edge_server.journal.records import Rewound, RoundClosed, closed_rounds
-from edge_server.rounds.split.gradients_out import OVER
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.protocol import payload, wire

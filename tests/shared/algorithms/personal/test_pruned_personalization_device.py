@@ -18,7 +18,7 @@ from shared.models.base import Model
 from shared.models.build import blank, initial
 from shared.protocol.messages import Assignment, Spec
 from shared.tensors.tree import State
-from tests.shared.algorithms.personal import CNN, FLEET, HYPER, SEED, Own, copied, network, pictures, play
+from tests.shared.algorithms.personal_models import CNN, FLEET, HYPER, SEED, Own, copied, network, pictures, play
 
 COUNT = 9 * 32 + 3 * 9
 VALUES = {"weights": COUNT, "model_seed": SEED}
