@@ -17,6 +17,7 @@ from shared import log
 from shared.clock import monotonic
 from shared.errors import ConfigError
 from shared.lock import held
+from shared.text_table import write_text
 
 USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0
 IDLE_S, PHASE_S = 60.0, 20.0
@@ -82,5 +83,4 @@ def show(found: Calibration, path: Path) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    write_text(sys.stdout, line)

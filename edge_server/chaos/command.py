@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import TextIO
 
 import msgspec
 from rich.console import Console
@@ -16,7 +17,9 @@ from edge_server.chaos.study import Struck, Study
 from edge_server.chaos.tables import accounts_table, kills_table, total
 from edge_server.trial.local import Local
 from edge_server.trial.plan import Plan
+from edge_server.trial.progress import print_line
 from shared.errors import ConfigError, CorruptFile, TaskFailed, Unreachable
+from shared.text_table import write_text
 from shared.tree import State
 
 SITE, RUNS, REFERENCE = "site", "runs", "reference"
@@ -104,18 +107,15 @@ def teller(console: Console, kills: int) -> Callable[[Struck | Account], None]:
             line = f"{next(made)}/{kills}  {news.run}  {what}, {news.phase}"
         else:
             line = f"{news.run} ended: updates {news.accepted}/{news.updates}, difference {news.difference:g}"
-        console.print(line, highlight=False, soft_wrap=True)
+        print_line(console, line)
 
     return tell
 
 
-def show(outcome: Outcome, console: Console) -> None:
-    """Print the tables and the verdict."""
-    console.print(kills_table(outcome.struck))
-    console.print(accounts_table(outcome.runs))
+def show(outcome: Outcome, stream: TextIO) -> None:
+    """Write the tables and the verdict."""
+    write_text(stream, kills_table(outcome.struck), accounts_table(outcome.runs))
     if outcome.problem:
-        console.print(f"after {len(outcome.struck)} of {outcome.kills} kills: {outcome.problem}", soft_wrap=True)
+        write_text(stream, f"after {len(outcome.struck)} of {outcome.kills} kills: {outcome.problem}")
     verdict = "nothing was lost" if outcome.holds else "SOMETHING WAS LOST"
-    console.print(
-        f"{verdict}; record: {outcome.record}, logs: {outcome.record}/{SITE}", highlight=False, soft_wrap=True
-    )
+    stream.write(f"{verdict}; record: {outcome.record}, logs: {outcome.record}/{SITE}\n")

@@ -5,32 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from edge_server.chaos.account import Account
 from edge_server.chaos.schedule import KINDS
 from edge_server.chaos.study import Struck
+from shared.text_table import TextColumn, TextTable
 
 
-def kills_table(struck: Sequence[Struck]) -> Table:
+def kills_table(struck: Sequence[Struck]) -> TextTable:
     """Return one row a phase, one column a kind of victim, with sums."""
-    table = Table(title="Kills", caption="for the broker: what the server did", caption_justify="left", box=None)
-    table.add_column("phase")
-    for heading in (*KINDS, "all"):
-        table.add_column(heading, justify="right")
-    counts = Counter((one.phase, one.kind) for one in struck)
+    columns = (TextColumn("phase"), *(TextColumn(heading, right=True) for heading in (*KINDS, "all")))
+    rows, counts = [], Counter((one.phase, one.kind) for one in struck)
     for phase in sorted({one.phase for one in struck}):
         row = [counts[phase, kind] for kind in KINDS]
-        table.add_row(phase, *(str(count or "") for count in row), str(sum(row)))
+        rows.append((phase, *(str(count or "") for count in row), str(sum(row))))
     kinds = Counter(one.kind for one in struck)
-    table.add_row("all", *(str(kinds[kind]) for kind in KINDS), str(len(struck)), style="bold")
-    return table
+    rows.append(("all", *(str(kinds[kind]) for kind in KINDS), str(len(struck))))
+    caption = "for the broker: what the server did"
+    return TextTable(columns, rows, "Kills", caption, styles={len(rows) - 1: "bold"})
 
 
-def accounts_table(accounts: Sequence[Account]) -> Table:
+def accounts_table(accounts: Sequence[Account]) -> TextTable:
     """Return one row a run, and their sum; what must be 0 says so."""
-    table = Table(title="Runs", caption="updates: accepted/asked for; *: must be 0", caption_justify="left", box=None)
-    table.padding = (0, 1, 0, 0)
     headings = (
         "updates",
         "counted twice*",
@@ -40,13 +35,12 @@ def accounts_table(accounts: Sequence[Account]) -> Table:
         "rounds lost*",
         "model differs*",
     )
-    table.add_column("run")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    rows = []
     for one in [*accounts, total(accounts)]:
         counts = (one.counted_twice, one.duplicates, one.retrained, one.trained_twice, one.rounds_lost)
-        table.add_row(one.run, f"{one.accepted}/{one.updates}", *map(str, counts), f"{one.difference:g}")
-    return table
+        rows.append((one.run, f"{one.accepted}/{one.updates}", *map(str, counts), f"{one.difference:g}"))
+    columns = (TextColumn("run"), *(TextColumn(heading, right=True) for heading in headings))
+    return TextTable(columns, rows, "Runs", "updates: accepted/asked for; *: must be 0")
 
 
 def total(accounts: Sequence[Account]) -> Account:

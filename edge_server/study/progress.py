@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from edge_server.study.result import Began, Ended
-from edge_server.trial.progress import bar
+from edge_server.trial.progress import NewsBar, print_line
 from shared.clock import Clock, monotonic
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
@@ -19,7 +19,7 @@ class Display:
         self._console, self._clock, self._total = console, clock, total
         self._began, self._ended, self._failed, self._running = clock(), 0, 0, set[str]()
         self._left = total - done
-        self.bar = bar(console)
+        self.bar = NewsBar(console)
         self._task = self.bar.add_task("cells", total=total, completed=done, news="")
 
     def tell(self, news: Began | Ended) -> None:
@@ -33,7 +33,7 @@ class Display:
             self.bar.advance(self._task, 0 if news.cause else 1)
             if news.cause or not self._console.is_terminal:
                 what = f"failed: {news.cause}" if news.cause else "done"
-                self._console.print(f"{news.cell} {what}  ({self.status()})", highlight=False, soft_wrap=True)
+                print_line(self._console, f"{news.cell} {what}  ({self.status()})")
         self.bar.update(self._task, news=self.status())
 
     def status(self) -> str:

@@ -23,8 +23,10 @@ from edge_server.study.result import Order
 from edge_server.study.spec import load
 from edge_server.study.summary import Summary
 from edge_server.study.tables import tables
+from edge_server.trial.progress import print_line
 from edge_server.trial.runs import made
 from shared.errors import ConfigError
+from shared.text_table import write_text
 
 EXIT_SHORT = 1
 
@@ -47,13 +49,13 @@ def run_study(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     done = len(results_in(folder, chosen))
     display = Display(console, len(chosen), done)
-    console.print(f"{study.name}: {len(chosen)} cells, {done} of them done before", highlight=False)
+    print_line(console, f"{study.name}: {len(chosen)} cells, {done} of them done before")
     with display.bar:
         try:
             summary = conduct(study, plan, grid, folder, _only(chosen, _runner(options)), display.tell)
         except (KeyboardInterrupt, asyncio.CancelledError):
             again = "the same command goes on, and keeps what is done"
-            console.print(f"{study.name}: {display.status()}; {again}", highlight=False, soft_wrap=True)
+            print_line(console, f"{study.name}: {display.status()}; {again}")
             raise
     _show(summary, folder, options.format)
     names = {cell.name for cell in chosen}
@@ -96,10 +98,6 @@ def _show(summary: Summary, folder: Path, form: str) -> None:
     if form == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
         return
-    console = Console()
-    for table in tables(summary):
-        console.print(table)
-    for row in summary.rows:
-        if row.cause:
-            console.print(f"{row.cell} {row.state}: {row.cause}", highlight=False, soft_wrap=True)
-    console.print(f"record: {folder}", highlight=False, soft_wrap=True)
+    causes = [f"{row.cell} {row.state}: {row.cause}" for row in summary.rows if row.cause]
+    write_text(sys.stdout, *tables(summary), *causes)
+    sys.stdout.write(f"record: {folder}\n")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rich.console import Console
 
 from edge_server.chaos.account import Account
 from edge_server.chaos.command import Outcome, require_possible, show
@@ -186,6 +185,6 @@ def test_a_study_that_was_cut_short_is_shown_as_a_failure():
     outcome = Outcome(
         record="runs/x", kills=7, struck=[], runs=[whole], total=total([whole]), problem="a ended", holds=False
     )
-    show(outcome, Console(file=text, width=100))
+    show(outcome, text)
     assert "after 0 of 7 kills: a ended\n" in text.getvalue()
     assert "SOMETHING WAS LOST; record: runs/x, logs: runs/x/site\n" in text.getvalue()

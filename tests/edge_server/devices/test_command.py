@@ -101,7 +101,7 @@ def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
         lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
         assert code == 0
         assert "yes" in lines["here"]
-        assert "4.5/0.5 31.2/-" in lines["here"]
+        assert "4.5/0.5  31.2/-" in lines["here"]
         assert lines["here"].rstrip().endswith((" 60 s", " 61 s", " 62 s", " 63 s"))
         assert "- denied" in lines["gone"]
         assert "~ corrected" in out
