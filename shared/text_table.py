@@ -90,9 +90,6 @@ def table_lines(table: TextTable, width: int | None, *, styled: bool = False) ->
         table: What to show.
         width: Of the terminal in columns; None for any.
         styled: Whether to mark headings and rows with a terminal's control sequences.
-
-    Returns:
-        Title, headings, rows and caption.
     """
     rows = [[printable_text(cell) for cell in row] for row in table.rows]
     wide, narrow = (_groups(table, rows, len(gap), width) for gap in (GAP, NARROW_GAP))
