@@ -8,7 +8,7 @@ TEST := $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix chaos resume bench fuzz clean moved
+.PHONY: help setup demo test check fix chaos compat resume bench fuzz clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ fix: setup ## Format, and mend what ruff can mend by itself
 
 chaos: setup ## Kill processes of a live run, 200 times, and show that nothing is lost; KILLS=... SEED=...
 	@$(BIN)/edge-server chaos deploy/plans/demo.toml --kills $(or $(KILLS),200) --seed $(or $(SEED),1)
+
+compat: setup ## Show that an earlier version's runs go on here, and that it talks with this one; BEFORE=<commit>
+	@BEFORE=$(BEFORE) $(TEST) tests/compat
 
 resume: setup ## Show what interruptions cost a transfer in bytes at the socket; ten minutes; as root also on a slow link
 	@$(BIN)/python tests/benchmarks/resume.py $(NAME)

@@ -17,6 +17,7 @@ from shared.errors import ConfigError
 from shared.runtime import logs
 from shared.runtime.clock import monotonic
 from shared.runtime.folder_lock import held
+from shared.runtime.text_table import write_text
 
 USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0
 IDLE_S, PHASE_S = 60.0, 20.0
@@ -82,5 +83,4 @@ def show(found: Calibration, path: Path) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    write_text(sys.stdout, line)

@@ -18,6 +18,7 @@ from device_agent.hardware.tools import LIVE
 from device_agent.profile.load import NOBODY, for_board
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
+from shared.runtime.text_table import fold_text, terminal_columns
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
 COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "bad": "\x1b[31m"}
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     for check in examination(options.config, options.root):
         checks.append(check)
         if options.format == "table":
-            _print(_lines(check, in_colour=in_colour))
+            _print(_lines(check, terminal_columns(sys.stdout), in_colour=in_colour))
     if options.format == "json":
         _print([msgspec.json.encode(checks).decode()])
     else:
@@ -90,10 +91,10 @@ def _profile(name: str) -> Profile:
         return NOBODY  # told already
 
 
-def _lines(check: Check, *, in_colour: bool) -> list[str]:
+def _lines(check: Check, width: int | None, *, in_colour: bool) -> list[str]:
     """Return a check as lines: state, name and finding in columns, the remedy below."""
-    (line,) = columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)])
-    lines = [line, *(f"      -> {part}" for part in columns([(check.remedy,)]) if check.remedy)]
+    lines = columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)], width=width)
+    lines += fold_text(f"      -> {check.remedy}", width) if check.remedy else []
     if in_colour:
         lines[0] = COLOURS[check.state] + lines[0][:4] + PLAIN + lines[0][4:]
     return lines

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.clock import monotonic
+from shared.runtime.text_table import terminal_columns
 
 MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
 SECOND_LOOK_S = 1.0
@@ -86,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
         if options.link:
             link = asyncio.run(probe_link(load(options.config)))
             found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
-        _print(board_text.table(board.profile, found) if options.format == "table" else _json(board.profile, found))
+        width = terminal_columns(sys.stdout)
+        in_words = options.format == "table"
+        _print(board_text.table(board.profile, found, width) if in_words else _json(board.profile, found))
     return 0
 
 
@@ -130,15 +133,17 @@ async def _watch(board: Board, period_s: float, *, in_place: bool) -> None:
         found = _look(board)
         shown = replace(found, readings=rates(before, found.readings) | found.readings)
         before = found.readings
-        _print(_screen(board_text.table(board.profile, shown)) if in_place else _json(board.profile, shown))
+        _print(_screen(board.profile, shown) if in_place else _json(board.profile, shown))
         await asyncio.sleep(period_s)
 
 
-def _screen(lines: Sequence[str]) -> list[str]:
-    """Return as much as the terminal holds, to be drawn over what stands there."""
+def _screen(profile: Profile, found: Found) -> list[str]:
+    """Return as many lines as the terminal holds, to be drawn over what stands there, and how many it does not."""
     size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS and LINES, which may be of another terminal
-    kept = [line[: size.columns or WIDTH] for line in lines[: (size.lines or HEIGHT) - 1]]
-    return [CLEAR + kept[0], *kept[1:]]
+    lines, room = board_text.table(profile, found, size.columns or WIDTH), (size.lines or HEIGHT) - 1
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"{len(lines) - room + 1} more lines"]
+    return [CLEAR + lines[0], *lines[1:]]
 
 
 def _record(board: Board, folder: Path) -> None:
@@ -151,7 +156,7 @@ def _record(board: Board, folder: Path) -> None:
     _print(
         [
             f"{folder}: {summary.files} files, {summary.size_bytes / 1024:.0f} KiB; board {profile.id}",
-            *board_text.columns(rows),
+            *board_text.columns(rows, width=terminal_columns(sys.stdout)),
             "Serial numbers, addresses, network and host names are removed; read it through before you give it away.",
         ]
     )

@@ -17,6 +17,7 @@ from device_agent.tuning.plan import Run, Settings, Target, plan
 from device_agent.tuning.settings import settings
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import held
+from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 HERTZ_PER_MHZ = 1e6
 MAX_S = 1e6
@@ -67,16 +68,17 @@ def run(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     profile = for_board(options.root, options.profile)
     if options.format == "toml" and profile != NOBODY:
-        _say(source(options.profile if options.profile.endswith(SUFFIX) else profile.id).rstrip())
+        text = source(options.profile if options.profile.endswith(SUFFIX) else profile.id).rstrip()
     else:
-        _say(msgspec.json.format(msgspec.json.encode(profile)).decode())
+        text = msgspec.json.format(msgspec.json.encode(profile)).decode()
+    sys.stdout.write(f"{text}\n")  # a file as it is, whatever the terminal's width
     return EXIT_DONE
 
 
 def _list(options: argparse.Namespace) -> int:
     found, mine = facts(options.root), for_board(options.root, options.profile)
-    for id_, profile in all_profiles().items():
-        _say(f"{'*' if id_ == mine.id else ' '} {id_:<24} {profile.name}")
+    rows = [(f"{'*' if id_ == mine.id else ' '} {id_}", one.name) for id_, one in all_profiles().items()]
+    write_text(sys.stdout, TextTable((TextColumn(), TextColumn(least=16)), rows))
     _say(f"this board says: {', '.join(found.tokens()) or 'nothing'}")
     return EXIT_DONE
 
@@ -149,4 +151,4 @@ def _now(now: Settings) -> str:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    write_text(sys.stdout, line)

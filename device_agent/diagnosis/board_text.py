@@ -11,6 +11,7 @@ from device_agent.probes.base import Found
 from device_agent.profile.load import NOBODY
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Reading
+from shared.runtime.text_table import TextColumn, TextTable, fold_text, table_lines
 
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 BINARY_PREFIXES = ((2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"))
@@ -35,25 +36,34 @@ MISSING = (
 )
 """What a coordinator optimises with, and what it means that it is missing."""
 
+LEAST_WORDS = 16
+"""Columns of a terminal that sources and causes are folded to."""
+
 UNDESCRIBED = "no firmware profile is for this board: `device-agent probe --record DIR` makes what one is written from"
 
 
-def table(profile: Profile, found: Found) -> list[str]:
-    """Return the lines: facts, readings, absences, and what the most important of them mean."""
+def table(profile: Profile, found: Found, width: int | None = None) -> list[str]:
+    """Return the lines: facts, readings, absences, and what the most important of them mean.
+
+    Args:
+        profile: Of the board.
+        found: What its probes found.
+        width: Of the terminal in columns; None for lines of any length.
+    """
     facts = {"board": f"{profile.id}  {profile.name}"} | {
         name: value for name, value in found.facts.items() if name != "board"
     }
-    lines = columns(facts.items())
+    lines = columns(facts.items(), width=width)
     if found.readings:
         head = ("READING", "VALUE", "±", "QUALITY", "SOURCE")
-        lines += ["", *columns([head, *map(_row, sorted(found.readings.items()))])]
+        lines += ["", *columns(map(_row, sorted(found.readings.items())), head, width=width)]
     if found.absent:
         lacks = [(name, one.lack.replace("_", " "), one.cause) for name, one in sorted(found.absent.items())]
-        lines += ["", *columns([("ABSENT", "WHY", "CAUSE"), *lacks])]
+        lines += ["", *columns(lacks, ("ABSENT", "WHY", "CAUSE"), width=width)]
     waiting = {name for name, one in found.absent.items() if one.lack == "busy"}
     advice = [meaning for name, meaning in MISSING if name not in found.readings.keys() | waiting]
     advice += [UNDESCRIBED] if profile.id == NOBODY.id else []
-    return [*lines, "", *advice] if advice else lines
+    return [*lines, "", *(line for one in advice for line in fold_text(one, width))] if advice else lines
 
 
 def human(name: str, value: float) -> str:
@@ -68,11 +78,19 @@ def human(name: str, value: float) -> str:
     return f"{figure} {prefix}{unit}".rstrip()
 
 
-def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns; what no terminal should be told is shown as `?`."""
-    cells = [[_printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+def columns(rows: Iterable[Sequence[str]], headings: Sequence[str] = (), *, width: int | None = None) -> list[str]:
+    """Return rows as lines of aligned columns, of which the last is folded first.
+
+    Args:
+        rows: Cells; none of them can drive the terminal.
+        headings: Of the columns; none where empty.
+        width: Of the terminal in columns; None for lines of any length.
+    """
+    cells = list(rows)
+    if not cells:
+        return []
+    *names, last = headings or [""] * len(cells[0])
+    return table_lines(TextTable([*map(TextColumn, names), TextColumn(last, least=LEAST_WORDS)], cells), width)
 
 
 def _row(item: tuple[str, Reading]) -> tuple[str, str, str, str, str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import TextIO
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from edge_server.plan.plan import Plan
 from edge_server.trial.chaos.kills import KINDS, schedule
@@ -19,61 +19,10 @@ from edge_server.trial.chaos.site import Site, sweep
 from edge_server.trial.chaos.study import Struck, Study
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import Local
+from edge_server.trial.progress import print_line
 from shared.errors import ConfigError, CorruptFile, TaskFailed, Unreachable
+from shared.runtime.text_table import TextColumn, TextTable, write_text
 from shared.tensors.tree import State
-
-
-def kills_table(struck: Sequence[Struck]) -> Table:
-    """Return one row a phase, one column a kind of victim, with sums."""
-    table = Table(title="Kills", caption="for the broker: what the server did", caption_justify="left", box=None)
-    table.add_column("phase")
-    for heading in (*KINDS, "all"):
-        table.add_column(heading, justify="right")
-    counts = Counter((one.phase, one.kind) for one in struck)
-    for phase in sorted({one.phase for one in struck}):
-        row = [counts[phase, kind] for kind in KINDS]
-        table.add_row(phase, *(str(count or "") for count in row), str(sum(row)))
-    kinds = Counter(one.kind for one in struck)
-    table.add_row("all", *(str(kinds[kind]) for kind in KINDS), str(len(struck)), style="bold")
-    return table
-
-
-def accounts_table(accounts: Sequence[Account]) -> Table:
-    """Return one row a run, and their sum; what must be 0 says so."""
-    table = Table(title="Runs", caption="updates: accepted/asked for; *: must be 0", caption_justify="left", box=None)
-    table.padding = (0, 1, 0, 0)
-    headings = (
-        "updates",
-        "counted twice*",
-        "duplicates",
-        "retrained",
-        "trained twice*",
-        "rounds lost*",
-        "model differs*",
-    )
-    table.add_column("run")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for one in [*accounts, total(accounts)]:
-        counts = (one.counted_twice, one.duplicates, one.retrained, one.trained_twice, one.rounds_lost)
-        table.add_row(one.run, f"{one.accepted}/{one.updates}", *map(str, counts), f"{one.difference:g}")
-    return table
-
-
-def total(accounts: Sequence[Account]) -> Account:
-    """Return the sum of runs; of their differences the largest."""
-    return Account(
-        run="all",
-        updates=sum(one.updates for one in accounts),
-        accepted=sum(one.accepted for one in accounts),
-        counted_twice=sum(one.counted_twice for one in accounts),
-        duplicates=sum(one.duplicates for one in accounts),
-        retrained=sum(one.retrained for one in accounts),
-        trained_twice=sum(one.trained_twice for one in accounts),
-        rounds_lost=sum(one.rounds_lost for one in accounts),
-        difference=max((one.difference for one in accounts), default=0.0),
-    )
-
 
 SITE, RUNS, REFERENCE = "site", "runs", "reference"
 """What lies in a study's folder: the files and logs of its processes, its runs, the undisturbed one."""
@@ -160,18 +109,62 @@ def teller(console: Console, kills: int) -> Callable[[Struck | Account], None]:
             line = f"{next(made)}/{kills}  {news.run}  {what}, {news.phase}"
         else:
             line = f"{news.run} ended: updates {news.accepted}/{news.updates}, difference {news.difference:g}"
-        console.print(line, highlight=False, soft_wrap=True)
+        print_line(console, line)
 
     return tell
 
 
-def show(outcome: Outcome, console: Console) -> None:
-    """Print the tables and the verdict."""
-    console.print(kills_table(outcome.struck))
-    console.print(accounts_table(outcome.runs))
+def show(outcome: Outcome, stream: TextIO) -> None:
+    """Write the tables and the verdict."""
+    write_text(stream, kills_table(outcome.struck), accounts_table(outcome.runs))
     if outcome.problem:
-        console.print(f"after {len(outcome.struck)} of {outcome.kills} kills: {outcome.problem}", soft_wrap=True)
+        write_text(stream, f"after {len(outcome.struck)} of {outcome.kills} kills: {outcome.problem}")
     verdict = "nothing was lost" if outcome.holds else "SOMETHING WAS LOST"
-    console.print(
-        f"{verdict}; record: {outcome.record}, logs: {outcome.record}/{SITE}", highlight=False, soft_wrap=True
+    stream.write(f"{verdict}; record: {outcome.record}, logs: {outcome.record}/{SITE}\n")
+
+
+def kills_table(struck: Sequence[Struck]) -> TextTable:
+    """Return one row a phase, one column a kind of victim, with sums."""
+    columns = (TextColumn("phase"), *(TextColumn(heading, right=True) for heading in (*KINDS, "all")))
+    rows, counts = [], Counter((one.phase, one.kind) for one in struck)
+    for phase in sorted({one.phase for one in struck}):
+        row = [counts[phase, kind] for kind in KINDS]
+        rows.append((phase, *(str(count or "") for count in row), str(sum(row))))
+    kinds = Counter(one.kind for one in struck)
+    rows.append(("all", *(str(kinds[kind]) for kind in KINDS), str(len(struck))))
+    caption = "for the broker: what the server did"
+    return TextTable(columns, rows, "Kills", caption, styles={len(rows) - 1: "bold"})
+
+
+def accounts_table(accounts: Sequence[Account]) -> TextTable:
+    """Return one row a run, and their sum; what must be 0 says so."""
+    headings = (
+        "updates",
+        "counted twice*",
+        "duplicates",
+        "retrained",
+        "trained twice*",
+        "rounds lost*",
+        "model differs*",
+    )
+    rows = []
+    for one in [*accounts, total(accounts)]:
+        counts = (one.counted_twice, one.duplicates, one.retrained, one.trained_twice, one.rounds_lost)
+        rows.append((one.run, f"{one.accepted}/{one.updates}", *map(str, counts), f"{one.difference:g}"))
+    columns = (TextColumn("run"), *(TextColumn(heading, right=True) for heading in headings))
+    return TextTable(columns, rows, "Runs", "updates: accepted/asked for; *: must be 0")
+
+
+def total(accounts: Sequence[Account]) -> Account:
+    """Return the sum of runs; of their differences the largest."""
+    return Account(
+        run="all",
+        updates=sum(one.updates for one in accounts),
+        accepted=sum(one.accepted for one in accounts),
+        counted_twice=sum(one.counted_twice for one in accounts),
+        duplicates=sum(one.duplicates for one in accounts),
+        retrained=sum(one.retrained for one in accounts),
+        trained_twice=sum(one.trained_twice for one in accounts),
+        rounds_lost=sum(one.rounds_lost for one in accounts),
+        difference=max((one.difference for one in accounts), default=0.0),
     )

@@ -15,6 +15,7 @@ import msgspec
 
 from shared import registry
 from shared.runtime import logs
+from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
     from edge_server.config import ServerConfig
@@ -99,11 +100,9 @@ def runs(options: argparse.Namespace) -> int:
     if options.format == "json":
         _print_json(summaries)
         return 0
-    from rich.console import Console  # noqa: PLC0415
-
     from edge_server.trial.tables import runs_table  # noqa: PLC0415
 
-    Console().print(runs_table(summaries))
+    write_text(sys.stdout, runs_table(summaries))
     return 0
 
 
@@ -126,7 +125,7 @@ def explain(options: argparse.Namespace) -> int:
     if options.format == "json":
         _print_json(found)
     else:
-        sys.stdout.writelines(f"{line}\n" for line in lines(found))
+        write_text(sys.stdout, *lines(found))
     return 0
 
 
@@ -178,6 +177,7 @@ def chaos(options: argparse.Namespace) -> int:
     from edge_server.plan import plan as plans  # noqa: PLC0415
     from edge_server.replay.run import exactly, replay  # noqa: PLC0415
     from edge_server.trial.local import Local  # noqa: PLC0415
+    from edge_server.trial.progress import print_line  # noqa: PLC0415
 
     logs.configure("warning")
     plan = plans.load(options.plan, options.data_root)
@@ -190,7 +190,7 @@ def chaos(options: argparse.Namespace) -> int:
         log_level="debug",
     )
     console = Console(stderr=True)
-    console.print(f"{plan.name}: {options.kills} kills, {count} agents, seed {options.seed}", highlight=False)
+    print_line(console, f"{plan.name}: {options.kills} kills, {count} agents, seed {options.seed}")
     expected, _ = replay(exactly(plan), folder / command.REFERENCE, options.local)
 
     async def go() -> command.Outcome:
@@ -203,7 +203,7 @@ def chaos(options: argparse.Namespace) -> int:
     if options.format == "json":
         _print_json(outcome)
     else:
-        command.show(outcome, Console())
+        command.show(outcome, sys.stdout)
     return 0 if outcome.holds else EXIT_SHORT
 
 
@@ -215,15 +215,12 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
         short = {"short": why} if (why := why_short(records)) else {}
         _print_json({"record": str(folder), **short, "rounds": closed_rounds(records), "costs": by_round(records)})
         return
-    from rich.console import Console  # noqa: PLC0415
+    from edge_server.trial.tables import MAX_DEVICE_COLUMNS, device_lines, rounds_table  # noqa: PLC0415
 
-    from edge_server.trial.tables import device_lines, rounds_table  # noqa: PLC0415
-
-    console = Console()
-    console.print(rounds_table(records))
-    for line in [*device_lines(records), *filter(None, [why_short(records)])]:
-        console.print(line, highlight=False, markup=False)
-    console.print(f"record: {folder}", highlight=False, soft_wrap=True)
+    device_columns = MAX_DEVICE_COLUMNS if sys.stdout.isatty() else None
+    table = rounds_table(records, device_columns=device_columns)
+    write_text(sys.stdout, table, *device_lines(records), *filter(None, [why_short(records)]))
+    sys.stdout.write(f"record: {folder}\n")
 
 
 def _print_json(value: object) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from edge_server.config import load
 from edge_server.fleet.tables import absences_table, devices_table, plain, plot, readings_table
@@ -18,10 +17,12 @@ from edge_server.fleet.view import Device, Look, looking, rows
 from edge_server.journal.report_history import FILE, Kept, history, latest
 from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.runtime.clock import utc_seconds
+from shared.runtime.text_table import write_text
 
 log = logging.getLogger(__name__)
 
 HOUR_S = 3600.0
+CLEAR = "\x1b[H\x1b[2J"
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,6 @@ async def _show(options: argparse.Namespace) -> None:
 
 
 async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) -> None:
-    console = Console()
     while True:
         now_utc_s = utc_seconds()
         kept = _kept(path, required=look is None)
@@ -77,9 +77,9 @@ async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) ->
         if options.format == "json":
             _write_json(options, path, found, now_utc_s)
         else:
-            if options.watch:
-                console.clear()
-            _print(options, path, found, now_utc_s, console)
+            if options.watch and sys.stdout.isatty():
+                sys.stdout.write(CLEAR)
+            _print(options, path, found, now_utc_s)
         if not options.watch:
             return
         await asyncio.sleep(options.watch)
@@ -105,22 +105,20 @@ def _only(found: list[Device], name: str) -> list[Device]:
     return chosen
 
 
-def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float, console: Console) -> None:
+def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:
     if not found:
-        console.print("no device has been here")
+        write_text(sys.stdout, "no device has been here")
         return
-    console.print(devices_table(found))
+    write_text(sys.stdout, devices_table(found))
     if not options.device:
         return
     [one] = found
-    console.print(readings_table(one))
-    console.print(absences_table(one))
-    for name, fact in sorted(one.facts.items()):
-        console.print(plain(f"{name}: {fact}"), highlight=False)
+    facts = (plain(f"{name}: {fact}") for name, fact in sorted(one.facts.items()))
+    write_text(sys.stdout, readings_table(one), absences_table(one), *facts)
     if options.plot:
         since = now_utc_s - options.hours * HOUR_S
-        for line in plot(options.plot, history(path, one.device, options.plot, since), since, now_utc_s):
-            console.print(line, highlight=False, markup=False)
+        kept = history(path, one.device, options.plot, since)
+        write_text(sys.stdout, *plot(options.plot, kept, since, now_utc_s))
 
 
 def _write_json(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models import cost as cuts
 from shared.protocol.messages import Scalar, Spec
+from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 MEGA = 1e6
 
@@ -58,11 +57,11 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _put(options: argparse.Namespace, found: object, shown: Table) -> None:
+def _put(options: argparse.Namespace, found: object, shown: TextTable) -> None:
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     else:
-        Console().print(shown)
+        write_text(sys.stdout, shown)
 
 
 def _option(text: str) -> tuple[str, Scalar]:
@@ -88,36 +87,34 @@ def _listed(name: str) -> Listed:
     )
 
 
-def _list(listed: Sequence[Listed]) -> Table:
-    table = Table(box=None)
-    table.add_column("model", no_wrap=True)
-    table.add_column("example", no_wrap=True)
-    table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("cuts")
-    table.add_column("options")
-    for one in listed:
-        table.add_row(one.name, _shape(one.example), f"{one.parameters:,}", _row(one.cuts), _told(one.options))
-    return table
+def _list(listed: Sequence[Listed]) -> TextTable:
+    columns = (
+        *(TextColumn("model"), TextColumn("example"), TextColumn("parameters", right=True)),
+        *(TextColumn("cuts", least=12), TextColumn("options", least=24)),
+    )
+    rows = [
+        (one.name, _shape(one.example), f"{one.parameters:,}", _row(one.cuts), _told(one.options)) for one in listed
+    ]
+    return TextTable(columns, rows)
 
 
-def _one(spec: Spec, found: cuts.Table) -> Table:
+def _one(spec: Spec, found: cuts.Table) -> TextTable:
     title = f"{spec.name} {_told(spec.options)}".rstrip()
     caption = (
         f"one example: {_shape(found.example)}; the whole: {found.whole.parameters:,} parameters, "
         f"{found.whole.prunable:,} prunable, {found.whole.forward_macs / MEGA:.1f} MMAC\n"
         f"below the cut is the device's; MMAC: forward, one example; MB: one step of {found.batch_size} examples"
     )
-    table = Table(title=title, caption=caption, caption_justify="left", box=None)
     headings = ("cut", "features", "numbers", "parameters", "prunable", "MMAC", "MB up", "MB down")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for cut in found.cuts:
-        table.add_row(
+    rows = [
+        (
             *(str(cut.cut), _shape(cut.shape), str(cut.features)),
             *(f"{cut.below.parameters:,}", f"{cut.below.prunable:,}", f"{cut.below.forward_macs / MEGA:.1f}"),
             *(f"{cut.features_bytes / MEGA:.2f}", f"{cut.gradient_bytes / MEGA:.2f}"),
         )
-    return table
+        for cut in found.cuts
+    ]
+    return TextTable([TextColumn(heading, right=True) for heading in headings], rows, title, caption)
 
 
 def _shape(shape: Sequence[int]) -> str:

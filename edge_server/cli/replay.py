@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from edge_server.cli.report import write
 from edge_server.journal import checkpoints
@@ -21,6 +20,7 @@ from edge_server.replay.run import main
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol import payload
+from shared.runtime.text_table import write_text
 
 EXIT_FAR = 1
 """A gap larger than was asked for."""
@@ -71,10 +71,9 @@ def compared(options: argparse.Namespace, run: Run, replayed: Run) -> int:
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     else:
-        console = Console()
-        console.print(table(found))
-        for line in [*lines(found), *([f"page: {options.html}"] if options.html else [])]:
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        write_text(sys.stdout, table(found), *lines(found))
+        if options.html:
+            sys.stdout.write(f"page: {options.html}\n")
     return code(found, options.fail_above)
 
 

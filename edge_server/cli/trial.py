@@ -19,7 +19,7 @@ from edge_server.plan import plan as plans
 from edge_server.plan.plan import Plan
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local
-from edge_server.trial.progress import Display
+from edge_server.trial.progress import Display, print_line
 from shared import registry
 from shared.errors import ConfigError
 
@@ -68,7 +68,7 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
         return await serve(config, plan, name, Watcher(say, display.tell))
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
+        print_line(console, line)
 
     goes_on = ", going on with it" if exists(data_dir, name) else ""
     say(f"{plan.name}: run {name}{goes_on}, {plan.rounds} rounds of {plan.algorithm.name}")
@@ -96,7 +96,7 @@ def _local(
         cancelled_by_signals()
         await run_local(local, display.tell)
 
-    console.print(f"{plan.name}: {count} agents, {plan.rounds} rounds of {plan.algorithm.name}", highlight=False)
+    print_line(console, f"{plan.name}: {count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
     with display.bar:
         asyncio.run(go())
     return local.folder, read(local.folder)

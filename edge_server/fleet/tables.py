@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rich.table import Table
-from rich.text import Text
-
 from edge_server.fleet.view import Device
 from shared.protocol.measurements import Cost, Quality, Reading
+from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
 MARKS: Mapping[Quality, str] = {"measured": "", "corrected": "~", "modelled": "≈"}
 NOTHING = "-"
@@ -42,26 +40,25 @@ LINK = (Column("up", "link.up_bits_per_s", MEGA), Column("down", "link.down_bits
 FREE = Column("free\nMiB", "memory.available_bytes", MEBI, 0)
 
 
-def devices_table(devices: Sequence[Device]) -> Table:
+def devices_table(devices: Sequence[Device]) -> TextTable:
     """Return one row a device."""
-    table = Table(title="Devices", caption=LEGEND, caption_justify="left", box=None)
-    table.padding = (0, 1, 0, 0)
-    table.add_column("device", overflow="fold", min_width=8)
-    table.add_column("on", no_wrap=True)
-    table.add_column("board", overflow="fold")
     figures = (*(column.heading for column in COLUMNS), "throt\ntled", "Mbit/s\nup/down", FREE.heading)
-    for heading in (*figures, "s", "J", "age"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in devices:
-        table.add_row(
+    columns = (
+        *(TextColumn("device", least=16), TextColumn("on"), TextColumn("board", least=12)),
+        *(TextColumn(heading, right=True) for heading in (*figures, "s", "J", "age")),
+    )
+    rows = [
+        (
             *(plain(one.device), _online(one), plain(one.board or NOTHING)),
             *(cell(one, column) for column in COLUMNS),
             *(throttled(one), "/".join(cell(one, column) for column in LINK), cell(one, FREE)),
             *(spent(one, "compute_s", "upload_s"), spent(one, "compute_joules", "upload_joules")),
             NOTHING if one.age_s is None else duration(one.age_s),
-            style="" if one.online is not False else "dim",
         )
-    return table
+        for one in devices
+    ]
+    offline = [number for number, one in enumerate(devices) if one.online is False]
+    return TextTable(columns, rows, "Devices", LEGEND, styles=dict.fromkeys(offline, "dim"))
 
 
 def cell(device: Device, column: Column) -> str:
@@ -104,34 +101,27 @@ def cost_cell(cost: Cost, name: str) -> str:
     return NOTHING if value is None else f"{value:.3g}{MARKS[provenance.quality] if provenance else ''}"
 
 
-def readings_table(device: Device) -> Table:
+def readings_table(device: Device) -> TextTable:
     """Return all that a device measured: value, uncertainty, quality, source and age at the time of its report."""
-    table = Table(title=f"Readings of {device.device}", box=None, title_justify="left")
-    table.padding = (0, 1, 0, 0)
-    table.add_column("reading", overflow="fold")
-    for heading in ("value", "±"):
-        table.add_column(heading, justify="right")
-    for heading in ("unit", "quality"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("source", overflow="fold")
-    table.add_column("age", justify="right")
+    columns = (
+        *(TextColumn("reading", least=24), TextColumn("value", right=True), TextColumn("±", right=True)),
+        *(TextColumn("unit"), TextColumn("quality"), TextColumn("source", least=12), TextColumn("age", right=True)),
+    )
+    rows = []
     for name, one in sorted(device.readings.items()):
         spread = NOTHING if one.uncertainty is None else f"{one.uncertainty:.3g}"
         age = duration(max(0.0, (device.at or 0.0) - one.at))
-        table.add_row(plain(name), number(one.value), spread, plain(one.unit), one.quality, plain(one.source), age)
-    return table
+        rows.append((plain(name), number(one.value), spread, plain(one.unit), one.quality, plain(one.source), age))
+    return TextTable(columns, rows, f"Readings of {device.device}")
 
 
-def absences_table(device: Device) -> Table:
+def absences_table(device: Device) -> TextTable:
     """Return all that a device could not measure, and why."""
-    table = Table(box=None, show_header=False)
-    table.padding = (0, 1, 0, 0)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    rows = []
     for name, one in sorted(device.absent.items()):
         why = ": ".join(part for part in (one.lack.replace("_", " "), one.cause) if part)
-        table.add_row(plain(f"{NOTHING} {name}"), plain(why))
-    return table
+        rows.append((plain(f"{NOTHING} {name}"), plain(why)))
+    return TextTable((TextColumn(), TextColumn(least=24)), rows)
 
 
 def number(value: float) -> str:
@@ -181,6 +171,6 @@ def _online(device: Device) -> str:
     return NOTHING if device.online is None else "yes" if device.online else "no"
 
 
-def plain(text: str) -> Text:
-    """Return what a device said as it is, cut where it goes on: neither markup nor a terminal's control characters."""
-    return Text("".join(one if one.isprintable() else "?" for one in text[:MAX_TEXT]))
+def plain(text: str) -> str:
+    """Return a device's text without control characters; no device's text is longer than `MAX_TEXT`."""
+    return printable_text(text[:MAX_TEXT])

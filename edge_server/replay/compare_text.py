@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from edge_server.replay.compare import Gap, Model, Same, Spread
+from shared.runtime.text_table import TextColumn, TextTable
 
 MODELS: dict[Model, str] = {"same": "the same bits", "different": "DIFFERENT", "unknown": "not known"}
 WIDTH, FULL = 16, 0.2
@@ -14,16 +13,15 @@ TINY = 1e-4
 PARTS = " ▏▎▍▌▋▊▉"
 
 
-def table(gap: Gap) -> Table:
+def table(gap: Gap) -> TextTable:
     """Return how the errors of every figure spread."""
-    made = Table("error of", box=None, pad_edge=False)
-    for heading in ("pairs", "exact", "10 %", "median", "90 %", "most"):
-        made.add_column(heading, justify="right")
-    made.add_column(f"median, 0 to {FULL:.0%}", no_wrap=True)
+    headings = ("pairs", "exact", "10 %", "median", "90 %", "most")
+    columns = (TextColumn("error of"), *(TextColumn(one, right=True) for one in headings))
+    rows = []
     for one in gap.spreads:
         quantiles = (percent(error) for error in (one.least_tenth, one.median, one.most_tenth))
-        made.add_row(one.figure, str(one.count), str(one.exact), *quantiles, most(one), bar(one.median))
-    return made
+        rows.append((one.figure, str(one.count), str(one.exact), *quantiles, most(one), bar(one.median)))
+    return TextTable([*columns, TextColumn(f"median, 0 to {FULL:.0%}")], rows)
 
 
 def lines(gap: Gap) -> list[str]:

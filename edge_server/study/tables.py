@@ -7,12 +7,12 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-from rich.table import Table
 
 from edge_server.report.digest import Amount
 from edge_server.report.formatting import LEGEND, amount, digits, unit_of
 from edge_server.report.html import NOTHING
 from edge_server.study.summary import Group, Outlay, Row, Spread, Summary
+from shared.runtime.text_table import TextColumn, TextTable
 
 KINDS: Mapping[str, str] = {
     "rounds": "rounds",
@@ -26,29 +26,30 @@ KINDS: Mapping[str, str] = {
 UNITS = {"exchanged": "bytes"}
 
 
-def tables(summary: Summary) -> list[Table]:
+def tables(summary: Summary) -> list[TextTable]:
     """Return a row a setting: what its runs came to, and what they took until the target if there is one."""
     kinds = [kind for kind in KINDS if kind != "exchanged" or any(one.whole.exchanged.count for one in summary.groups)]
     headings = [KINDS[kind] for kind in kinds]
-    found = _table(f"Study {summary.study}", ("runs", "accuracy", "best", *headings))
-    for group in summary.groups:
-        accuracies = (_share(group.accuracy), _share(group.best))
-        found.add_row(group.setting, f"{group.ended}/{group.cells}", *accuracies, *_outlay(group.whole, kinds))
-    found.caption, found.caption_justify = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}", "left"
+    whole = [
+        (
+            *(group.setting, f"{group.ended}/{group.cells}", _share(group.accuracy), _share(group.best)),
+            *_outlay(group.whole, kinds),
+        )
+        for group in summary.groups
+    ]
+    caption = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}"
+    columns = _columns("runs", "accuracy", "best", *headings)
+    found = TextTable(columns, whole, f"Study {summary.study}", caption)
     if summary.target is None:
         return [found]
-    until = _table(f"Until accuracy {100 * summary.target:g} %", ("reached", *headings))
-    for group in summary.groups:
-        until.add_row(group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target, kinds))
-    return [found, until]
+    until = [
+        (group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target, kinds)) for group in summary.groups
+    ]
+    return [found, TextTable(_columns("reached", *headings), until, f"Until accuracy {100 * summary.target:g} %")]
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
-    table = Table(title=title, box=None)
-    table.add_column("setting", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+def _columns(*headings: str) -> list[TextColumn]:
+    return [TextColumn("setting", least=24), *(TextColumn(heading, right=True) for heading in headings)]
 
 
 def _outlay(outlay: Outlay | None, kinds: Sequence[str]) -> list[str]:

@@ -1,8 +1,6 @@
 """From a study's file to its summary on the terminal.
 
 How far a study is, on standard error: a line that moves on a terminal, elsewhere a line a cell.
-
-One page of a study: the report of one run of each setting, side by side.
 """
 
 from __future__ import annotations
@@ -28,9 +26,10 @@ from edge_server.study.run import Runner, conduct, results_in
 from edge_server.study.spec import load
 from edge_server.study.summary import Summary
 from edge_server.study.tables import tables
-from edge_server.trial.progress import bar
+from edge_server.trial.progress import NewsBar, print_line
 from shared.errors import ConfigError
 from shared.runtime.clock import Clock, monotonic
+from shared.runtime.text_table import write_text
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 
@@ -43,7 +42,7 @@ class Display:
         self._console, self._clock, self._total = console, clock, total
         self._began, self._ended, self._failed, self._running = clock(), 0, 0, set[str]()
         self._left = total - done
-        self.bar = bar(console)
+        self.bar = NewsBar(console)
         self._task = self.bar.add_task("cells", total=total, completed=done, news="")
 
     def tell(self, news: Began | Ended) -> None:
@@ -57,7 +56,7 @@ class Display:
             self.bar.advance(self._task, 0 if news.cause else 1)
             if news.cause or not self._console.is_terminal:
                 what = f"failed: {news.cause}" if news.cause else "done"
-                self._console.print(f"{news.cell} {what}  ({self.status()})", highlight=False, soft_wrap=True)
+                print_line(self._console, f"{news.cell} {what}  ({self.status()})")
         self.bar.update(self._task, news=self.status())
 
     def status(self) -> str:
@@ -97,13 +96,13 @@ def run_study(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     done = len(results_in(folder, chosen))
     display = Display(console, len(chosen), done)
-    console.print(f"{study.name}: {len(chosen)} cells, {done} of them done before", highlight=False)
+    print_line(console, f"{study.name}: {len(chosen)} cells, {done} of them done before")
     with display.bar:
         try:
             summary = conduct(study, plan, grid, folder, _only(chosen, _runner(options)), display.tell)
         except (KeyboardInterrupt, asyncio.CancelledError):
             again = "the same command goes on, and keeps what is done"
-            console.print(f"{study.name}: {display.status()}; {again}", highlight=False, soft_wrap=True)
+            print_line(console, f"{study.name}: {display.status()}; {again}")
             raise
     _show(summary, folder, options.format)
     names = {cell.name for cell in chosen}
@@ -146,13 +145,6 @@ def _show(summary: Summary, folder: Path, form: str) -> None:
     if form == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
         return
-    console = Console()
-    for table in tables(summary):
-        console.print(table)
-    for row in summary.rows:
-        if row.cause:
-            console.print(f"{row.cell} {row.state}: {row.cause}", highlight=False, soft_wrap=True)
-    console.print(f"record: {folder}", highlight=False, soft_wrap=True)
-
-
-"""Runs on the page: more would have no colours of their own. The tables hold all."""
+    causes = [f"{row.cell} {row.state}: {row.cause}" for row in summary.rows if row.cause]
+    write_text(sys.stdout, *tables(summary), *causes)
+    sys.stdout.write(f"record: {folder}\n")

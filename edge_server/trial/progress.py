@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, Task
+from rich.text import Text
 
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, RunClosed, UpdateAccepted
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.trial.tables import figure
 
 POLL_S = 0.1
+BAR = 20
+"""Characters of the bar."""
 
 
 async def follow(folder: Path, tell: Callable[[AnyRecord], None]) -> RunClosed:
@@ -28,17 +31,33 @@ async def follow(folder: Path, tell: Callable[[AnyRecord], None]) -> RunClosed:
         await asyncio.sleep(POLL_S)
 
 
-def bar(console: Console) -> Progress:
-    """Return a bar with a field for `news`; on what is no terminal nothing is drawn."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[news]}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+class NewsBar(Progress):
+    """A bar with a field for `news`, which stands below it where the terminal has no room beside it."""
+
+    def __init__(self, console: Console) -> None:
+        """Draw on a terminal; elsewhere nothing."""
+        super().__init__(console=console, disable=not console.is_terminal)
+
+    def get_renderables(self) -> Iterable[Text]:
+        """Yield each task as one line or two."""
+        return (_bar_text(task, self.console.width) for task in self.tasks)
+
+
+def _bar_text(task: Task, width: int) -> Text:
+    minutes, seconds = divmod(int(task.elapsed or 0), 60)
+    done = round(BAR * task.percentage / 100)
+    drawn = Text("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * done, style="bar.complete")
+    drawn.append("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (BAR - done), style="bar.back")
+    count = f"{task.completed:.0f}/{task.total or 0:.0f}"
+    parts = [Text(task.description), drawn, Text(count), Text(f"{minutes}:{seconds:02}", style="progress.elapsed")]
+    news = Text(str(task.fields["news"]))
+    line = Text("  ").join([*parts, news])
+    return line if line.cell_len <= width else Text("\n").join([Text("  ").join(parts), Text("  ") + news])
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line: on a terminal of whole words above a bar, elsewhere as one line of any length."""
+    console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 class Display:
@@ -46,7 +65,7 @@ class Display:
 
     def __init__(self, console: Console, rounds: int) -> None:
         self._console, self._rounds = console, rounds
-        self.bar = bar(console)
+        self.bar = NewsBar(console)
         self._task = self.bar.add_task("waiting for devices", total=rounds, news="")
         self._here, self._waiting, self._came = "", 0, 0
 
@@ -66,11 +85,11 @@ class Display:
                 self.bar.update(self._task, completed=record.round, news=news)
                 if not self._console.is_terminal:
                     line = f"round {record.round}/{self._rounds}  {news}  {record.seconds:.2f} s"
-                    self._console.print(line, highlight=False)
+                    print_line(self._console, line)
             case Evaluated(round=int(number)):
                 mean, kind = figure(record.accuracy), "own models" if record.personal else "the model"
                 line = f"round {number}/{self._rounds}  {kind} on {len(record.by_device)} devices' own data: {mean}"
-                self._console.print(line, highlight=False)
+                print_line(self._console, line)
                 return
             case _:
                 return

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from rich.table import Table
-
 from edge_server.fleet.tables import MARKS
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
 from edge_server.journal.runs import Summary
 from shared.protocol.measurements import Cost
+from shared.runtime.text_table import TextColumn, TextTable
 
 MAX_DEVICE_COLUMNS = 6
 MOST_NAMED = 20
@@ -29,40 +28,40 @@ Traffic: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
 """Bytes of frames of every round, down and up, by what they are of."""
 
 
-def rounds_table(records: Sequence[AnyRecord]) -> Table:
-    """Return one row a round; bytes are of frames, per device where they fit the width, else in all.
+def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = MAX_DEVICE_COLUMNS) -> TextTable:
+    """Return one row a round; bytes are of frames, per device or of all in one column.
 
     Those of a split run are of all devices, the model's apart from what its sessions exchanged.
+
+    Args:
+        records: A run's journal.
+        device_columns: Up to how many devices have a column each; None for any number.
     """
     closed, costs = closed_rounds(records), by_round(records)
     split = any(record.steps is not None for record in closed)
-    traffic = _exchanged(closed, costs) if split else _by_device(closed)
+    traffic = _exchanged(closed, costs) if split else _by_device(closed, device_columns)
     unit, scale = unit_of(_most(traffic, len(closed)))
     caption = CAPTION.format(
         slowest="/".join(part for part in PARTS if split or part != "exchange"),
         columns="model; cut, gradients and features" if split else "a device's column",
         unit=unit,
     )
-    table = Table(title="Rounds", caption=caption, caption_justify="left", box=None)
-    table.padding = (0, 1, 0, 0)
     tried = {one.round: one.accuracy for one in valid(records) if isinstance(one, Evaluated) and one.personal}
     extra = ("personal",) * bool(tried)
-    for heading in ("round", "updates", *extra, "accuracy", "loss", "seconds", "slowest", "joules"):
-        table.add_column(heading, justify="right")
-    for heading in traffic:
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("round", "updates", *extra, "accuracy", "loss", "seconds", "slowest", "joules")
+    rows = []
     for place, record in enumerate(closed):
         moved = [
-            f"{_short(down / scale)}/{_short(up / scale)}" for down, up in (rows[place] for rows in traffic.values())
+            f"{_short(down / scale)}/{_short(up / scale)}" for down, up in (ways[place] for ways in traffic.values())
         ]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
-        table.add_row(
-            *(str(record.round), updates, *(figure(tried.get(record.round)) for _ in extra)),
-            *(figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}"),
-            *(slowest(costs.get(record.round, {}), split=split), total_joules(costs.get(record.round, {}))),
-            *moved,
-        )
-    return table
+        cost = costs.get(record.round, {})
+        personal = (figure(tried.get(record.round)) for _ in extra)
+        learnt = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
+        rows.append((str(record.round), updates, *personal, *learnt, slowest(cost, split=split), total_joules(cost)))
+        rows[-1] += tuple(moved)
+    columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
+    return TextTable(columns, rows, "Rounds", caption, seam=len(headings))
 
 
 def _most(traffic: Traffic, rounds: int) -> int:
@@ -72,10 +71,10 @@ def _most(traffic: Traffic, rounds: int) -> int:
     )
 
 
-def _by_device(closed: Sequence[RoundClosed]) -> Traffic:
+def _by_device(closed: Sequence[RoundClosed], most: int | None) -> Traffic:
     devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
     columns = {device: [device] for device in devices}
-    if len(devices) > MAX_DEVICE_COLUMNS:
+    if most is not None and len(devices) > most:
         columns = {"all devices": devices}
     return {
         heading: [
@@ -147,16 +146,14 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
     return [f"{whose}on the devices' held-out examples: {figure(found[-1].accuracy)} ({by_device})"]
 
 
-def runs_table(summaries: Sequence[Summary]) -> Table:
+def runs_table(summaries: Sequence[Summary]) -> TextTable:
     """Return one row a run."""
-    table = Table(title="Runs")
-    for heading in ("run", "algorithm", "rounds", "accuracy", "outcome", "started"):
-        table.add_column(heading, overflow="fold")  # a name that is cut cannot be given to `show`
-    for one in summaries:
-        table.add_row(
-            *(one.run, one.algorithm, f"{one.rounds}/{one.of}", figure(one.accuracy), one.outcome, one.started)
-        )
-    return table
+    columns = [TextColumn("run"), TextColumn("algorithm"), TextColumn("rounds"), TextColumn("accuracy")]
+    rows = [
+        (one.run, one.algorithm, f"{one.rounds}/{one.of}", figure(one.accuracy), one.outcome, one.started)
+        for one in summaries
+    ]
+    return TextTable([*columns, TextColumn("outcome", least=12), TextColumn("started")], rows, "Runs")
 
 
 def figure(value: float | None) -> str:

@@ -49,7 +49,7 @@ async def live(port: int, index: int, folder: Path) -> None:
     folder.mkdir(parents=True)
     transport = MqttTransport(Broker(port=port), config.device, session.presence)
     async with transport.running():
-        await transport.connected.wait()
+        # Nothing is waited for: who is born before it listens to its tasks misses the first one.
         await compose(config, folder, transport, Echo()).run()
 
 

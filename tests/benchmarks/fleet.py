@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import statistics
 import sys
 import tempfile
 import threading
-from asyncio.subprocess import DEVNULL
+import time
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import psutil
 from counter import Counted, counting
 
-from edge_server.fleet.broker import end, running
-from edge_server.journal.records import closed_rounds
-from edge_server.journal.sqlite import read
+from edge_server.fleet.broker import end, free_port, running
+from edge_server.journal.records import RoundClosed, closed_rounds
+from edge_server.journal.sqlite import JOURNAL, read
 from shared.transfer.to_file import NOTED_BYTES
 
-ROUND_LINE = re.compile(r"^(\S+)Z INFO edge_server.rounds.run round=", re.MULTILINE)
 WARM_UP = 2
+SAMPLE_S = 0.1
+"""Between two looks at CPU time, each of which costs well below a millisecond."""
 HIDDEN_PER_PARAMETER = 64 + 1 + 10
 PLAN = """
 name = "bench"
@@ -96,9 +97,10 @@ class Peak(threading.Thread):
         self.idle = self.most = self._process.memory_info().rss
 
     def run(self) -> None:
-        """Sample every 10 ms."""
-        while not self._stopped.wait(0.01):
-            self.most = max(self.most, self._process.memory_info().rss)
+        """Sample every 10 ms, until stopped or the process has ended."""
+        with suppress(psutil.NoSuchProcess):
+            while not self._stopped.wait(0.01):
+                self.most = max(self.most, self._process.memory_info().rss)
 
     def stop(self) -> None:
         """Stop sampling."""
@@ -118,15 +120,17 @@ class Place:
     path: Path
     stack: AsyncExitStack
     pids: list[int] = field(default_factory=list)
+    processes: dict[str, Process] = field(default_factory=dict)
 
     async def start(self, name: str, *command: str) -> int:
-        """Start a process whose output is kept; return its pid."""
+        """Start a process whose output is kept for people; return its pid."""
         output = self.stack.enter_context((self.path / f"{name}.log").open("wb"))
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdin=DEVNULL, stdout=output, stderr=output
         )
         self.stack.push_async_callback(end, process)
         self.pids.append(process.pid)
+        self.processes[name] = process
         return process.pid
 
     async def configured(self, name: str, module: str, config: dict[str, object]) -> int:
@@ -135,18 +139,26 @@ class Place:
         path.write_text(json.dumps(config))
         return await self.start(name, "-m", module, "run", "--config", str(path))
 
-    def log(self, name: str) -> str:
-        """Return what a process wrote so far."""
-        return (self.path / f"{name}.log").read_text()
+    def require_well(self) -> None:
+        """Refuse to go on when a process has ended with an error; the message shows the end of what it wrote."""
+        for name, process in self.processes.items():
+            if process.returncode:
+                wrote = (self.path / f"{name}.log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{name} ended with exit code {process.returncode}:\n{wrote}")
 
     def cpu_s(self) -> float:
         """Return CPU seconds of all processes and their children so far."""
-        everyone = [one for pid in self.pids for one in (psutil.Process(pid), *psutil.Process(pid).children())]
-        return sum(sum(one.cpu_times()[:2]) for one in everyone)
+        everyone = [one for pid in self.pids for one in (pid, *_children(pid))]
+        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in everyone)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of a process: from its own files, as going through all processes would slow what runs."""
+    return [int(one) for each in Path(f"/proc/{pid}/task").glob("*/children") for one in each.read_text().split()]
 
 
 async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = False, memory: bool = False) -> Run:
-    """Run a fleet.
+    """Run a fleet. Nobody reads its journal before the run has ended, and then the rounds' ends are taken from it.
 
     Args:
         model_bytes: About how large the model is.
@@ -159,41 +171,66 @@ async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = F
     Path("build").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir="build") as name:
         async with AsyncExitStack() as stack:
-            place = Place(Path(name).resolve(), stack)
+            place, port = Place(Path(name).resolve(), stack), free_port()
             epochs = int(model_bytes >= NOTED_BYTES)
             plan = PLAN.format(rounds=rounds, hidden=hidden, devices=devices, epochs=epochs)
             (place.path / "plan.toml").write_text(plan)
-            broker = await stack.enter_async_context(running(place.path))
-            place.pids.append(broker.process.pid)
-            relay = await stack.enter_async_context(counting(broker.port)) if echo else Counted(broker.port)
+            relay = await stack.enter_async_context(counting(port)) if echo else Counted(port)
             server = {"plan": "plan.toml", "run": "bench", "data_dir": str(place.path), "threads": 1}
             pid = await place.configured("server", "edge_server", {**server, "broker": {"port": relay.port}})
-            await until(lambda: "INFO edge_server.cli.commands run " in place.log("server"))
-            peak, queued = Peak(pid), Peak(broker.process.pid)
+            # Its journal is open: from here on it waits for the broker, and has no model yet.
+            await until((place.path / "bench" / JOURNAL).exists, check=place.require_well)
+            peak = Peak(pid)
+            broker = await stack.enter_async_context(running(place.path, port=port))
+            place.pids.append(broker.process.pid)
+            queued = Peak(broker.process.pid)
             if memory:
                 peak.start()
                 queued.start()
-            await _agents(place, broker.port, devices, echo=echo)
-            await until(lambda: len(ROUND_LINE.findall(place.log("server"))) > WARM_UP)
-            began, cpu = len(ROUND_LINE.findall(place.log("server"))), place.cpu_s()
-            await until(lambda: len(ROUND_LINE.findall(place.log("server"))) >= rounds - 1)
-            cpu = (place.cpu_s() - cpu) / (rounds - 1 - began)
-            if memory:
-                peak.stop()
-                queued.stop()
-            await until(lambda: f"round={rounds}/" in place.log("server"))
+            await _agents(place, port, devices, echo=echo)
+            spent = await _to_end(place)
             size = 4 * (hidden * HIDDEN_PER_PARAMETER + 10)
-            _require_whole(place.path / "bench", size)
-            broker_bytes = queued.most - queued.idle
-            return Run(_rounds(place.log("server")), cpu, size, peak.idle, peak.most, broker_bytes, relay.sent, rounds)
+            closed = closed_rounds(read(place.path / "bench"))
+            _require_whole(closed, rounds, size)
+            cpu_s, broker_bytes = _cpu_a_round(spent, closed), queued.most - queued.idle
+            return Run(_seconds(closed), cpu_s, size, peak.idle, peak.most, broker_bytes, relay.sent, rounds)
 
 
-def _require_whole(run: Path, size: int) -> None:
+async def _to_end(place: Place, seconds: float = 600.0) -> list[tuple[float, float]]:
+    """Wait until the server has ended; return moments of the monotonic clock, and the CPU seconds of all until then."""
+    spent: list[tuple[float, float]] = []
+    async with asyncio.timeout(seconds):
+        while place.processes["server"].returncode is None:
+            with suppress(psutil.NoSuchProcess, OSError):  # of a process that ends at this moment
+                spent.append((time.monotonic(), place.cpu_s()))
+            place.require_well()
+            await asyncio.sleep(SAMPLE_S)
+    place.require_well()
+    return spent
+
+
+def _cpu_a_round(spent: list[tuple[float, float]], closed: list[RoundClosed]) -> float:
+    """Return the CPU seconds of a warm round: the records' clock is that of the samples, so rounds can be counted."""
+    ends = [one.at for one in closed]
+    first, last = ends[WARM_UP - 1], ends[-1]
+    within = [one for one in spent if first <= one[0] <= last]
+    if len(within) < 2:
+        raise RuntimeError(
+            f"the rounds took {last - first:.3f} s in all: too short to sample CPU time; run more of them"
+        )
+    (began, before), (ended, after) = within[0], within[-1]
+    done = np.interp([began, ended], ends, range(len(ends)))
+    return (after - before) / float(done[1] - done[0])
+
+
+def _require_whole(closed: list[RoundClosed], rounds: int, size: int) -> None:
     """Refuse a run in which some round's bytes did not all travel: the figures would be of something else."""
-    for closed in closed_rounds(read(run)):
-        carried = [*closed.bytes_up.values(), *closed.bytes_down.values()]
-        if closed.outcome != "aggregated" or min(carried) < size:
-            raise RuntimeError(f"round {closed.round} was {closed.outcome} and carried {carried} bytes, not {size}")
+    if len(closed) != rounds:
+        raise RuntimeError(f"the journal has {len(closed)} of {rounds} rounds")
+    for one in closed:
+        carried = [*one.bytes_up.values(), *one.bytes_down.values()]
+        if one.outcome != "aggregated" or min(carried, default=0) < size:
+            raise RuntimeError(f"round {one.round} was {one.outcome} and carried {carried} bytes, not {size}")
 
 
 async def _agents(place: Place, port: int, devices: int, *, echo: bool) -> None:
@@ -212,13 +249,23 @@ async def _agents(place: Place, port: int, devices: int, *, echo: bool) -> None:
         await place.configured(f"device-{index}", "device_agent", config)
 
 
-def _rounds(log: str) -> list[float]:
-    times = [datetime.fromisoformat(stamp).timestamp() for stamp in ROUND_LINE.findall(log)]
-    return [later - earlier for earlier, later in pairwise(times)][WARM_UP - 1 :]
+def _seconds(closed: list[RoundClosed]) -> list[float]:
+    """Return the seconds from each warm round's end to the next one's."""
+    return [later.at - earlier.at for earlier, later in pairwise(closed)][WARM_UP - 1 :]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
-    """Wait for a condition."""
+async def until(
+    condition: Callable[[], bool], seconds: float = 300.0, *, check: Callable[[], None] | None = None
+) -> None:
+    """Wait for a condition.
+
+    Args:
+        condition: What is waited for.
+        seconds: At most.
+        check: Raises where it will never come.
+    """
     async with asyncio.timeout(seconds):
         while not condition():
+            if check:
+                check()
             await asyncio.sleep(0.02)

@@ -76,7 +76,7 @@ def take(model: Spec, algorithm: Spec, steps: int, *, lean: bool = False) -> Tak
 
 @contextmanager
 def _trainer(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "device_agent.trainer.main", "--threads", "1", "--log-level", "debug"]
+    command = [sys.executable, "-m", "device_agent.trainer.process.main", "--threads", "1", "--log-level", "debug"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, env=os.environ | environment, **pipes)
     try:

@@ -12,8 +12,8 @@ from pathlib import Path
 from measure import Figure
 
 from device_agent.measurement.power_log import PowerLog
-from device_agent.probes.power import source as power
 from device_agent.probes.power.source import PowerSource, open_source
+from device_agent.probes.power.source import source as power
 from device_agent.profile.load import for_board
 from shared.errors import NoData
 from shared.runtime.clock import monotonic

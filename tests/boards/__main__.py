@@ -24,8 +24,8 @@ def main(wanted: list[str]) -> int:
         sys.stderr.write(f"{boards} is absent; set FIELDFLEET_SHARED\n")
         return 2
     figures, clocks = _figures(boards, wanted), _clocks(boards, wanted)
-    head = columns([("BOARD", "READING", "EXPECTED", "GOT", ""), *figures])
-    counted = columns([("BOARD", "STEPS", "WORST AT", "OFF BY", "BOUND", ""), *clocks])
+    head = columns(figures, ("BOARD", "READING", "EXPECTED", "GOT", ""))
+    counted = columns(clocks, ("BOARD", "STEPS", "WORST AT", "OFF BY", "BOUND", ""))
     wrong = sum(bool(row[-1]) for row in (*figures, *clocks))
     summary = (
         f"{len({row[0] for row in figures})} boards, {len(figures)} comparisons, {len(clocks)} clocks, {wrong} differ"

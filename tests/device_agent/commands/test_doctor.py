@@ -117,7 +117,7 @@ def test_the_table_has_a_line_for_each_check_and_one_for_its_fix(tmp_path) -> No
     assert "\n      -> name it with --config FILE\n" in printed
     assert "\x1b" not in printed
     assert printed.splitlines()[-1].endswith("in order")
-    (line,) = command._lines(Check(name="disk", state="bad", finding="full"), in_colour=True)
+    (line,) = command._lines(Check(name="disk", state="bad", finding="full"), 80, in_colour=True)
     assert line.startswith("\x1b[31mBAD \x1b[0m  disk")
 
 

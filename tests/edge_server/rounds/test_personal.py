@@ -176,7 +176,7 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert [one.global_accuracy for one in came.rounds] == [one.accuracy for one in closed_rounds(records)]
     assert last(came).accuracy == came.device_accuracy == four.accuracy
     assert summary(Run(tmp_path, records)).accuracy == four.accuracy
-    assert [column.header for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
+    assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
     assert "the devices&#x27; own models" in page([came]) or "the devices' own models" in page([came])
     assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in csv_of([came]).splitlines()}
     assert device_lines(records)[0].startswith("each with its own model, on the devices' held-out examples: ")

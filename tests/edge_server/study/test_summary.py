@@ -20,6 +20,7 @@ from edge_server.study.summary import Summary, spread, summarise
 from edge_server.study.tables import cells_csv, groups_csv, tables
 from edge_server.study.terminal import Display
 from shared.protocol.messages import Assignment, Cost, Hyper
+from shared.runtime.text_table import write_text
 from tests.edge_server.study.studies import HEAD, TWO_SEEDS, grid_of
 
 PM = "\N{PLUS-MINUS SIGN}"
@@ -114,10 +115,9 @@ def test_what_is_not_known_is_not_zero():
 def test_the_tables_say_the_same(cells):
     """On a terminal with units, in the files in SI units and without any rounding."""
     summary = summary_of(cells)
-    console = Console(width=160, file=io.StringIO())
-    for table in tables(summary):
-        console.print(table)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    file = io.StringIO()
+    write_text(file, *tables(summary))
+    text = file.getvalue()
     assert f"70.00 {PM} 14.14 %" in text
     assert f"20.0 {PM} 14.1 s" in text
     assert f"\N{GREATER-THAN OR EQUAL TO} 7.00 {PM} 7.07 J" in text

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rich.console import Console
 
 from edge_server.cli.chaos import Outcome, require_possible, show, total
 from edge_server.plan.plan import load
@@ -130,8 +129,8 @@ def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
 
     async def play() -> None:
         home = tmp_path / "site" / "a"
-        ours = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}/trainer.lock"
-        other = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}2/trainer.lock"
+        ours = "-c", SLEEP, "-m", "device_agent.trainer.process.main", "--lock", f"{home}/trainer.lock"
+        other = "-c", SLEEP, "-m", "device_agent.trainer.process.main", "--lock", f"{home}2/trainer.lock"
         reader = "-c", SLEEP, f"{home}/trainer.lock"
         processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
         try:
@@ -185,6 +184,6 @@ def test_a_study_that_was_cut_short_is_shown_as_a_failure():
     outcome = Outcome(
         record="runs/x", kills=7, struck=[], runs=[whole], total=total([whole]), problem="a ended", holds=False
     )
-    show(outcome, Console(file=text, width=100))
+    show(outcome, text)
     assert "after 0 of 7 kills: a ended\n" in text.getvalue()
     assert "SOMETHING WAS LOST; record: runs/x, logs: runs/x/site\n" in text.getvalue()

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from rich.console import Console
 
 from edge_server.cli.chaos import accounts_table, kills_table, total
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
@@ -15,6 +14,7 @@ from edge_server.trial.chaos.log_reader import Said
 from edge_server.trial.chaos.study import Struck
 from edge_server.trial.chaos.verify import Account, account, difference, trainings
 from shared.protocol.messages import Assignment, Hyper, Update
+from shared.runtime.text_table import write_text
 from shared.tensors.tree import State
 
 MODEL = State({"weight": torch.tensor([1.0, 2.0])})
@@ -114,8 +114,7 @@ def test_the_tables_have_every_kill_and_the_sum_of_the_runs():
     struck = [Struck(run="r", kind=kind, name=kind, phase=phase, marked=False) for kind, phase in made]
     runs = [drawn_up(records(*WHOLE), []), drawn_up(records(*WHOLE[:3]), [], final=State())]
     text = io.StringIO()
-    console = Console(file=text, width=120)
-    console.print(kills_table(struck), accounts_table(runs))
+    write_text(text, kills_table(struck), accounts_table(runs))
     rows = [line.split() for line in text.getvalue().splitlines()]
     assert ["storing", "1", "1", "2"] in rows
     assert ["all", "2", "0", "1", "1", "4"] in rows

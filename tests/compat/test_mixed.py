@@ -1,0 +1,50 @@
+"""An agent of one version works with a server of the other: every round with every update, over a real broker."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from tests.compat.plans import FEDSPU, METHODS, Method
+from tests.compat.sides import Side, Site
+
+ROUNDS = 3
+SHORT = {
+    "fedavg": {
+        "codec": 'name = "chain"\noptions = { quantize_bits = 8, quantize_scope = "tree" }',
+        "hyper": "local_epochs = 2\nbatch_size = 16\nlearning_rate = 0.05",
+    },
+    "fedspu": {"hyper": "local_epochs = 2\nbatch_size = 16\nlearning_rate = 0.05"},
+    "fedsl": {"codec": 'name = "masked"'},
+}
+"""Sections in place of the method's own: rounds that nobody has to cut, and codecs that the others do not use."""
+
+
+def short(name: str) -> str:
+    """Return a method's plan, on data that all methods share so that the agents need not be started again."""
+    sections = {**METHODS[name].sections, **SHORT[name]}
+    return Method(name, sections, data=FEDSPU.data, partition=FEDSPU.partition).plan(ROUNDS)
+
+
+@pytest.fixture(scope="module", params=["before", "after"])
+def mixed(request, old, new, make_site) -> tuple[Site, Side, Side]:
+    """Return a site with agents of one side, that side, and the other one."""
+    agents, server = (old, new) if request.param == "before" else (new, old)
+    site = make_site(devices=FEDSPU.devices, data=FEDSPU.data, partition=FEDSPU.partition)
+    site.start_agents(agents)
+    return site, agents, server
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_round_counts_every_update(mixed, new, name):
+    """Three rounds, all aggregated, nothing missed, failed or refused, and the server ends with code 0."""
+    site, agents, server = mixed
+    run = site.serve(server, short(name), name)
+    rounds = new.figures("show", run)["rounds"]
+    assert [(one["round"], one["outcome"], one["arrived"]) for one in rounds] == [
+        (number, "aggregated", list(site.devices)) for number in range(1, ROUNDS + 1)
+    ]
+    assert [(one["failed"], one["refused"], one["missed"]) for one in rounds] == [({}, {}, {})] * ROUNDS
+    for agent in site.agents.values():
+        processes = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children()]
+        assert [one.cmdline()[0] for one in processes] == [str(agents.python)] * 2  # the agent and its trainer
