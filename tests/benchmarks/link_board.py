@@ -1,23 +1,27 @@
 """An agent without torch, for the benchmark of the link: its training changes four bytes, so that all travel anew.
 
-Run as `python link_board.py HOST PORT KEEPALIVE_S FOLDER`; what it measures of its link stands in its debug log.
+Run as `python link_board.py HOST PORT KEEPALIVE_S FOLDER`. After each transfer it writes what it now takes its link for
+into FOLDER/rates.jsonl: the way, and bits a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import struct
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent import outbox
 from device_agent.compose import compose
 from device_agent.config import AgentConfig
 from device_agent.job import Job
+from device_agent.link import Haul, Way, estimate
 from device_agent.link_meter import LinkMeter
-from shared import log, payload
+from shared import payload
 from shared.chunks import FRAME_BYTES
 from shared.data.spec import Data
 from shared.messages import Transfer, Update
@@ -25,6 +29,23 @@ from shared.presence import Session
 from shared.spool import view
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
+
+RATES = "rates.jsonl"
+
+
+@dataclass
+class Told(Way):
+    """One direction of the link that writes its estimate down whenever a transfer has changed it."""
+
+    path: Path = Path(RATES)
+
+    def add(self, haul: Haul) -> None:
+        """Note a transfer."""
+        before = self.hauls
+        super().add(haul)
+        if self.hauls is not before and (rate := estimate(self.hauls)):
+            with self.path.open("a") as file:
+                file.write(json.dumps([self.name, rate.bits_per_s]) + "\n")
 
 
 class Nudge:
@@ -56,11 +77,12 @@ class Nudge:
 
 async def main(broker: Broker, folder: Path) -> None:
     """Run the agent for ever."""
-    log.configure("debug")
     config = AgentConfig(device="a", state_dir=str(folder), data=Data(source="digits"), broker=broker)
     session = Session(folder / "session", config.device, config.site, "board")
     async with MqttTransport(broker, "lab.a", session.presence).running() as transport:
-        await compose(config, folder, transport, Nudge(), link=LinkMeter(transport.traffic)).run()
+        up, down = (Told(way, path=folder / RATES) for way in ("up", "down"))
+        meter = LinkMeter(transport.traffic, up=up, down=down)
+        await compose(config, folder, transport, Nudge(), link=meter).run()
 
 
 if __name__ == "__main__":
