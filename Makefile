@@ -45,8 +45,8 @@ compat: setup ## Show that an earlier version's runs go on here, and that it tal
 resume: setup ## Show what interruptions cost a transfer in bytes at the socket; ten minutes; as root also on a slow link
 	@$(BIN)/python tests/benchmarks/resume.py $(NAME)
 
-bench: setup ## Measure; NAME=... for one benchmark
-	@$(BIN)/python tests/benchmarks/run.py $(NAME)
+bench: setup ## Measure; NAME=... for one benchmark, QUICK=1 for the smallest size of each, JSON=... for a file of rows
+	@$(BIN)/python tests/benchmarks/run.py $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON)) $(NAME)
 
 fuzz: setup ## Fuzz what reads foreign bytes, a million times each; NAME=... for one reader, RUNS=... or SECONDS=... each
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'

@@ -67,7 +67,7 @@ def plain_split() -> Iterator[None]:
 )
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Return each of the networks that a fleet may meet on."""
-    from edge_server.fleet.state import broker  # noqa: PLC0415
+    from edge_server.fleet import broker  # noqa: PLC0415
     from shared.transport.base import Broker  # noqa: PLC0415
     from tests.edge_server.fleets import Network  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from device_agent.trainer.process import device_state
+from device_agent.trainer import device_state
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay

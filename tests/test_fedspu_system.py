@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from device_agent.trainer.process import device_state
-from edge_server.fleet.state import broker
+from device_agent.trainer import device_state
+from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened, UpdateAccepted
 from edge_server.plan.plan import Plan, load
 from edge_server.replay.run import replay

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from tests.benchmarks import netns
 
 pytestmark = [

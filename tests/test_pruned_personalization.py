@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from device_agent.trainer.process import device_state
+from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Bench
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.journal.records import Rewound, RoundClosed, RoundOpened, UpdateAccepted, closed_rounds, valid
 from edge_server.plan.plan import Plan, load
 from edge_server.replay.run import replay

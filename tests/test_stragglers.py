@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan, load
 from tests.edge_server.harness import write_plan

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edge_server.__main__ import main
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import UpdateAccepted, closed_rounds
 from edge_server.journal.report_history import FILE, latest

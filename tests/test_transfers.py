@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.journal.records import RoundClosed
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import load

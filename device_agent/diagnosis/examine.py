@@ -25,7 +25,7 @@ from device_agent.measurement import calibration_file
 from device_agent.measurement.link_test import refusal
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Found, Probe, absent
-from device_agent.probes.power.source import source as power
+from device_agent.probes.power import source as power
 from device_agent.profile.load import for_board
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, CorruptFile, NoData

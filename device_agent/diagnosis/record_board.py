@@ -21,7 +21,7 @@ from device_agent.hardware import recorded, tools
 from device_agent.hardware.files import text
 from device_agent.probes import firmware, memory
 from device_agent.probes.base import Found
-from device_agent.probes.power.source import tegrastats
+from device_agent.probes.power import tegrastats
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Lack

@@ -15,7 +15,7 @@ from device_agent.probes import (
     wifi,
 )
 from device_agent.probes.base import Probe
-from device_agent.probes.power.source import source
+from device_agent.probes.power import source
 
 PROBES: Mapping[str, Probe] = {
     "cpu": cpufreq.read,

@@ -125,7 +125,7 @@ class Inlet(threading.Thread):
 
 def main() -> None:
     """Serve jobs until the agent is gone."""
-    parser = argparse.ArgumentParser(prog="device_agent.trainer.process.main", description=__doc__)
+    parser = argparse.ArgumentParser(prog="device_agent.trainer.main", description=__doc__)
     parser.add_argument("--lock", type=Path, help="whose lock it was born with; tells people which device's it is")
     parser.add_argument("--memory-mb", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
@@ -155,7 +155,7 @@ def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
 
     from device_agent.exchange import outbox  # noqa: PLC0415
     from device_agent.measurement.board import Meters  # noqa: PLC0415
-    from device_agent.trainer.process import task as training  # noqa: PLC0415
+    from device_agent.trainer import task as training  # noqa: PLC0415
     from device_agent.trainer.workspace import Bench  # noqa: PLC0415
 
     if threads:

@@ -163,7 +163,7 @@ class TrainerProcess:
         arguments += ["--log-level", self.log_level, "--models", *self.models]
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "device_agent.trainer.process.main", *map(str, arguments)),
+                *(sys.executable, "-m", "device_agent.trainer.main", *map(str, arguments)),
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,

@@ -17,8 +17,8 @@ import msgspec
 
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import Spent
+from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
-from device_agent.trainer.process import device_state
 from device_agent.trainer.step_timing import measure
 from device_agent.trainer.workspace import Bench
 from shared.algorithms import ALGORITHMS

@@ -63,7 +63,7 @@ async def running(folder: Path, *, port: int = 0, embedded: bool = False) -> Asy
         command = [program, "-c", str(_configure(folder, port))]
     else:
         log.warning("mosquitto is not installed: the embedded broker serves, over MQTT 3.1.1 and more slowly")
-        command = [sys.executable, "-m", "edge_server.fleet.state.embedded_broker", str(port)]
+        command = [sys.executable, "-m", "edge_server.fleet.embedded_broker", str(port)]
     with (folder / "broker.log").open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -1,6 +1,6 @@
 """What a run's journal keeps of its devices' words besides their updates: who came and went, readings that matter.
 
-The site's own history has every report for days (`edge_server.fleet.state.history`); this is what a trace of the run needs.
+The site's own history has every report for days (`edge_server.fleet.history`); this is what a trace of the run needs.
 
 How much of a run's journal a device may cause: a bucket of words for each, filled slowly.
 """

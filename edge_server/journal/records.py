@@ -58,7 +58,7 @@ class Left(Observed, frozen=True, kw_only=True):
 
 
 class Sensed(Observed, frozen=True, kw_only=True):
-    """What matters of a report; see `edge_server.fleet.state.observe` for which reports are told.
+    """What matters of a report; see `edge_server.fleet.observe` for which reports are told.
 
     Attributes:
         device: Who measured.

@@ -16,9 +16,9 @@ from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import case
 from edge_server.allocation.model_sizes import ladder, sizes
+from edge_server.fleet import membership as muster
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
-from edge_server.fleet.state import membership as muster
 from edge_server.journal.budget import Ledger
 from edge_server.journal.decision import Decision
 from edge_server.journal.disk import persist

@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from edge_server.config import LinkConfig
+from edge_server.fleet import membership
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Members, Muster
 from edge_server.fleet.observe import Observing
-from edge_server.fleet.state import membership, only
+from edge_server.fleet.state import only
 from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, reached
 from edge_server.journal.costs import Costs

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from edge_server.config import ServerConfig
+from edge_server.fleet import single_server
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster, named
-from edge_server.fleet.state import single_server
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import exists

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from edge_server.config import ServerConfig
+from edge_server.fleet import membership
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
-from edge_server.fleet.state import membership
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError, Unreachable
 

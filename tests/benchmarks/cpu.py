@@ -18,15 +18,17 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from measure import Figure
+from measure import Figure, NotRun, Row
 
 LIMITS: tuple[float | None, ...] = (None, 1.0, 0.5, 0.25)
 TURNS, WARM_STEPS = 12, 5
+QUICK_TURNS, QUICK_SHARE = 2, 10
+"""Of a quick run: so many turns, each of the steps divided by that."""
 THREADS = 1
 PERIOD_S = 0.1
 MOST_OFF, SLACK = 0.05, 1.05
@@ -154,23 +156,44 @@ def ask(process: subprocess.Popen[str], steps: int) -> dict[str, float]:
     return json.loads(process.stdout.readline())
 
 
-def run() -> list[Figure]:
+def lack() -> str:
+    """Return why no process can be limited here; empty where one can."""
+    if os.geteuid():
+        return "control groups need root"
+    try:
+        with group() as place:
+            place.limit(0.5)
+            return ""
+    except OSError as error:
+        return f"no control group that limits processor time can be made here: {error}"
+
+
+def run(*, quick: bool = False) -> list[Row]:
     """Measure both steps under all limits in turn, several times; with cores kept awake, and as they are."""
-    figures = []
-    for name, step in STEPS.items():
+    if reason := lack():
+        return [NotRun("cpu", reason)]
+    if not quick:
+        return measured(STEPS, TURNS)
+    return measured({name: replace(step, steps=step.steps // QUICK_SHARE) for name, step in STEPS.items()}, QUICK_TURNS)
+
+
+def measured(steps: Mapping[str, Step], turns: int) -> list[Row]:
+    """Measure steps of a few kinds in so many turns."""
+    figures: list[Row] = []
+    for name, step in steps.items():
         with group() as place, worker(place, step) as process:
             ask(process, WARM_STEPS)
             for are_awake in (True, False):
                 seen: dict[float | None, list[dict[str, float]]] = {limit: [] for limit in LIMITS}
                 with awake() if are_awake else nullcontext():
-                    for turn in range(TURNS):
+                    for turn in range(turns):
                         for limit in LIMITS[turn % len(LIMITS) :] + LIMITS[: turn % len(LIMITS)]:
                             place.limit(limit)
                             before_s = charged_s(process.pid)
                             said = ask(process, step.steps)
                             seen[limit].append(said | {"charged_s": charged_s(process.pid) - before_s})
                 if any(one["cycles"] is None for one in seen[None]):
-                    return [Figure("CPU clocks known", 0, "", ">= 1")]
+                    return [NotRun("cpu", "the clocks of this machine's processors are unknown")]
                 figures += compared(name if not are_awake else f"{name}, cores kept awake", step.steps, seen)
     return figures
 

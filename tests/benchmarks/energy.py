@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from measure import Figure
+from measure import Figure, NotRun, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -23,21 +23,28 @@ GAP_S, GAP_SHARE = 1.5, 0.2
 """Gaps of so many seconds that take away a fifth of the time."""
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Row]:
     """Measure every run from many phases; print a table of workloads."""
     folder = ROOT / os.environ.get("FIELDFLEET_DATA", "../shared/data") / "power-traces"
     if not folder.is_dir():
-        raise SystemExit(f"{folder} is absent; set FIELDFLEET_DATA to the folder of data sets")
-    runs = list(traces(folder))
-    _show(runs)
-    errors = {one: _errors(runs, hertz=one) for one in RATES}
-    whole, gaps = errors[HERTZ], _errors(runs, hertz=HERTZ, gap_s=GAP_S)
+        return [
+            NotRun("energy", "the recorded power traces are absent; set FIELDFLEET_DATA to the folder of data sets")
+        ]
+    runs, phases = list(traces(folder)), 2 if quick else PHASES
+    _show(runs, phases)
+    errors = {one: _errors(runs, hertz=one, draws=phases) for one in RATES}
+    whole, gaps = errors[HERTZ], _errors(runs, hertz=HERTZ, gap_s=GAP_S, draws=phases)
     windows = _errors([window for one in runs for window in one.windows(MIN_S)], hertz=HERTZ, draws=4)
     ratios = [error / told for error, told, _ in whole if told]
     figures = [
         Figure("energy: recorded runs of 10 s and more", len(runs), "runs"),
         Figure("energy at 5 Hz: within 2 % of the full rate", _within(whole), "of draws", f">= {SHARE}"),
-        Figure("energy at 5 Hz: runs whose typical draw is within 2 %", _runs_within(runs), "of runs", f">= {SHARE}"),
+        Figure(
+            "energy at 5 Hz: runs whose typical draw is within 2 %",
+            _runs_within(runs, phases),
+            "of runs",
+            f">= {SHARE}",
+        ),
         Figure("energy at 5 Hz: every 10 s of every run within 2 %", _within(windows), "of draws", f">= {SHARE}"),
         Figure("energy at 5 Hz, a fifth lost in gaps: within 2 %", _within(gaps), "of draws"),
         Figure("energy at 5 Hz, a fifth lost: time told as covered", statistics.fmean(one[2] for one in gaps), "ratio"),
@@ -73,8 +80,8 @@ def _within(errors: list[tuple[float, float, float]]) -> float:
     return statistics.fmean(error <= BOUND for error, _, _ in errors)
 
 
-def _runs_within(runs: list[Trace]) -> float:
-    medians = (statistics.median(error for error, _, _ in _errors([one], hertz=HERTZ)) for one in runs)
+def _runs_within(runs: list[Trace], phases: int) -> float:
+    medians = (statistics.median(error for error, _, _ in _errors([one], hertz=HERTZ, draws=phases)) for one in runs)
     return statistics.fmean(median <= BOUND for median in medians)
 
 
@@ -83,11 +90,11 @@ def _quantile(errors: list[tuple[float, float, float]], share: float) -> float:
     return ordered[math.ceil(share * len(ordered)) - 1]
 
 
-def _show(runs: list[Trace]) -> None:
+def _show(runs: list[Trace], phases: int) -> None:
     table = Table("workload", "runs", "seconds", "watts", "flicker", "median error", "95 %", "within 2 %", box=None)
     for name in sorted({(one.suite, one.workload) for one in runs}):
         those = [one for one in runs if (one.suite, one.workload) == name]
-        errors = _errors(those, hertz=HERTZ)
+        errors = _errors(those, hertz=HERTZ, draws=phases)
         watts = [sample.watts for one in those for sample in one.samples]
         table.add_row(
             " ".join(dict.fromkeys(name)),

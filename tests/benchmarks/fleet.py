@@ -255,7 +255,11 @@ def _seconds(closed: list[RoundClosed]) -> list[float]:
 
 
 async def until(
-    condition: Callable[[], bool], seconds: float = 300.0, *, check: Callable[[], None] | None = None
+    condition: Callable[[], bool],
+    seconds: float = 300.0,
+    *,
+    check: Callable[[], None] | None = None,
+    every_s: float = 0.02,
 ) -> None:
     """Wait for a condition.
 
@@ -263,9 +267,10 @@ async def until(
         condition: What is waited for.
         seconds: At most.
         check: Raises where it will never come.
+        every_s: Seconds between two looks.
     """
     async with asyncio.timeout(seconds):
         while not condition():
             if check:
                 check()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(every_s)

@@ -1,4 +1,4 @@
-"""One process of `frozen`: `time NET` takes steps of every kind in turn, `hold NET KEEP` trains and tells its peak."""
+"""One process of `frozen`: `time NET TURNS` takes steps of every kind, `hold NET KEEP` trains and tells its peak."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ def _hooked(name: str, active: Active) -> Callable[[], None]:
     return stepping(layers, dict(layers.named_parameters()), batch)
 
 
-def timed(name: str) -> dict[str, float]:
-    """Return CPU seconds of each kind of step: medians of turns."""
+def timed(name: str, turns: int) -> dict[str, float]:
+    """Return CPU seconds of each kind of step: medians of so many turns, 0 for as many as the network needs."""
     malloc.tune(KEPT_BYTES, 8 * KEPT_BYTES)
     steps = variants(name)
     taken: dict[str, list[float]] = {kind: [] for kind in steps}
-    for turn in range(TURNS[name] + 2):
+    for turn in range((turns or TURNS[name]) + 2):
         for kind, step in steps.items():
             began = time.process_time()
             step()
@@ -186,7 +186,7 @@ def main() -> None:
     """Do what the command line says; print JSON."""
     torch.set_num_threads(1)
     kind, name, *rest = sys.argv[1:]
-    found = timed(name) if kind == "time" else held(name, float(rest[0]))
+    found = timed(name, int(rest[0])) if kind == "time" else held(name, float(rest[0]))
     sys.stdout.write(json.dumps(found))
 
 

@@ -1,31 +1,51 @@
 """An agent without torch, for the benchmark of the link: its training changes four bytes, so that all travel anew.
 
-Run as `python link_board.py HOST PORT KEEPALIVE_S FOLDER`; what it measures of its link stands in its debug log.
+Run as `python link_board.py HOST PORT KEEPALIVE_S FOLDER`. After each transfer it writes what it now takes its link for
+into FOLDER/rates.jsonl: the way, and bits a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import struct
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.exchange import outbox
 from device_agent.measurement.link_meter import LinkMeter
+from device_agent.measurement.link_rate import Haul, Way, estimate
 from device_agent.trainer.interface import Job
 from shared.data.spec import Data
 from shared.protocol import payload
 from shared.protocol.messages import Transfer, Update
-from shared.runtime import logs
 from shared.transfer.frames import FRAME_BYTES
 from shared.transfer.to_file import view
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
+
+RATES = "rates.jsonl"
+
+
+@dataclass
+class Told(Way):
+    """One direction of the link that writes its estimate down whenever a transfer has changed it."""
+
+    path: Path = Path(RATES)
+
+    def add(self, haul: Haul) -> None:
+        """Note a transfer."""
+        before = self.hauls
+        super().add(haul)
+        if self.hauls is not before and (rate := estimate(self.hauls)):
+            with self.path.open("a") as file:
+                file.write(json.dumps([self.name, rate.bits_per_s]) + "\n")
 
 
 class Nudge:
@@ -57,11 +77,12 @@ class Nudge:
 
 async def main(broker: Broker, folder: Path) -> None:
     """Run the agent for ever."""
-    logs.configure("debug")
     config = AgentConfig(device="a", state_dir=str(folder), data=Data(source="digits"), broker=broker)
     session = Session(folder / "session", config.device, config.site, "board")
     async with MqttTransport(broker, "lab.a", session.presence).running() as transport:
-        await compose(config, folder, transport, Nudge(), link=LinkMeter(transport.traffic)).run()
+        up, down = (Told(way, path=folder / RATES) for way in ("up", "down"))
+        meter = LinkMeter(transport.traffic, up=up, down=down)
+        await compose(config, folder, transport, Nudge(), link=meter).run()
 
 
 if __name__ == "__main__":

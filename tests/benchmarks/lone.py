@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,20 +54,22 @@ class Taken:
         return self.peak_bytes - self.base_bytes
 
 
-def take(model: Spec, algorithm: Spec, steps: int, *, lean: bool = False) -> Taken:
+def take(model: Spec, algorithm: Spec, steps: int, *, batch: int = BATCH, lean: bool = False) -> Taken:
     """Have a fresh trainer with one thread do so many steps of a method, on random pictures.
 
     Args:
         model: The network.
         algorithm: The method; a split one's session must have as many steps.
         steps: Batches.
+        batch: Examples of each.
         lean: Whether its allocator gives large tensors back at once, whatever the method asks for.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         draft = Outbox(folder / "outbox", folder / "states").draft("lone", 1)
-        job = msgspec.structs.replace(_job(folder, model, algorithm, steps), draft=str(draft))
+        job = msgspec.structs.replace(_job(folder, model, algorithm, (steps, batch)), draft=str(draft))
         with _trainer(malloc.ENVIRONMENT if lean else {}) as process:
+            _be_refused(process, job)
             base, began = _resident(process.pid, "VmRSS"), _cpu_s(process.pid)
             _converse(process, job)
             return Taken(base, _resident(process.pid, "VmHWM"), _cpu_s(process.pid) - began)
@@ -76,30 +77,26 @@ def take(model: Spec, algorithm: Spec, steps: int, *, lean: bool = False) -> Tak
 
 @contextmanager
 def _trainer(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "device_agent.trainer.process.main", "--threads", "1", "--log-level", "debug"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "device_agent.trainer.main", "--threads", "1", "--log-level", "error"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen(command, env=os.environ | environment, **pipes)
     try:
-        while b"phase idle" not in (line := process.stderr.readline()):
-            if not line:
-                raise OSError("the trainer did not start")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
         yield process
     finally:
         process.kill()
         process.wait()
 
 
-def _job(folder: Path, model: Spec, spec: Spec, steps: int) -> Job:
-    """Return a job of one epoch of so many batches, or of a split session of as many steps; without a draft yet."""
-    network = initial(model, 0)
+def _job(folder: Path, model: Spec, spec: Spec, size: tuple[int, int]) -> Job:
+    """Return a job of one epoch, or of a split session, of so many batches of so many examples; without a draft yet."""
+    (steps, batch), network = size, initial(model, 0)
     algorithm: Algorithm = build(ALGORITHMS, spec, "algorithm")
-    hyper = Hyper(batch_size=BATCH, local_epochs=1, learning_rate=1e-3)
+    hyper = Hyper(batch_size=batch, local_epochs=1, learning_rate=1e-3)
     state = algorithm.init(network, 0)
     told = algorithm.assign(state, Cohort(("board",), hyper, 0, rounds=2), {}, 1)["board"]
     start = _packed(algorithm.broadcast(state, told))
     (folder / "params").write_bytes(start)
-    count = steps * BATCH
+    count = steps * batch
     pictures = np.random.default_rng(0).integers(0, 256, (count, *network.example), dtype=np.uint8)
     np.savez(folder / "data.npz", x=pictures, y=np.arange(count) % 10)
     task = _task(model, spec, told, Transfer(digest=payload.digest([start]), size=len(start), frame_bytes=1024))
@@ -133,6 +130,17 @@ def _packed(tree: Tree) -> memoryview:
     return memoryview(bytearray(b"".join(payload.pack(dense().encode(tree, None)[0]))))
 
 
+def _be_refused(process: subprocess.Popen[bytes], job: Job) -> None:
+    """Give the trainer a job of no method, which it answers as soon as it has loaded all that it needs for any."""
+    nothing = msgspec.structs.replace(job.task.algorithm, name="nothing")
+    process.stdin.write(
+        frame(Start(msgspec.structs.replace(job, task=msgspec.structs.replace(job.task, algorithm=nothing))))
+    )
+    process.stdin.flush()
+    if not isinstance(answer := _hear(process.stdout), Failed):
+        raise OSError(f"a job of no method was answered with {answer}")
+
+
 def _converse(process: subprocess.Popen[bytes], job: Job) -> None:
     """Answer the job's steps as a server would, until it is done."""
     process.stdin.write(frame(Start(job)))
@@ -148,7 +156,9 @@ def _converse(process: subprocess.Popen[bytes], job: Job) -> None:
 
 
 def _hear(stream: BinaryIO) -> FromTrainer:
-    size = int.from_bytes(stream.read(HEAD_BYTES), "little")
+    if not (head := stream.read(HEAD_BYTES)):
+        raise OSError("the trainer has ended")
+    size = int.from_bytes(head, "little")
     return msgspec.msgpack.decode(stream.read(size), type=FromTrainer)
 
 

@@ -7,6 +7,7 @@ hierarchical token bucket takes it at once.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -57,6 +58,19 @@ class SlowLink:
         """Return the bytes so far, with all headers: to the board, and from it."""
         folder = Path("/sys/class/net") / self.name / "statistics"
         return int((folder / "tx_bytes").read_text()), int((folder / "rx_bytes").read_text())
+
+
+def lack() -> str:
+    """Return why no slow link can be made here; empty where one can."""
+    if os.geteuid():
+        return "network namespaces need root"
+    if missing := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
+        return f"{' and '.join(missing)} of iproute2 not installed"
+    try:
+        with slow_link("1mbit"):
+            return ""
+    except OSError as error:
+        return f"no network namespace can be made here: {error}"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,6 +22,7 @@ from edge_server.allocation.optimizers.hcef_problem import Terms, joules, steps_
 from tests.edge_server.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))
+QUICK_INSTANCES = 3
 COUNTS = (1, 3, 10, 32, 64)
 FEW, MANY, MOST = 64, 10_000, 1_000_000
 LEVELS, GRID = 2001, 300
@@ -47,17 +48,23 @@ class Worst:
         yield Figure(f"{name}: largest KKT residual", self.residual, "", "<= 1e-6")
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Study gaps, then seconds."""
-    figures = [*gaps_of_bandwidth(), *gaps_of_blocks(), *joint(), *by_grid()]
-    return [*figures, *seconds()]
+    many = QUICK_INSTANCES if quick else INSTANCES
+    figures = [
+        *gaps_of_bandwidth(many),
+        *gaps_of_blocks(many),
+        *joint(many),
+        *by_grid(many, (2, 5) if quick else (2, 5, 9)),
+    ]
+    return [*figures, *seconds((FEW, MANY) if quick else (FEW, MANY, MOST))]
 
 
-def gaps_of_bandwidth() -> Iterator[Figure]:
+def gaps_of_bandwidth(many: int) -> Iterator[Figure]:
     """Compare paper 004's shares; the gap is relative to what is kept of all models."""
     for kind in instances.BANDWIDTHS:
         worst = Worst()
-        for seed in range(INSTANCES):
+        for seed in range(many):
             count = COUNTS[seed % len(COUNTS)]
             problem = instances.bandwidth(kind, count, seed)
             ours, conic = bandwidth.solve(problem), bandwidth.solve(problem, "cvxpy")
@@ -77,11 +84,11 @@ def residual(problem: Bandwidth, found: Shares) -> float:
     return max(0.0, float(np.max(off[needs], initial=0.0)), float(found.share.sum()) - 1)
 
 
-def gaps_of_blocks() -> Iterator[Figure]:
+def gaps_of_blocks(many: int) -> Iterator[Figure]:
     """Compare HCEF's P2.1 and P2.2."""
     for kind in instances.CONTROLS:
         sent_worst, steps_worst = Worst(), Worst()
-        for seed in range(INSTANCES):
+        for seed in range(many):
             given = terms(instances.control(kind, COUNTS[seed % len(COUNTS)], seed))
             steps = hcef.halfway(given, np.random.default_rng(seed).random())
             sent, price = hcef.sent_for(given, steps)
@@ -109,11 +116,11 @@ def stationary(slope: Array, x: Array, box: tuple[float, Array], scale: float) -
     return max(0.0, float(np.max(off / np.maximum(scale, np.abs(slope)), initial=0.0)))
 
 
-def joint() -> Iterator[Figure]:
+def joint(many: int) -> Iterator[Figure]:
     """Certify the joint solver's gaps, and compare it with alternation from ten starts."""
     for kind in instances.CONTROLS:
         gaps, won, lost, times = [], [], {3: -np.inf, 8: -np.inf, FEW: -np.inf}, 0
-        for seed in range(max(1, INSTANCES // 5)):
+        for seed in range(max(1, many // 5)):
             for count in (3, 8, FEW):
                 problem = instances.control(kind, count, seed)
                 found, ends = hcef_joint.solve(problem), alternations(terms(problem), seed)
@@ -142,12 +149,12 @@ def alternations(given: Terms, seed: int) -> list[float]:
     return [end.objective for end in ends if joules(given, (end.steps, end.sent)) <= most]
 
 
-def by_grid() -> Iterator[Figure]:
+def by_grid(many: int, counts: Sequence[int]) -> Iterator[Figure]:
     """Compare the joint solver with brute force: every device's rho and theta on a grid, joules in 2000 steps."""
     worst = -np.inf
     for kind in ("balanced", "energy", "link"):
-        for count in (2, 5, 9):
-            for seed in range(max(1, INSTANCES // 200)):
+        for count in counts:
+            for seed in range(max(1, many // 200)):
                 problem = instances.control(kind, count, seed)
                 worst = max(worst, hcef_joint.solve(problem).objective / brute(terms(problem)) - 1)
     yield Figure("joint, fewer than ten devices: above a fine grid by at most", 100 * worst, "%", "<= 0.5")
@@ -171,11 +178,12 @@ def brute(given: Terms) -> float:
     return float(total[-1])
 
 
-def seconds() -> Iterator[Figure]:
+def seconds(counts: Sequence[int]) -> Iterator[Figure]:
     """Time solves: of every kind the median, of those the slowest."""
     limits = {FEW: 0.5, MANY: 5.0, MOST: 1000.0}
     slowest: dict[tuple[str, int], float] = {}
-    for count, limit in limits.items():
+    for count in counts:
+        limit = limits[count]
         for name, one_kind in (("bandwidth", _share), ("one alternation", _turn)):
             kinds = instances.BANDWIDTHS if name == "bandwidth" else instances.CONTROLS
             slowest[name, count] = took = max(timed(one_kind(kind, count), count) for kind in kinds)
@@ -185,6 +193,8 @@ def seconds() -> Iterator[Figure]:
             yield Figure(f"joint, N = {count}", 1e3 * took, "ms", f"<= {10 if count == FEW else 100}")
     took = conic_s(instances.bandwidth("mixed", FEW, 1))
     yield Figure(f"bandwidth, N = {FEW}, conic solver", 1e3 * took, "ms")
+    if MOST not in counts:
+        return
     growth = MOST * np.log(MOST) / (MANY * np.log(MANY))
     for name in ("bandwidth", "one alternation"):
         times = slowest[name, MOST] / slowest[name, MANY] / growth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,19 +19,20 @@ from shared.tensors.quantizer import codes, dequantize, span
 from shared.tensors.tree import Tree
 
 TURNS = 7
-VALUES = 8_000_000
+VALUES, QUICK_VALUES = 8_000_000, 400_000
 PRUNED = 0.35
 WIDTHS = (2, 3, 5, 9, 17)
 CUTS = (4, 8, 12, 16)
 SENDERS = {"masked": {}, "quantize": {"bits": 8}, "chain": {"quantize_bits": 8}}
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Measure packing and its way back, the mathematics of the quantizer, and whole codecs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [*_packing(), *_codecs(), *_headers()]
+        values = QUICK_VALUES if quick else VALUES
+        return [*_packing(values), *_codecs(values), *_headers(CUTS[:1] if quick else CUTS)]
     finally:
         torch.set_num_threads(threads)
 
@@ -46,42 +47,42 @@ def _seconds(call: Callable[[], object]) -> float:
     return statistics.median(spent)
 
 
-def _memcpy() -> float:
-    source = np.random.default_rng(1).random(VALUES, np.float32)
+def _memcpy(values: int) -> float:
+    source = np.random.default_rng(1).random(values, np.float32)
     target = np.zeros_like(source)
     return _seconds(lambda: np.copyto(target, source))
 
 
-def _packing() -> list[Figure]:
+def _packing(values: int) -> list[Figure]:
     """Take numbers of some widths as the quantizer gives them."""
-    copy_s, figures = _memcpy(), []
-    figures.append(Figure("memcpy of float32", VALUES * 4 / copy_s / 1e9, "GB/s"))
+    copy_s, figures = _memcpy(values), []
+    figures.append(Figure("memcpy of float32", values * 4 / copy_s / 1e9, "GB/s"))
     for width in WIDTHS:
-        numbers = np.random.default_rng(width).integers(0, 1 << width, VALUES, np.uint32)
+        numbers = np.random.default_rng(width).integers(0, 1 << width, values, np.uint32)
         numbers = numbers.astype(np.min_scalar_type((1 << width) - 1))
         packed = pack(numbers, width)
         pack_s, unpack_s = (
             _seconds(lambda numbers=numbers, width=width: pack(numbers, width)),
-            _seconds(lambda packed=packed, width=width: unpack(packed, VALUES, width)),
+            _seconds(lambda packed=packed, width=width: unpack(packed, values, width)),
         )
         figures.append(Figure(f"pack {width} bits over memcpy", copy_s / pack_s, "x", ">= 0.05"))
         figures.append(Figure(f"unpack {width} bits over memcpy", copy_s / unpack_s, "x", ">= 0.05"))
     return figures
 
 
-def _codecs() -> list[Figure]:
+def _codecs(values: int) -> list[Figure]:
     """Take a tree of four leaves of which a share is zero."""
-    copy_s, generator = _memcpy(), torch.Generator().manual_seed(1)
-    tree = {str(place): torch.randn(1000, VALUES // 4000, generator=generator) for place in range(4)}
+    copy_s, generator = _memcpy(values), torch.Generator().manual_seed(1)
+    tree = {str(place): torch.randn(1000, values // 4000, generator=generator) for place in range(4)}
     tree = {key: leaf * (torch.rand(leaf.shape, generator=generator) >= PRUNED) for key, leaf in tree.items()}
     low, high = span(tree["0"])
     found = codes(tree["0"], 8, low, high, generator)
     figures = [
-        Figure("draw", 4e9 / VALUES * _seconds(lambda: torch.rand(VALUES // 4, generator=generator)), "ns/value"),
+        Figure("draw", 4e9 / values * _seconds(lambda: torch.rand(values // 4, generator=generator)), "ns/value"),
         Figure(
-            "round to 8 bits", 4e9 / VALUES * _seconds(lambda: codes(tree["0"], 8, low, high, generator)), "ns/value"
+            "round to 8 bits", 4e9 / values * _seconds(lambda: codes(tree["0"], 8, low, high, generator)), "ns/value"
         ),
-        Figure("knots of 8 bits", 4e9 / VALUES * _seconds(lambda: dequantize(found, 8, low, high)), "ns/value"),
+        Figure("knots of 8 bits", 4e9 / values * _seconds(lambda: dequantize(found, 8, low, high)), "ns/value"),
     ]
     for name, options in SENDERS.items():
         codec = CODECS[name](**options)
@@ -91,19 +92,19 @@ def _codecs() -> list[Figure]:
             _seconds(lambda c=codec, s=sent: c.decode(s)),
         )
         figures += [
-            Figure(f"{name} encode", 1e9 / VALUES * encode_s, "ns/value"),
-            Figure(f"{name} decode", 1e9 / VALUES * decode_s, "ns/value"),
+            Figure(f"{name} encode", 1e9 / values * encode_s, "ns/value"),
+            Figure(f"{name} decode", 1e9 / values * decode_s, "ns/value"),
             Figure(f"{name} encode over memcpy", copy_s / encode_s, "x"),
             Figure(f"{name} decode over memcpy", copy_s / decode_s, "x"),
         ]
     return figures
 
 
-def _headers() -> list[Figure]:
+def _headers(cuts: Sequence[int]) -> list[Figure]:
     """Take the client parts of VGG-19, a share of whose weights is pruned: header and gaps over the formulas' bytes."""
     model = initial(Spec(name="vgg19"), seed=1)
     figures = []
-    for cut in CUTS:
+    for cut in cuts:
         part = _part(model.tree(), model.cuts[cut])
         for name, options in SENDERS.items():
             sent, _ = CODECS[name](**options).encode(part, None)

@@ -12,13 +12,14 @@ from pathlib import Path
 from measure import Figure
 
 from device_agent.measurement.power_log import PowerLog
+from device_agent.probes.power import source as power
 from device_agent.probes.power.source import PowerSource, open_source
-from device_agent.probes.power.source import source as power
 from device_agent.profile.load import for_board
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
 
 READS, SAMPLED_S = 500, 10.0
+QUICK_READS, QUICK_SAMPLED_S = 20, 1.0
 HWMON, RAPL, CPU = "sys/class/hwmon/hwmon1", "sys/class/powercap/intel-rapl", "sys/devices/system/cpu"
 COMPUTING = {f"{CPU}/cpufreq/policy0/{name}": "1500000" for name in ("scaling_cur_freq", "scaling_max_freq")} | {
     "proc/stat": "cpu  4000 0 400 90000 0 0 0 0 0 0\n" + "".join(f"cpu{n} 1000 0 100 9 0 0 0 0\n" for n in range(4)),
@@ -59,23 +60,28 @@ BOARDS: Mapping[str, tuple[str, dict[str, str]]] = {
 """Profile and files. Of a real chip the bus comes on top, on which the reader sleeps; files here answer at once."""
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Time the reads of each kind of board, then sample one at 5 Hz for a while."""
-    figures = []
+    figures, reads = [], QUICK_READS if quick else READS
     with tempfile.TemporaryDirectory() as folder:
         for name, (profile_id, files) in BOARDS.items():
             root = _grow(Path(folder) / name, files)
             profile = for_board(root, profile_id)
             source = open_source(root, profile, monotonic)
-            read_s = _cpu_s(source)
+            read_s = _cpu_s(source, reads)
             figures.append(Figure(f"read {name}", read_s * 1e6, "µs"))
             figures.append(Figure("  at its own rate", 100 * read_s / source.period_s, "% of a core", "<= 1"))
             began = time.thread_time()
-            for _ in range(READS):
+            for _ in range(reads):
                 power.read(root, profile, 0.0)
-            figures.append(Figure("  found and all rails", (time.thread_time() - began) / READS * 1e6, "µs"))
+            figures.append(Figure("  found and all rails", (time.thread_time() - began) / reads * 1e6, "µs"))
         root = Path(folder) / "three rails of an INA3221"
-        figures.append(_sampled(open_source(root, for_board(root, "jetson-agx-orin"), monotonic)))
+        figures.append(
+            _sampled(
+                open_source(root, for_board(root, "jetson-agx-orin"), monotonic),
+                QUICK_SAMPLED_S if quick else SAMPLED_S,
+            )
+        )
     return figures
 
 
@@ -87,19 +93,19 @@ def _grow(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-def _cpu_s(source: PowerSource) -> float:
+def _cpu_s(source: PowerSource, reads: int) -> float:
     """Return the mean CPU seconds of a read; those of counters too soon after another are reads as well."""
     began = time.thread_time()
-    for _ in range(READS):
+    for _ in range(reads):
         with contextlib.suppress(NoData):
             source.read()
-    return (time.thread_time() - began) / READS
+    return (time.thread_time() - began) / reads
 
 
-def _sampled(source: PowerSource) -> Figure:
+def _sampled(source: PowerSource, seconds: float) -> Figure:
     """Return what the whole process takes while it samples three rails at 5 Hz and does nothing else."""
     with PowerLog(source, period_s=0.2) as log, log.busy():
         began = time.process_time()
-        threading.Event().wait(SAMPLED_S)
+        threading.Event().wait(seconds)
         spent = time.process_time() - began
-    return Figure("sampling at 5 Hz, the thread and all", 100 * spent / SAMPLED_S, "% of a core", "<= 1")
+    return Figure("sampling at 5 Hz, the thread and all", 100 * spent / seconds, "% of a core", "<= 1")

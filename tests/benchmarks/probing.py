@@ -19,32 +19,37 @@ from device_agent.measurement.board import measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.probes import PROBES
 from edge_server.fleet.broker import running
+from edge_server.fleet.view import looking
 from shared.errors import NoData
+from shared.transport.base import Broker
 from tests.device_agent.plug import plugged
 
 SETTLED_S, WATCHED_S, SAMPLED_S = 10.0, 90.0, 10.0
+QUICK_S = 1.0, 3.0, 1.0
 REPORT_S = 30.0
-TURNS = 20
+TURNS, SITE = 20, "lab"
 FAST_HZ = 5.0
 
 
-async def _waiting(folder: Path, url: str) -> tuple[float, float]:
+async def _waiting(folder: Path, url: str, settled_s: float, watched_s: float) -> tuple[float, float]:
     """Return the share of a core that an agent with a meter takes, children too, and its PSS in MB."""
     async with AsyncExitStack() as stack:
         place = fleet.Place(folder, stack)
         broker = await stack.enter_async_context(running(place.path))
         config = {
             "device": "idle",
+            "site": SITE,
             "state_dir": str(folder / "state"),
             "data": {"source": "digits"},
             "broker": {"port": broker.port},
             "board": {"meter": {"kind": "shelly", "url": url}},
         }
-        pid = await place.configured("agent", "device_agent", config)
-        await fleet.until(lambda: "connected" in place.log("agent"))
-        await asyncio.sleep(SETTLED_S)
+        async with looking(Broker(port=broker.port), SITE) as look:
+            pid = await place.configured("agent", "device_agent", config)
+            await fleet.until(lambda: "idle" in look.fleet.online, check=place.require_well)
+        await asyncio.sleep(settled_s)
         began, before = time.monotonic(), sum(psutil.Process(pid).cpu_times()[:4])
-        await asyncio.sleep(WATCHED_S)
+        await asyncio.sleep(watched_s)
         used = sum(psutil.Process(pid).cpu_times()[:4]) - before
         return used / (time.monotonic() - began), fleet.pss(pid) / 1e6
 
@@ -68,22 +73,23 @@ def _probes() -> list[Figure]:
     return [*figures, Figure("all probes every 30 s", 100 * share, "% of a core", "<= 1")]
 
 
-def _sampling(url: str) -> float:
+def _sampling(url: str, sampled_s: float) -> float:
     """Return the share of a core that the log takes at full rate from a meter."""
     meter = MeterConfig(kind="shelly", url=url, period_s=1 / FAST_HZ)
     board = open_board(measuring(BoardConfig(meter=meter), Path("/nowhere")))
     assert board.power is not None
     with board.power, board.power.busy():
-        time.sleep(SAMPLED_S)
-    return board.power.cpu_s / SAMPLED_S
+        time.sleep(sampled_s)
+    return board.power.cpu_s / sampled_s
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Measure all three."""
-    sys.stderr.write(f"  an idle agent for {WATCHED_S:.0f} s …\n")
+    settled_s, watched_s, sampled_s = QUICK_S if quick else (SETTLED_S, WATCHED_S, SAMPLED_S)
+    sys.stderr.write(f"  an idle agent for {watched_s:.0f} s …\n")
     with tempfile.TemporaryDirectory() as name, plugged(lambda: 4.0) as url:
-        share, pss = asyncio.run(_waiting(Path(name), url))
-        sampling = _sampling(url)
+        share, pss = asyncio.run(_waiting(Path(name), url, settled_s, watched_s))
+        sampling = _sampling(url, sampled_s)
     return [
         *_probes(),
         Figure("power log at full rate, a plug", 100 * sampling, "% of a core", "<= 1"),

@@ -22,17 +22,18 @@ from pathlib import Path
 import numpy as np
 import psutil
 import training
-from measure import Figure
+from measure import Figure, NotRun, Row
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FLOWER = ROOT / "build" / "flower"
 PINNED = ("torch==2.13.0", "flwr[simulation]")
 DEVICES, WORKERS, TURNS, WARM = 100, 2, 3, 2
+QUICK, QUICK_FLEET, QUICK_ROUNDS = "small", 200, WARM + 2
 COHORT = {"small": 10, "large": 10, "perceptron": 50}
 ROUNDS = {"small": 12, "large": 6, "perceptron": 6}
 LEAST = {"small": {"replay": ">= 1.7"}, "large": {"replay": ">= 1.25"}, "perceptron": {"together": ">= 3"}}
 """Times Flower's rate. Both CNNs are trained one device at a time whatever the plan allows: that is as fast."""
-FLEET = 10_000
+FLEET, FLEET_ROUNDS = 10_000, 100
 LAID_OUT = "bare, channels last"
 """The bare loop with its network in memory as the trainer lays it out, which few loops are written with: what remains
 is what the framework itself takes."""
@@ -74,22 +75,26 @@ class Ran:
     peak_bytes: int
 
 
-def run() -> list[Figure]:
-    """Measure the networks, then the large fleet."""
-    flower = install()
-    figures = []
-    for name in training.SHAPES:
+def run(*, quick: bool = False) -> list[Row]:
+    """Measure the networks, then the large fleet; quickly one network, without Flower, which would be installed."""
+    flower = not quick and install()
+    figures: list[Row] = []
+    if not flower:
+        reason = "its simulation takes gigabytes and is left out of quick runs" if quick else "it cannot be installed"
+        figures.append(NotRun("replay: Flower", reason))
+    for name in [QUICK] if quick else training.SHAPES:
+        count = QUICK_ROUNDS if quick else ROUNDS[name]
         ran: dict[str, list[Ran]] = {"bare": [], LAID_OUT: [], "replay": [], "together": [], "flower": []}
-        for _ in range(TURNS):
-            ran["bare"].append(bare(name))
-            ran[LAID_OUT].append(bare(name, "channels-last"))
-            ran["replay"].append(replay(name))
+        for _ in range(1 if quick else TURNS):
+            ran["bare"].append(bare(name, count))
+            ran[LAID_OUT].append(bare(name, count, "channels-last"))
+            ran["replay"].append(replay(name, count))
             if "together" in LEAST[name]:
-                ran["together"].append(replay(name, TOGETHER))
+                ran["together"].append(replay(name, count, TOGETHER))
             if flower:
-                ran["flower"].append(in_flower(name))
+                ran["flower"].append(in_flower(name, count))
         figures += compared(name, {who: several for who, several in ran.items() if several})
-    return [*figures, *large_fleet()]
+    return [*figures, *(large_fleet(QUICK_FLEET, QUICK_ROUNDS) if quick else large_fleet(FLEET, FLEET_ROUNDS))]
 
 
 def compared(name: str, ran: dict[str, list[Ran]]) -> list[Figure]:
@@ -113,45 +118,45 @@ def compared(name: str, ran: dict[str, list[Ran]]) -> list[Figure]:
     return figures
 
 
-def large_fleet() -> list[Figure]:
-    """Replay 10,000 devices, 100 a round, 100 rounds, with 9,550 parameters."""
+def large_fleet(count: int, rounds: int) -> list[Figure]:
+    """Replay so many devices, 100 a round, with 9,550 parameters."""
     model = 'name = "mlp"\noptions = { features = 784, hidden = 12, classes = 10 }'
-    inputs, labels = np.zeros((6 * FLEET, 28, 28), np.uint8), np.arange(6 * FLEET) % 10
-    inputs[np.arange(6 * FLEET), labels, labels] = 255
-    ran = replayed(model, inputs, labels, rounds=100, cohort=100, devices=FLEET, epochs=1)
+    inputs, labels = np.zeros((6 * count, 28, 28), np.uint8), np.arange(6 * count) % 10
+    inputs[np.arange(6 * count), labels, labels] = 255
+    ran = replayed(model, inputs, labels, rounds=rounds, cohort=100, devices=count, epochs=1)
     return [
-        Figure("10,000 devices: 100 rounds of 100", ran.all_s, "s", "<= 180"),
-        Figure("10,000 devices: memory", ran.peak_bytes / 1e6, "MB", "<= 1500"),
+        Figure(f"{count:,} devices: {rounds} rounds of 100", ran.all_s, "s", "<= 180"),
+        Figure(f"{count:,} devices: memory", ran.peak_bytes / 1e6, "MB", "<= 1500"),
     ]
 
 
-def bare(name: str, *more: str) -> Ran:
+def bare(name: str, rounds: int, *more: str) -> Ran:
     """Run the bare loop."""
-    arguments = (name, DEVICES, COHORT[name], ROUNDS[name], WORKERS, *more)
+    arguments = (name, DEVICES, COHORT[name], rounds, WORKERS, *more)
     said, all_s, peak = watched([sys.executable, str(HERE / "bare.py"), *map(str, arguments)])
     return Ran(json.loads(said.splitlines()[-1]), all_s, peak)
 
 
-def in_flower(name: str) -> Ran:
+def in_flower(name: str, rounds: int) -> Ran:
     """Run the Flower simulation."""
     with tempfile.TemporaryDirectory(prefix="fieldfleet-bench-") as folder:
         path = f"{folder}/examples"
         training.save(path, DEVICES)
-        arguments = (path, name, DEVICES, COHORT[name], ROUNDS[name] + 1, WORKERS)
+        arguments = (path, name, DEVICES, COHORT[name], rounds + 1, WORKERS)
         said, all_s, peak = watched([str(FLOWER / "bin" / "python"), str(HERE / "flower.py"), *map(str, arguments)])
-    *_, used, rounds = said.splitlines()
+    *_, used, taken = said.splitlines()
     sys.stderr.write(f"{used}\n")
-    return Ran(json.loads(rounds), all_s, peak)
+    return Ran(json.loads(taken), all_s, peak)
 
 
-def replay(name: str, more: str = "") -> Ran:
+def replay(name: str, rounds: int, more: str = "") -> Ran:
     """Replay the same training, with `more` in its plan."""
     width, hidden = training.SHAPES[name]
     inputs, labels = training.examples(DEVICES)
     pixels = (inputs.numpy() * 255).round().astype(np.uint8)
     layers = f"width = {width}, " if width else "features = 784, classes = 10, "
     model = f'name = "{"cnn" if width else "mlp"}"\noptions = {{ {layers}hidden = {hidden} }}'
-    scale = {"rounds": ROUNDS[name], "cohort": COHORT[name], "devices": DEVICES, "epochs": training.EPOCHS[name]}
+    scale = {"rounds": rounds, "cohort": COHORT[name], "devices": DEVICES, "epochs": training.EPOCHS[name]}
     return replayed(model + more, pixels, labels.numpy(), **scale)
 
 

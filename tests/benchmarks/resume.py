@@ -158,7 +158,7 @@ async def broken(case: str, port: int) -> list[Row]:
                 await _until(lambda way=way, share=share: getattr(counted, way) > share * MODEL_BYTES)
                 await _interrupt(case, here, counted)
             if way == "received":
-                await _until(lambda: "trainer started" in _log(here) and counted.sent > 1_000_000)
+                await _until(lambda: counted.sent > 1_000_000)  # requests are small: its update is on its way
             else:
                 await here.processes["server"].wait()
             rows.append(Row(case, way, 3, getattr(counted, way), time.monotonic() - began))
@@ -192,7 +192,7 @@ async def slow(port: int) -> list[Row]:
 
         cutting = asyncio.create_task(interrupt())
         began, before = time.monotonic(), link.carried()
-        await _until(lambda: "trained run=" in _log(here), 900)
+        await _until(lambda: _is_trained(here), 900)
         half, down, cuts = time.monotonic(), link.carried(), outages
         await asyncio.wait_for(here.processes["server"].wait(), 900)
         up = link.carried()
@@ -204,8 +204,9 @@ async def slow(port: int) -> list[Row]:
         ]
 
 
-def _log(here: Site) -> str:
-    return (here.folder / "agent.log").read_text()
+def _is_trained(here: Site) -> bool:
+    """Tell whether an update waits in the board's outbox; one that is still written has a name with a dot before it."""
+    return any((here.folder / "a" / "outbox").glob("[!.]*@*"))
 
 
 async def _until(condition: Callable[[], bool], seconds: float = 120.0) -> None:

@@ -16,14 +16,14 @@ TARGET_RATIO = {"25MB": "<= 2.5", "100MB": "<= 3.5"}
 PEER_S = {"25MB": 0.485, "100MB": 2.66}  # the fastest peer, on the reference machine, without storing anything
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Measure rounds of three sizes with two agents."""
     figures: list[Figure] = []
-    for size, name, rounds, floor_rounds in SIZES:
+    for size, name, rounds, floor_rounds in SIZES[:1] if quick else SIZES:
         ours: list[float] = []
         bare: list[float] = []
         cpu: list[float] = []
-        for _ in range(TURNS):
+        for _ in range(1 if quick else TURNS):
             bare += asyncio.run(floor.measure(model_bytes=size, devices=2, rounds=floor_rounds))
             one = asyncio.run(fleet.measure(model_bytes=size, devices=2, rounds=rounds))
             ours += one.round_s

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -44,37 +44,38 @@ STEPS, PERIODS = 40, 3
 NARROW = Spec(name="alexnet", options={"channels": 1, "side": 8, "width": 0.5, "hidden": 64})
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Measure with one thread, in CPU seconds."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [*_steps(), *_products(), *_channels()]
+        shares, turns, steps = (SPARSITIES[2:3], 1, 2) if quick else (SPARSITIES, TURNS, STEPS)
+        return [*_steps(shares, turns), *_products(shares, turns), *_channels(shares, steps)]
     finally:
         torch.set_num_threads(threads)
 
 
-def _taken(work: Callable[[], object]) -> float:
+def _taken(work: Callable[[], object], turns: int) -> float:
     """Return the least CPU seconds of some turns after the first."""
     work()
     taken = []
-    for _ in range(TURNS):
+    for _ in range(turns):
         began = time.process_time()
         work()
         taken.append(time.process_time() - began)
     return min(taken)
 
 
-def _steps() -> list[Figure]:
+def _steps(shares: Sequence[float], turns: int) -> list[Figure]:
     """Time a step below the cut and weigh the client part, at each sparsity; and a step of half of the channels."""
     figures = []
-    for share in SPARSITIES:
+    for share in shares:
         bottom, inputs = _bottom(1.0)
         weights = bottom.vector[: bottom.count]
         prune(weights, torch.rand(bottom.count, generator=torch.Generator().manual_seed(1)) >= share)
         name = f"VGG-19 cut {CUT}, sparsity {share:g}"
         figures.append(
-            Figure(f"{name}: step, dense with zeros", _taken(lambda b=bottom, x=inputs: _step(b, x)), "CPU s")
+            Figure(f"{name}: step, dense with zeros", _taken(lambda b=bottom, x=inputs: _step(b, x), turns), "CPU s")
         )
         figures.append(Figure(f"{name}: client part, `masked`", _bytes(masked(), bottom.tree()) / 1e6, "MB"))
         if not share:
@@ -82,7 +83,7 @@ def _steps() -> list[Figure]:
     bottom, inputs = _bottom(0.5)
     return [
         *figures,
-        Figure(f"VGG-19 cut {CUT}, half of the channels: step", _taken(lambda: _step(bottom, inputs)), "CPU s"),
+        Figure(f"VGG-19 cut {CUT}, half of the channels: step", _taken(lambda: _step(bottom, inputs), turns), "CPU s"),
     ]
 
 
@@ -103,18 +104,18 @@ def _bytes(codec: Codec, tree: Tree) -> int:
     return sum(blob.data.nbytes for blob in payload.blobs.values())
 
 
-def _products() -> list[Figure]:
+def _products(shares: Sequence[float], turns: int) -> list[Figure]:
     """Time one convolution forward and backward, dense and sparse, at each sparsity."""
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
     inputs, upstream = (torch.randn(SOME, CHANNELS, SIDE, SIDE) for _ in range(2))
     figures = []
-    for share in SPARSITIES:
+    for share in shares:
         weight = torch.randn(CHANNELS, CHANNELS, 3, 3)
         weight[torch.rand_like(weight) < share] = 0
-        plain = _taken(lambda w=weight: _dense(w, inputs, upstream))
+        plain = _taken(lambda w=weight: _dense(w, inputs, upstream), turns)
         matrix = weight.flatten(1)
         pair = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
-        sparse = _taken(lambda two=pair: _sparse(*two, inputs, upstream))
+        sparse = _taken(lambda two=pair: _sparse(*two, inputs, upstream), turns)
         figures.append(Figure(f"a convolution, sparsity {share:g}: sparse over dense", sparse / plain, "x"))
     return figures
 
@@ -136,12 +137,12 @@ def _sparse(matrix: Tensor, transposed: Tensor, inputs: Tensor, upstream: Tensor
     return functional.fold(back, (SIDE, SIDE), 3, padding=1), rows @ columns.t()
 
 
-def _channels() -> list[Figure]:
+def _channels(shares: Sequence[float], steps: int) -> list[Figure]:
     """Count what could go of the convolutions of an AlexNet that was trained on digits and pruned on the way."""
     figures = []
     for importance in ("taylor", "magnitude"):
-        for share in SPARSITIES[1:]:
-            weights = [leaf for name, leaf in _pruned(importance, share).items() if name.endswith(".weight")]
+        for share in filter(None, shares):
+            weights = [leaf for name, leaf in _pruned(importance, share, steps).items() if name.endswith(".weight")]
             counted = sum(len(leaf) for leaf in weights)
             one = sum(int((leaf.flatten(1).count_nonzero(1) <= 1).sum()) for leaf in weights)
             unread = sum(
@@ -153,9 +154,9 @@ def _channels() -> list[Figure]:
     return figures
 
 
-def _pruned(importance: str, share: float) -> Tree:
+def _pruned(importance: str, share: float, steps: int) -> Tree:
     """Return the client part of one device after a run."""
-    algorithm = splitfed(cut=5, period=STEPS, sparsity=share, importance=importance)
+    algorithm = splitfed(cut=5, period=steps, sparsity=share, importance=importance)
     hyper, model = Hyper(batch_size=BATCH, learning_rate=0.05), blank(NARROW)
     state, device, tree = algorithm.init(initial(NARROW, 0), 0), State(), Tree()
     with seeded(0):

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan, devices, load, share
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 CIFAR = ROOT / os.environ.get("FIELDFLEET_DATA", "../shared/data") / "cifar10" / "cifar10_20k.npz"
 CORES = os.cpu_count() or 1
-DEVICES, BATCH, WARM = 4, 64, 2
-BARRIER = re.compile(r"^(\S+)Z DEBUG edge_server.rounds.split.session step of round ", re.MULTILINE)
+DEVICES, WARM, ROUNDS = 4, 2, 2
+"""Of the loop, the first steps are left out; of a run, all rounds but the last."""
 PLAN = """
 name = "split"
 rounds = {rounds}
@@ -56,11 +53,19 @@ limit = {examples}
 
 
 @dataclass(frozen=True)
+class Size:
+    """Of a session: its steps, and examples a batch."""
+
+    steps: int
+    batch: int = 64
+
+
+@dataclass(frozen=True)
 class Stepped:
     """What the steps of a session took.
 
     Attributes:
-        step_s: Seconds of each, but for the first ones.
+        step_s: Seconds of steps, means of sessions; the first session, or the first steps, are left out.
         cpu_s: Processor seconds a step, by kind of process, all of a kind together.
         memory_bytes: Resident memory in the session, by kind of process; of one of each.
     """
@@ -70,24 +75,31 @@ class Stepped:
     memory_bytes: Mapping[str, int]
 
 
-def planned(folder: Path, *, steps: int, count: int = DEVICES, rounds: int = 1) -> Plan:
-    """Write a plan, and random pictures of CIFAR-10's shape where that is not here; return the plan."""
+def planned(folder: Path, size: Size, *, count: int, rounds: int = ROUNDS) -> Plan:
+    """Write a plan, and random pictures of CIFAR-10's shape where that is not here; return the plan.
+
+    Args:
+        folder: Where to.
+        size: Of its sessions.
+        count: Devices.
+        rounds: Sessions of each.
+    """
     data = CIFAR.resolve()
     if not data.exists():
         data, draw = folder / "random.npz", np.random.default_rng(0)
-        inputs = draw.integers(0, 256, (2 * DEVICES * BATCH, 32, 32, 3), np.uint8)
+        inputs = draw.integers(0, 256, (2 * count * size.batch, 32, 32, 3), np.uint8)
         labels = draw.integers(0, 10, len(inputs))
         np.savez(data, x_train=inputs, y_train=labels, x_test=inputs[:10], y_test=labels[:10])
     path = folder / "plan.toml"
-    sizes = {"rounds": rounds, "steps": steps, "count": count, "batch": BATCH, "examples": 2 * count * BATCH}
-    path.write_text(PLAN.format(data=data, **sizes))
+    sizes = {"rounds": rounds, "steps": size.steps, "count": count, "batch": size.batch}
+    path.write_text(PLAN.format(data=data, **sizes, examples=2 * count * size.batch))
     return load(path, folder)
 
 
 def server_keys(folder: Path) -> dict[str, object]:
     """Return the configuration of the edge server, without its broker."""
     keys = {"plan": "plan.toml", "run": "run", "data_dir": str(folder)}
-    return {**keys, "log_level": "debug", "threads": CORES}
+    return {**keys, "threads": CORES}
 
 
 def agent_keys(folder: Path, plan: Plan, index: int) -> dict[str, object]:
@@ -98,14 +110,20 @@ def agent_keys(folder: Path, plan: Plan, index: int) -> dict[str, object]:
     return {"device": name, "state_dir": str(folder / name), "data": data, "trainer": {"threads": 1}}
 
 
-def barriers(log: str) -> list[float]:
-    """Return when each step was due, as the server's log says, in seconds."""
-    return [datetime.fromisoformat(stamp).timestamp() for stamp in BARRIER.findall(log)]
+def opened_and_closed(folder: Path) -> tuple[float, float]:
+    """Return when the last round's devices were told, and when it was over, on the monotonic clock."""
+    records = read(folder / "run")
+    closed = closed_rounds(records)[-1]
+    [opened] = [one for one in records if isinstance(one, RoundOpened) and one.round == closed.round]
+    return opened.at, closed.at
 
 
-def steps_s(log: str) -> list[float]:
-    """Return the seconds from each barrier to the next, but for the first ones."""
-    return [later - earlier for earlier, later in pairwise(barriers(log))][WARM:]
+def steps_s(folder: Path, steps: int) -> list[float]:
+    """Return the mean seconds of a step of the last round, as each device measured its own session."""
+    records = read(folder / "run")
+    last = closed_rounds(records)[-1].round
+    costs = [one.update.cost for one in records if isinstance(one, UpdateAccepted) and one.round == last]
+    return [(one.compute_s + one.exchange_s) / steps for one in costs]
 
 
 def carried(folder: Path, steps: int) -> tuple[float, float]:
@@ -124,7 +142,7 @@ def alone(folder: Path, count: int, threads: int) -> Stepped:
     """Do the steps of a folder's plan in one process, which is started for it."""
     said = script("split_alone.py", folder / "plan.toml", count, threads)
     taken, cpu_s, memory = json.loads(said)
-    return Stepped(taken[WARM:], {"alone": cpu_s}, {"alone": memory})
+    return Stepped([statistics.fmean(taken[WARM:])], {"alone": cpu_s}, {"alone": memory})
 
 
 def script(name: str, *arguments: object) -> str:

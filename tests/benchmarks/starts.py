@@ -14,7 +14,7 @@ MODULES = (
     "device_agent.__main__",
     "edge_server.__main__",
     "edge_server.rounds.run",
-    "device_agent.trainer.process.task",
+    "device_agent.trainer.task",
 )
 PROBE = """
 import sys, time
@@ -25,12 +25,12 @@ print(time.perf_counter() - started, "torch" in sys.modules, "numpy" in sys.modu
 LIGHT = ("shared", "device_agent.__main__", "edge_server.__main__")
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Measure imports; commands must not load what they may not need."""
     figures: list[Figure] = []
     for module in MODULES:
         seconds, heavy = [], False
-        for _ in range(TURNS):
+        for _ in range(1 if quick else TURNS):
             output = subprocess.run(
                 [sys.executable, "-c", PROBE.format(module=module)], capture_output=True, text=True, check=True
             ).stdout.split()

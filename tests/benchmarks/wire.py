@@ -14,7 +14,8 @@ from shared.codecs.dense import dense
 from shared.protocol import payload
 from shared.protocol.payload import Scattered
 
-TURNS = 11
+TURNS, LEAF = 11, 2_500_000
+QUICK_TURNS, QUICK_LEAF = 3, 100_000
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -23,9 +24,10 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def run() -> list[Figure]:
+def run(*, quick: bool = False) -> list[Figure]:
     """Measure encoding with one copy and decoding with none."""
-    tree = {f"layer{index}.weight": torch.randn(2_500_000) for index in range(10)}
+    turns, leaf = (QUICK_TURNS, QUICK_LEAF) if quick else (TURNS, LEAF)
+    tree = {f"layer{index}.weight": torch.randn(leaf) for index in range(10)}
     source = np.concatenate([leaf.numpy() for leaf in tree.values()])
     target, codec = np.zeros_like(source), dense()
     buffer = bytearray(source.nbytes + 8192)
@@ -35,7 +37,7 @@ def run() -> list[Figure]:
 
     encoded = encode()
     copies, encodes, decodes = [], [], []
-    for _ in range(TURNS):
+    for _ in range(turns):
         copies.append(_seconds(lambda: np.copyto(target, source)))
         encodes.append(_seconds(encode))
         decodes.append(_seconds(lambda: codec.decode(payload.unpack(encoded))))
@@ -44,9 +46,9 @@ def run() -> list[Figure]:
     views = sum(start <= leaf.data_ptr() < start + len(buffer) for leaf in decoded.values())
     copy_s, encode_s = statistics.median(copies), statistics.median(encodes)
     return [
-        Figure("memcpy of 100 MB", source.nbytes / copy_s / 1e9, "GB/s"),
-        Figure("encode 25M float32", source.nbytes / encode_s / 1e9, "GB/s"),
+        Figure(f"memcpy of {source.nbytes / 1e6:g} MB", source.nbytes / copy_s / 1e9, "GB/s"),
+        Figure(f"encode {source.size / 1e6:g}M float32", source.nbytes / encode_s / 1e9, "GB/s"),
         Figure("encode over memcpy", copy_s / encode_s, "x", ">= 0.5"),
-        Figure("decode 25M float32", 1e3 * statistics.median(decodes), "ms"),
+        Figure(f"decode {source.size / 1e6:g}M float32", 1e3 * statistics.median(decodes), "ms"),
         Figure("decoded tensors that are views", views / len(decoded), "share", ">= 1"),
     ]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.journal.checkpoints import path_of
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read

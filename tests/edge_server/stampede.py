@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.config import LinkConfig
+from edge_server.fleet import broker
 from edge_server.fleet.hub import Server
-from edge_server.fleet.state import broker
 from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan import plan as plans
 from edge_server.rounds.run import run_plan

@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 
 from device_agent.config import MeterConfig
 from device_agent.probes.base import Found, absent
+from device_agent.probes.power import battery, ina2xx, ina3221, pmic, rapl, tegrastats
 from device_agent.probes.power.http_meter import HttpMeter
 from device_agent.probes.power.model import Modelled
 from device_agent.probes.power.rails import Ask, Rails, checked, corrected, summands, summed
-from device_agent.probes.power.source import battery, ina2xx, ina3221, pmic, rapl, tegrastats
 from device_agent.profile.schema import Power, PowerModel, Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Provenance, Quality, Reading

@@ -23,7 +23,7 @@ from shared.errors import Unreachable
 ATTEMPTS = 5
 GONE_S, POLL_S = 20.0, 0.002
 BROKER = "broker"
-TRAINER = "device_agent.trainer.process.main"
+TRAINER = "device_agent.trainer.main"
 MODULES = ("edge_server", "device_agent", TRAINER)
 
 

@@ -1,7 +1,7 @@
 """The server half of lightweight FedSL: one step of the server part over the features of all devices.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks; equations
-as in `shared.algorithms.split.settings.fedsl`. One server part that devices move in turns is SplitFed v2 of Thapa et al.,
+as in `shared.algorithms.split.fedsl`. One server part that devices move in turns is SplitFed v2 of Thapa et al.,
 https://arxiv.org/abs/2004.12088.
 
 What a device sends at a step of a split session, checked and unpacked by the server.

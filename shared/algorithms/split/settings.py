@@ -1,7 +1,7 @@
 """What both halves of lightweight FedSL agree on: its settings, its step size, and where the network is cut.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks; see
-`shared.algorithms.split.settings.fedsl`. The step size is that of Loshchilov and Hutter, SGDR, ICLR 2017,
+`shared.algorithms.split.fedsl`. The step size is that of Loshchilov and Hutter, SGDR, ICLR 2017,
 https://arxiv.org/abs/1608.03983, without restarts.
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.exchange import state_files
 from device_agent.exchange.outbox import STATE
-from device_agent.trainer.process import device_state
+from device_agent.trainer import device_state
 
 
 @pytest.fixture

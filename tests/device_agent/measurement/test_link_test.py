@@ -9,7 +9,7 @@ import pytest
 
 from device_agent.config import AgentConfig
 from device_agent.measurement.link_test import FEW_BYTES, Point, Schedule, probe_link, sustained
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from shared.data.spec import Data
 from shared.errors import NoData
 from shared.protocol.topics import topic

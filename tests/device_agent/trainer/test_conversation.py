@@ -12,8 +12,8 @@ from shared.protocol.messages import Missed
 
 CHILD = """
 import sys
-from device_agent.trainer.process.pipe_messages import Done, Failed, Step, frame
-from device_agent.trainer.process.main import Inlet
+from device_agent.trainer.pipe_messages import Done, Failed, Step, frame
+from device_agent.trainer.main import Inlet
 inlet = Inlet(sys.stdin.buffer)
 inlet.start()
 def say(message, data=b""):

@@ -47,7 +47,7 @@ def test_what_is_no_message_ends_the_process_and_says_so(tmp_path: Path, data: b
 
     async def story() -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "device_agent.trainer.process.main", "--lock", str(tmp_path / "lock")),
+            *(sys.executable, "-m", "device_agent.trainer.main", "--lock", str(tmp_path / "lock")),
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,

@@ -20,8 +20,8 @@ AGENT = """
 import asyncio, sys
 from pathlib import Path
 import msgspec
-from device_agent.trainer.process.interface import Job
-from device_agent.trainer.process.process import TrainerProcess
+from device_agent.trainer.interface import Job
+from device_agent.trainer.process import TrainerProcess
 
 async def main(lock, warming, job):
     trainer = TrainerProcess(Path(lock), idle_s=600.0, memory_mb=0, threads=1)
@@ -80,7 +80,7 @@ def test_a_trainer_without_a_task_ends_with_its_agent(tmp_path: Path) -> None:
     agent = """
 import asyncio, sys
 from pathlib import Path
-from device_agent.trainer.process.process import TrainerProcess
+from device_agent.trainer.process import TrainerProcess
 
 async def main():
     trainer = TrainerProcess(Path(sys.argv[1]), idle_s=600.0, memory_mb=0, threads=1)

@@ -14,9 +14,9 @@ from tests.device_agent.halves import below, split
 PROGRAM = """
 import sys
 import msgspec
-from device_agent.trainer.process.interface import Job
-from device_agent.trainer.process.workspace import Bench
-from device_agent.trainer.process.task import performing
+from device_agent.trainer.interface import Job
+from device_agent.trainer.workspace import Bench
+from device_agent.trainer.task import performing
 from tests.device_agent.device import METER
 from tests.device_agent.halves import STEPS, finish
 

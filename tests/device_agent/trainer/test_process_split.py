@@ -145,8 +145,8 @@ AGENT = """
 import asyncio, sys
 from pathlib import Path
 import msgspec
-from device_agent.trainer.process.interface import Job
-from device_agent.trainer.process.process import TrainerProcess
+from device_agent.trainer.interface import Job
+from device_agent.trainer.process import TrainerProcess
 
 class Never:
     carried = 0, 0

@@ -9,7 +9,7 @@ import torch
 
 from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.process import device_state
+from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Bench
 from shared.algorithms.local_training import MODEL_SEED
 from shared.models.build import initial

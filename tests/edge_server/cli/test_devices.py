@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from edge_server.__main__ import main
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.fleet.view import looking
 from edge_server.journal.report_history import Kept, Readings
 from shared.protocol import wire
@@ -144,7 +144,7 @@ def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch, capsy
     """With a word on it; where there is none either, that is the error."""
     keys = {"plan": "p", "data_dir": str(tmp_path / "runs"), "broker": {"port": broker.free_port()}}
     (tmp_path / "server.json").write_text(json.dumps(keys))
-    monkeypatch.setattr("edge_server.fleet.state.view.CONNECT_S", 0.3)
+    monkeypatch.setattr("edge_server.fleet.view.CONNECT_S", 0.3)
     code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
     assert (code, out) == (1, "")
     assert "no broker answers at 127.0.0.1" in err

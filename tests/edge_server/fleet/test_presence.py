@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from edge_server.fleet import broker
 from edge_server.fleet.hub import Server
-from edge_server.fleet.state import broker
 from edge_server.journal.records import RoundClosed
 from shared.protocol.messages import Status, Task
 from shared.runtime.clock import monotonic

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from edge_server.__main__ import EXIT_CONFIG
+from edge_server.fleet import single_server
 from edge_server.fleet.broker import mosquitto, running
-from edge_server.fleet.state import single_server
 from shared.errors import ConfigError
 from shared.protocol import wire
 from shared.protocol.messages import Status

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from tests.edge_server.stampede import stampede
 
 AGENTS = 100

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.__main__ import main
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.journal.records import (
     Joined,
     Noted,

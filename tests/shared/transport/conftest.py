@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
+from edge_server.fleet import broker
 from edge_server.fleet.broker import PrivateBroker
-from edge_server.fleet.state import broker
 from shared.transport.base import Broker, Delivery, Inbox, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_server.fleet import broker
 from edge_server.fleet.broker import PrivateBroker
-from edge_server.fleet.state import broker
 
 
 @asynccontextmanager

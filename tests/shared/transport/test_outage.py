@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.fleet.state import broker as brokers
+from edge_server.fleet import broker as brokers
 from shared.errors import Unreachable
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from device_agent.probes.power import battery
 from device_agent.probes.power.rails import summed
-from device_agent.probes.power.source import battery
 from shared.errors import NoData
 from tests.boards import material
 from tests.shared_data import shared

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from device_agent.probes.power import ina2xx
 from device_agent.probes.power.rails import summands
-from device_agent.probes.power.source import ina2xx
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from tests.trees import busy, grow

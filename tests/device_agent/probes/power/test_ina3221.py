@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.probes.power.source import ina3221
+from device_agent.probes.power import ina3221
 from shared.errors import NoData
 from tests.boards import material
 from tests.shared_data import shared

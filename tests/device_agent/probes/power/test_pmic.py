@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from device_agent.probes.power import pmic
 from device_agent.probes.power.rails import corrected, summands, summed
-from device_agent.probes.power.source import pmic
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from tests.shared_data import shared

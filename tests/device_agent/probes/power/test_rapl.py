@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device_agent.probes.power import rapl
 from device_agent.probes.power.rapl import Counters, Zone, between, totals
-from device_agent.probes.power.source import rapl
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from tests.boards import material

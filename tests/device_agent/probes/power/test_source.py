@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from device_agent.config import MeterConfig
+from device_agent.probes.power import source as power
 from device_agent.probes.power.http_meter import HttpMeter
 from device_agent.probes.power.model import Modelled
 from device_agent.probes.power.rapl import Counters
 from device_agent.probes.power.source import TOTAL, open_source
-from device_agent.probes.power.source import source as power
 from device_agent.profile.schema import Power, PowerModel, Profile, Rail
 from shared.errors import NoData
 from tests.boards import material

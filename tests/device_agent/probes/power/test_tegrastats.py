@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.probes.power.source import tegrastats
+from device_agent.probes.power import tegrastats
 from device_agent.probes.power.tegrastats import Cpu, parse
 from shared.errors import NoData
 from tests.shared_data import shared

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.fleet.state import broker
+from edge_server.fleet import broker
 from edge_server.trial.chaos.kills import KINDS, MARKS
 from edge_server.trial.chaos.log_reader import Logs
 from edge_server.trial.local import SERVER

@@ -129,8 +129,8 @@ def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
 
     async def play() -> None:
         home = tmp_path / "site" / "a"
-        ours = "-c", SLEEP, "-m", "device_agent.trainer.process.main", "--lock", f"{home}/trainer.lock"
-        other = "-c", SLEEP, "-m", "device_agent.trainer.process.main", "--lock", f"{home}2/trainer.lock"
+        ours = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}/trainer.lock"
+        other = "-c", SLEEP, "-m", "device_agent.trainer.main", "--lock", f"{home}2/trainer.lock"
         reader = "-c", SLEEP, f"{home}/trainer.lock"
         processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
         try:

@@ -13,9 +13,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Cohort
+from shared.algorithms.split import fedsl_server
+from shared.algorithms.split import fedsl_server as smashed
 from shared.algorithms.split.fedsl import fedsl, splitfed
-from shared.algorithms.split.settings import fedsl_server
-from shared.algorithms.split.settings import fedsl_server as smashed
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import seeded
