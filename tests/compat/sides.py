@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from safetensors import safe_open
 
 T = TypeVar("T")
 
@@ -209,8 +210,9 @@ class Site:
 
     def run(self, runs: str) -> Path:
         """Return the folder of the one run that was begun in a folder of runs."""
-        [checkpoints] = (self.folder / runs).glob("*/checkpoints")
-        return checkpoints.parent
+        folders = [path.parent for path in (self.folder / runs).glob("*/journal.sqlite")]
+        assert len(folders) == 1, f"{folders}: a server began another run where it was to go on with the one there was"
+        return folders[0]
 
     def has_checkpoint(self, runs: str, number: int) -> bool:
         """Say whether the state after a round is stored."""
@@ -230,6 +232,14 @@ class Site:
             process = side.start("-m", module, "run", "--config", config, stdout=log, stderr=log)
         self._stack.callback(end, process)
         return process
+
+
+def content(path: Path) -> dict[str, Any]:
+    """Return what a file of safetensors holds, bit for bit: its tensors, and the facts beside them."""
+    with safe_open(path, framework="np") as file:
+        found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+        facts = json.loads(file.metadata()["facts"])
+    return {"facts": facts, **{key: (str(one.dtype), one.shape, one.tobytes()) for key, one in found.items()}}
 
 
 def lacking(smaller: Any, larger: Any, place: str = "") -> list[str]:

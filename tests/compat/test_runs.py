@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from safetensors import safe_open
 
 from tests.compat.plans import METHODS, Method
-from tests.compat.sides import Side, Site, lacking, until
+from tests.compat.sides import Side, Site, content, lacking, until
 
 ROUNDS, CUT = 4, 2
 """The run is cut in the round after this one."""
@@ -47,14 +45,6 @@ def outbox(site: Site) -> dict[str, dict[str, Any]]:
     return {
         name: msgspec.msgpack.decode(found[0].read_bytes()[HEADER:-DIGEST]) for name, found in paths.items() if found
     }
-
-
-def content(path: Path) -> dict[str, Any]:
-    """Return what a file of safetensors holds, bit for bit: its tensors, and the facts beside them."""
-    with safe_open(path, framework="np") as file:
-        found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
-        facts = json.loads(file.metadata()["facts"])
-    return {"facts": facts, **{key: (str(one.dtype), one.shape, one.tobytes()) for key, one in found.items()}}
 
 
 @cache
