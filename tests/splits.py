@@ -14,22 +14,13 @@ from torch.nn import functional
 from device_agent.trainer.workspace import TaskBatches
 from edge_server.plan.plan import Plan, devices, share
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import (
-    Algorithm,
-    Allocation,
-    Batches,
-    Cohort,
-    Result,
-    Session,
-    assign_alike,
-    mix,
-)
+from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Result, Session, assign_alike
 from shared.data.examples import split_holdout
 from shared.data.load import load
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import blank, initial, seeded
-from shared.protocol.messages import Assignment, Missed
+from shared.protocol.messages import Assignment, Missed, mix
 from shared.registry import build
 from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree

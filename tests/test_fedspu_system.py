@@ -9,8 +9,9 @@ import pytest
 from device_agent.trainer import device_state
 from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened, UpdateAccepted
-from edge_server.plan.plan import Plan, load
+from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROUNDS, TINY, Field, until, waiting
 

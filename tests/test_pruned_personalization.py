@@ -13,8 +13,9 @@ from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Bench
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.plan.plan import Plan, devices, load, share
+from edge_server.plan.plan import Plan, devices, share
 from edge_server.replay.run import main, replay
+from edge_server.rounds.check_plan import load
 from edge_server.trace.transfer import export
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort

@@ -10,8 +10,9 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import Rewound, RoundClosed, RoundOpened, UpdateAccepted, closed_rounds, valid
-from edge_server.plan.plan import Plan, load
+from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_of, until, waiting
 from tests.edge_server.textbook import require_equal

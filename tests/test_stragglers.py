@@ -11,7 +11,8 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.plan.plan import Plan, load
+from edge_server.plan.plan import Plan
+from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import TINY, Field, until, waiting
 

@@ -19,8 +19,8 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import UpdateAccepted, closed_rounds
 from edge_server.journal.report_history import FILE, latest
 from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.plan import load
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, ROUNDS, TINY, Field, final, folder_of, started, until, waiting
 from tests.edge_server.textbook import require_equal, textbook

@@ -16,8 +16,8 @@ import pytest
 from edge_server.fleet import broker
 from edge_server.journal.records import RoundClosed
 from edge_server.journal.sqlite import read
-from edge_server.plan.plan import load
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from tests.benchmarks.counter import Counted, counting
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, final, started, until

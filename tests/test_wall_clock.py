@@ -17,8 +17,8 @@ import pytest
 from edge_server.fleet import broker
 from edge_server.journal.records import Evaluated, RoundClosed, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
-from edge_server.plan.plan import load
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, final, folder_of, started
 from tests.edge_server.textbook import require_equal

@@ -22,7 +22,7 @@ from device_agent.trainer.interface import Job
 from device_agent.trainer.step_timing import measure
 from device_agent.trainer.workspace import Bench
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Outcome, Result, Session, mix
+from shared.algorithms.base import Outcome, Result, Session
 from shared.codecs import CODECS
 from shared.codecs.base import Memory
 from shared.errors import TaskFailed
@@ -31,7 +31,7 @@ from shared.models.build import seeded
 from shared.models.evaluate import score
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import Cost, StepCost
-from shared.protocol.messages import Missed, Payload, Spec, Task, Transfer, Update
+from shared.protocol.messages import Missed, Payload, Spec, Task, Transfer, Update, mix
 from shared.registry import build
 from shared.runtime.durable import explained
 from shared.tensors.tree import State, Tree, check_like

@@ -31,12 +31,12 @@ def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
     from edge_server.config import load  # noqa: PLC0415
     from edge_server.journal.runs import new_name, unfinished  # noqa: PLC0415
-    from edge_server.plan import plan as plans  # noqa: PLC0415
+    from edge_server.rounds import check_plan  # noqa: PLC0415
 
     config = load(options.config)
     logs.configure(config.log_level)
     registry.allow([*registry.allowed(), *config.models])
-    plan = plans.load(Path(config.plan), Path(config.data_root))
+    plan = check_plan.load(Path(config.plan), Path(config.data_root))
     name = config.run or unfinished(Path(config.data_dir), plan) or new_name(plan)
     return asyncio.run(_serve(config, plan, name))
 
@@ -174,14 +174,15 @@ def chaos(options: argparse.Namespace) -> int:
 
     from edge_server.cli import chaos as command  # noqa: PLC0415
     from edge_server.journal.runs import new_name  # noqa: PLC0415
-    from edge_server.plan import plan as plans  # noqa: PLC0415
+    from edge_server.plan.plan import devices  # noqa: PLC0415
     from edge_server.replay.run import exactly, replay  # noqa: PLC0415
+    from edge_server.rounds.check_plan import load  # noqa: PLC0415
     from edge_server.trial.local import Local  # noqa: PLC0415
     from edge_server.trial.progress import print_line  # noqa: PLC0415
 
     logs.configure("warning")
-    plan = plans.load(options.plan, options.data_root)
-    count = len(plans.devices(plan, options.local))
+    plan = load(options.plan, options.data_root)
+    count = len(devices(plan, options.local))
     command.require_possible(plan, count, options.kills)
     folder = options.data_dir / new_name(plan)
     local = Local(

@@ -28,19 +28,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def trace(options: argparse.Namespace) -> int:
     """Do what the command line says."""
-    from edge_server.trace import files, transfer  # noqa: PLC0415
+    from edge_server.trace import files, header, transfer  # noqa: PLC0415
 
-    match options.verb:
-        case "export":
-            folder = options.out or Path(f"{options.run.rstrip('/')}.trace")
-            found = transfer.export(
-                options.data_dir, options.run, folder, options.data_root, anonymous=options.anonymous
-            )
-            _say(f"{transfer.summary(found)}\ntrace: {folder}")
-        case "import":
-            _say(f"record: {transfer.bring(options.folder, options.data_dir, options.name)}")
-        case _:
-            _say(transfer.summary(files.read(options.folder)))
+    if options.verb == "export":
+        folder = options.out or Path(f"{options.run.rstrip('/')}.trace")
+        found = transfer.export(options.data_dir, options.run, folder, options.data_root, anonymous=options.anonymous)
+        _say(f"{transfer.summary(found)}\ntrace: {folder}")
+        return 0
+    from edge_server.rounds.check_plan import check  # noqa: PLC0415 - it builds the model
+
+    found = files.read(options.folder)
+    check(found.header.plan, options.folder / header.FILE)
+    if options.verb == "import":
+        _say(f"record: {transfer.bring(found, options.data_dir, options.name)}")
+    else:
+        _say(transfer.summary(found))
     return 0
 
 

@@ -15,8 +15,8 @@ from edge_server.config import load as load_config
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import exists, made, new_name, unfinished
 from edge_server.journal.sqlite import read
-from edge_server.plan import plan as plans
-from edge_server.plan.plan import Plan
+from edge_server.plan.plan import Plan, devices
+from edge_server.rounds.check_plan import load
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local
 from edge_server.trial.progress import Display, print_line
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     """
     config = _config(options)
     registry.allow([*registry.allowed(), *config.models])
-    plan = plans.load(options.plan, Path(config.data_root))
+    plan = load(options.plan, Path(config.data_root))
     if options.local is not None or (plan.local and not options.config):
         return _local(options, config, plan, cancelled_by_signals)
     if options.embedded_broker:
@@ -84,7 +84,7 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
 def _local(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> Found:
-    count = len(plans.devices(plan, options.local or plan.local))
+    count = len(devices(plan, options.local or plan.local))
     local = Local(
         *(options.plan, plan, Path(config.data_root), made(Path(config.data_dir)), new_name(plan), count),
         embedded=options.embedded_broker,

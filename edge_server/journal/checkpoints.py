@@ -1,9 +1,12 @@
-"""Server states as files, one a round, the last few kept."""
+"""Checkpoints of the server state, one safetensors file a round, the last few kept; a run's journal beside them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
+from edge_server.journal.records import Journal
+from edge_server.journal.sqlite import SqliteJournal
 from shared.runtime.durable import explained
 from shared.tensors import file
 from shared.tensors.tree import State
@@ -43,3 +46,25 @@ def load(folder: Path, number: int) -> State:
         CorruptFile: It is damaged.
     """
     return file.load(path_of(folder, number))
+
+
+class Store(Journal, Protocol):
+    """One run's journal, its checkpoints and its accepted updates."""
+
+    def save(self, number: int, state: State) -> None:
+        """Keep the server state after a round, durably. Raises Unwritable, and then nothing has changed."""
+        ...
+
+    def load(self, number: int) -> State:
+        """Return the state kept after a round. Raises FileNotFoundError or CorruptFile."""
+        ...
+
+
+class SqliteStore(SqliteJournal):
+    """The store on disk: journal, checkpoints and accepted updates in one folder a run."""
+
+    def save(self, number: int, state: State) -> None:
+        save(self.folder / "checkpoints", number, state, durable=self.durable)
+
+    def load(self, number: int) -> State:
+        return load(self.folder / "checkpoints", number)

@@ -1,7 +1,4 @@
-"""The store seam, and the records of a run: together they are its journal.
-
-Records of what a server sees besides its rounds: its own beginning, who comes and goes, what devices measure.
-"""
+"""Journal records of a run: what its server decided, saw and received, a struct a line."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from edge_server.journal.decision import Decision
 from edge_server.plan.plan import Plan
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Update
-from shared.tensors.tree import State
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -250,11 +246,11 @@ AnyRecord: TypeAlias = (
 )
 
 
-class Store(Protocol):
-    """One run's journal, its checkpoints and its accepted updates.
+class Journal(Protocol):
+    """One run's records, in order.
 
     Attributes:
-        folder: Where all of it lies, but for the updates.
+        folder: Where all of the run lies, but for the accepted updates.
         updates: Where the accepted updates of the open round lie, a file a device.
         retry_s: Seconds after which to try again what the disk refuses; None to give up.
     """
@@ -273,14 +269,6 @@ class Store(Protocol):
 
     def records(self, after: int = 0) -> list[AnyRecord]:
         """Return the records in order, leaving out the first `after`."""
-        ...
-
-    def save(self, number: int, state: State) -> None:
-        """Keep the server state after a round, durably. Raises Unwritable, and then nothing has changed."""
-        ...
-
-    def load(self, number: int) -> State:
-        """Return the state kept after a round. Raises FileNotFoundError or CorruptFile."""
         ...
 
 

@@ -1,8 +1,7 @@
-"""The store on disk: a SQLite journal in WAL mode, checkpoints and accepted updates beside it, in one folder a run.
+"""Hash-chained journal rows in SQLite (WAL mode): written by one process, read by others, salvaged where damaged.
 
-Records as marked rows: a mark covers its row and the mark before it, so that no row changes or goes unnoticed.
-
-What a damaged journal still holds: the records before the damage, which are a run as it stood earlier.
+A mark covers its row and the mark before it, so that no row changes or goes unnoticed. What a damaged journal still
+holds are the records before the damage, which are a run as it stood earlier.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from typing import TypeAlias
 import msgspec
 import xxhash
 
-from edge_server.journal import checkpoints
 from edge_server.journal.disk import RETRY_S, sql_explained, to_read
 from edge_server.journal.records import AnyRecord
 from shared.errors import CorruptFile
 from shared.runtime.durable import aside, drop_oldest, explained, sync
-from shared.tensors.tree import State
 
 TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark INTEGER)"
 SCHEMA = TABLE.replace("TABLE", "TABLE IF NOT EXISTS")
@@ -147,7 +144,7 @@ JOURNAL = "journal.sqlite"
 ATTEMPTS = 50
 
 
-class SqliteStore:
+class SqliteJournal:
     """One run's folder. May be used from several threads, one call at a time."""
 
     def __init__(self, folder: Path, *, durable: bool = True, updates: Path | None = None) -> None:
@@ -164,7 +161,7 @@ class SqliteStore:
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
-        self._lock, self._durable = threading.Lock(), durable
+        self._lock, self.durable = threading.Lock(), durable
         try:
             self._open()
         except CorruptFile as error:
@@ -178,7 +175,7 @@ class SqliteStore:
         try:
             with sql_explained(path):
                 self._connection.execute("PRAGMA journal_mode = WAL")
-                self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+                self._connection.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
                 self._connection.execute(SCHEMA)
                 _require_table(path, self._connection.execute(FOUND).fetchone())
                 self._connection.execute("BEGIN")  # what can be read may not take another record
@@ -212,12 +209,6 @@ class SqliteStore:
         with self._lock, sql_explained(self.folder / JOURNAL):
             found = self._connection.execute(SELECT, (after,)).fetchall()
         return _decode(self.folder, found, after)
-
-    def save(self, number: int, state: State) -> None:
-        checkpoints.save(self.folder / "checkpoints", number, state, durable=self._durable)
-
-    def load(self, number: int) -> State:
-        return checkpoints.load(self.folder / "checkpoints", number)
 
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""

@@ -15,16 +15,11 @@ import msgspec
 
 from edge_server.plan.devices import DevicePlan, expanded, rooted
 from edge_server.plan.devices import check as check_devices
-from edge_server.plan.optimizer import OptimizerPlan, unheeded
+from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.sections import BudgetPlan, Chosen, EvaluationPlan, HyperPlan, MeasurePlan, ReplayPlan, Section
-from shared.algorithms import ALGORITHMS
-from shared.codecs import CODECS
-from shared.config import read
 from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
-from shared.models.build import blank
 from shared.protocol.topics import checked_name
-from shared.registry import build
 
 
 class FallbackPlan(Section, frozen=True, kw_only=True):
@@ -152,21 +147,6 @@ class Plan(Section, frozen=True, kw_only=True):
     device: list[DevicePlan] = msgspec.field(default_factory=list)
 
 
-def load(path: Path, data_root: Path) -> Plan:
-    """Read a plan; relative paths of data and traces are taken from `data_root`.
-
-    Raises:
-        ConfigError: As `shared.config.read`, or names clash.
-    """
-    plan = read(path, Plan)
-    check(plan, path)
-    plan = placed(plan, data_root)
-    heeds = build(ALGORITHMS, plan.algorithm, "algorithm").heeds
-    if plan.optimizer and (unused := unheeded(plan.optimizer.name, plan.algorithm.name, heeds)):
-        log.warning("%s: %s", path, unused)
-    return plan
-
-
 def placed(plan: Plan, data_root: Path) -> Plan:
     """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
     plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
@@ -183,11 +163,11 @@ def fallen_back(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, **(chosen or {}))
 
 
-def check(plan: Plan, path: Path) -> None:
-    """Refuse what no single section of the plan that stands in `path` can tell to be wrong.
+def check_structure(plan: Plan, path: Path) -> None:
+    """Refuse names and counts that no single section of the plan in `path` can tell to be wrong; builds nothing.
 
     Raises:
-        ConfigError: Names clash or are none, or something or an option of it is unknown.
+        ConfigError: Names clash or are none, or a count cannot be.
     """
     checked_name(plan.name, f"{path}: name")
     check_devices(plan.device, path)
@@ -195,31 +175,6 @@ def check(plan: Plan, path: Path) -> None:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
     if plan.local < 0:
         raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
-    for one in (plan, fallen_back(plan)):
-        _check_choices(one, path)
-
-
-def _check_choices(plan: Plan, path: Path) -> None:
-    """Find a mistake in names and options before anything is started."""
-    try:
-        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-        build(CODECS, plan.codec, "codec")
-        build(CODECS, plan.cut_codec, "cut_codec")
-        model = blank(plan.model)
-        state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
-    if algorithm.serve and (evaluates or plan.measure.seconds):
-        raise ConfigError(
-            f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
-            "measure; take out evaluation.on_device, evaluation.devices_every and measure.seconds"
-        )
-    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= state.tree.keys():
-        raise ConfigError(
-            f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
-            "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
-        )
 
 
 def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:

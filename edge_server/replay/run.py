@@ -19,9 +19,9 @@ import msgspec
 import torch
 import xxhash
 
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted
 from edge_server.journal.runs import made
-from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.plan.sections import ReplayPlan

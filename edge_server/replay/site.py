@@ -25,7 +25,7 @@ from device_agent.config import AgentConfig
 from device_agent.trainer.workspace import Bench
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
-from edge_server.journal.records import Store
+from edge_server.journal.checkpoints import Store
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.replay.devices.behaviour import Behaviour, Part

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from edge_server.journal.runs import exists
 from edge_server.plan.devices import DevicePlan, expanded
-from edge_server.plan.plan import Plan, load, placed
+from edge_server.plan.plan import Plan, placed
+from edge_server.rounds.check_plan import check, load
 from edge_server.trace import files
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import of_run
@@ -40,6 +41,7 @@ def found(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -
         return load(source, data_root), None
     else:
         raise ConfigError(f"{source} is no trace and no run: only of what was recorded another plan can be replayed")
+    check(trace.header.plan, source)
     return (placed(trace.header.plan, data_root) if instead is None else load(instead, data_root)), trace
 
 

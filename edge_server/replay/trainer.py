@@ -24,7 +24,6 @@ from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batche
 from edge_server.replay.jobs import FAILURES, Jobs
 from edge_server.replay.pool import Order
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import steps_of
 from shared.algorithms.local_training import DEVICE
 from shared.data.cache import Shelf
 from shared.data.examples import held_out, trained_on
@@ -35,7 +34,7 @@ from shared.models.cost import step_flops
 from shared.models.evaluate import skeleton
 from shared.protocol import payload
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Missed, Spec
+from shared.protocol.messages import Missed, Spec, steps_of
 from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.transfer import to_file

@@ -49,11 +49,17 @@ from edge_server.report.digest import (
     total,
     worst,
 )
-from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Update, Value
-from shared.registry import build
+
+PERSONAL = frozenset(
+    {
+        *("fedalt", "fedmp", "fedselect", "fedsim", "fedspu", "fjord", "fjord_fixed", "hermes", "local_only"),
+        *("prunefl", "pruned_personalization", "pruned_personalization_fedsim", "pruning_only", "random_dropout"),
+    }
+)
+"""Methods whose devices use models of their own, by name: to ask the methods themselves would load torch."""
 
 
 class Accuracies(TypedDict):
@@ -66,15 +72,11 @@ class Accuracies(TypedDict):
 
 def is_personal(records: Iterable[AnyRecord]) -> bool:
     """Tell whether the devices of a run use models of their own."""
-    for record in records:
-        if isinstance(record, Evaluated) and record.personal:
-            return True
-        if isinstance(record, RunOpened):
-            try:
-                return build(ALGORITHMS, record.plan.algorithm, "algorithm").serves is not None
-            except ConfigError:  # of another version
-                continue
-    return False
+    return any(
+        record.plan.algorithm.name in PERSONAL if isinstance(record, RunOpened) else record.personal
+        for record in records
+        if isinstance(record, RunOpened | Evaluated)
+    )
 
 
 def evaluated(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:

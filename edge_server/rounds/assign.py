@@ -20,9 +20,10 @@ from edge_server.fleet import membership as muster
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
 from edge_server.journal.budget import Ledger
+from edge_server.journal.checkpoints import Store
 from edge_server.journal.decision import Decision
 from edge_server.journal.disk import persist
-from edge_server.journal.records import Noted, Store
+from edge_server.journal.records import Noted
 from edge_server.plan.optimizer import KeepOptions
 from edge_server.plan.plan import Plan
 from shared.algorithms.base import Algorithm, Cohort

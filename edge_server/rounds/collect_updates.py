@@ -15,7 +15,8 @@ from pathlib import Path
 
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import ack
-from edge_server.journal.records import Store, UpdateAccepted
+from edge_server.journal.checkpoints import Store
+from edge_server.journal.records import UpdateAccepted
 from edge_server.rounds.check_update import check
 from shared.codecs.base import Codec
 from shared.errors import Unreachable, Unwritable, WireError

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.journal import checkpoints
-from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RoundOpened, Store, UpdateAccepted, valid
+from edge_server.journal.checkpoints import Store
+from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RoundOpened, UpdateAccepted, valid
 from shared.errors import CorruptFile
 from shared.protocol import payload
 from shared.tensors import file

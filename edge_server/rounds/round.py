@@ -20,8 +20,9 @@ import msgspec
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
+from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, persist
-from edge_server.journal.records import RoundClosed, RoundOpened, Store, UpdateAccepted
+from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.rounds import assign
 from edge_server.rounds.assign import WHAT, Assigning, Purpose, everybody

@@ -20,6 +20,7 @@ from edge_server.fleet.observe import Observing
 from edge_server.fleet.state import only
 from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, reached
+from edge_server.journal.checkpoints import Store
 from edge_server.journal.costs import Costs
 from edge_server.journal.records import (
     AnyRecord,
@@ -30,7 +31,6 @@ from edge_server.journal.records import (
     RoundOpened,
     RunClosed,
     RunOpened,
-    Store,
     closed_rounds,
 )
 from edge_server.journal.runs import versions

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import xxhash
 
-from edge_server.plan.plan import Plan, check, devices, placed
+from edge_server.plan.plan import Plan, devices, placed
+from edge_server.rounds.check_plan import check
 from edge_server.study.spec import SEED, Study, Variant, canonical, line_of
 from shared.config import parse
 from shared.errors import ConfigError

@@ -40,9 +40,9 @@ from edge_server.trace.files import described
 from edge_server.trace.header import Back, End, Evaluation, Known, Process, Trial
 from edge_server.trace.schema import Decision, Fact, Presence, Purpose, Round, Row, Sample, Step, Task, unit_of
 from edge_server.trace.trace import Trace
-from shared.algorithms.base import steps_of
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance
+from shared.protocol.messages import steps_of
 
 DIGITS = 6
 """Moments are told to the microsecond: a clock's zero is arbitrary, and so are the digits behind."""

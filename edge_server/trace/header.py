@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from edge_server.plan.plan import Plan, check
+from edge_server.plan.plan import Plan, check_structure
 from edge_server.trace.schema import TABLES, columns, unit_of
 from shared.errors import ConfigError
 
@@ -141,7 +141,7 @@ def decode(data: bytes, path: Path) -> Trial:
         header = msgspec.json.decode(data, type=Trial)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; restore the file from a copy") from error
-    check(header.plan, path)
+    check_structure(header.plan, path)
     _require_sound(header, path)
     return header
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from edge_server.journal.runs import exists, find, made
-from edge_server.journal.sqlite import SqliteStore
+from edge_server.journal.sqlite import SqliteJournal
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan
 from edge_server.trace import files
@@ -24,9 +24,8 @@ from edge_server.trace.header import Trial
 from edge_server.trace.import_run import records_of
 from edge_server.trace.schema import Decision, Row, Step, Task
 from edge_server.trace.trace import Trace
-from shared.algorithms.base import mix
-from shared.algorithms.local_training import DEVICE
 from shared.errors import ConfigError
+from shared.protocol.messages import mix
 from shared.protocol.topics import checked_name
 
 
@@ -48,6 +47,8 @@ def _relative(section: Any, data_root: Path) -> Any:
     return msgspec.structs.replace(section, path=Path(path).relative_to(data_root).as_posix())
 
 
+OWN_NAME = "device"
+"""Among the values of an assignment, in traces of versions that told a device its own name there."""
 SORTED = ("tasks", "steps", "decisions")
 """Tables in order of round and device."""
 
@@ -81,8 +82,8 @@ def _renamed(row: Any, names: Mapping[str, str], seed: int) -> Row:
         changes["cause"] = "failed"
     if isinstance(row, Decision):  # a seed is a function of the name: whoever guesses that would see it there
         changes["seed"] = mix(seed, row.round, names[row.device])
-        if row.values.get(DEVICE) == row.device:
-            changes["values"] = row.values | {DEVICE: names[row.device]}
+        if row.values.get(OWN_NAME) == row.device:
+            changes["values"] = row.values | {OWN_NAME: names[row.device]}
     renamed: Row = msgspec.structs.replace(row, **changes)
     return renamed
 
@@ -126,17 +127,21 @@ def of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
     return Trace(msgspec.structs.replace(found.header, plan=portable(found.header.plan, data_root)), found.tables)
 
 
-def bring(folder: Path, data_dir: Path, name: str = "") -> Path:
+def bring(found: Trace, data_dir: Path, name: str = "") -> Path:
     """Make a run of a trace; return the run's folder.
 
+    Args:
+        found: The trace.
+        data_dir: Folder of runs.
+        name: Of the run; empty for the one that it had.
+
     Raises:
-        ConfigError: The trace cannot be used, or there is a run of that name.
+        ConfigError: There is a run of that name.
     """
-    found = files.read(folder)
     run = checked_name(name or found.header.run, "run")
     if exists(made(data_dir), run):
         raise ConfigError(f"run {run!r} is in {data_dir} already; give another name with --as")
-    with closing(SqliteStore(data_dir / run)) as store:
+    with closing(SqliteJournal(data_dir / run)) as store:
         store.extend(records_of(found, run))
     return data_dir / run
 

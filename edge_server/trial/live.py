@@ -18,10 +18,10 @@ from edge_server.fleet import single_server
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster, named
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import exists
-from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.plan import Plan
 from edge_server.rounds.run import run_plan
 from edge_server.trial.progress import follow

@@ -10,11 +10,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-import xxhash
 from torch import Tensor
 
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Missed, Value
+from shared.protocol.messages import Assignment, Hyper, Missed, Value, mix
 from shared.tensors.tree import Mean, State, Tree
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -143,19 +142,6 @@ class Algorithm:
     left: Callable[[State], frozenset[str]] = lambda _state: frozenset()
     min_alive: int = 1
     heeds: frozenset[str] = frozenset()
-
-
-def mix(seed: int, number: int, device: str) -> int:
-    """Return the seed of one device in one round; the same everywhere and for ever."""
-    return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
-
-
-def steps_of(told: Assignment, examples: int) -> int:
-    """Return the training steps of a task: as many as it says, or one a batch, an epoch's last one smaller."""
-    if told.steps:
-        return told.steps
-    said = told.values.get("local_steps")
-    return said if isinstance(said, int) else told.hyper.local_epochs * -(-examples // told.hyper.batch_size)
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:

@@ -9,6 +9,7 @@ import math
 from typing import Literal, TypeAlias
 
 import msgspec
+import xxhash
 
 from shared.protocol.measurements import Absent, Cost, Reading, Spent, StepCost
 
@@ -296,3 +297,16 @@ class Missed(msgspec.Struct, frozen=True):
     """Given to a split device half in place of a gradient: its step, and so many in all, went on without it."""
 
     steps: int
+
+
+def mix(seed: int, number: int, device: str) -> int:
+    """Return the seed of one device in one round; the same everywhere and for ever."""
+    return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
+
+
+def steps_of(told: Assignment, examples: int) -> int:
+    """Return the training steps of a task: as many as it says, or one a batch, an epoch's last one smaller."""
+    if told.steps:
+        return told.steps
+    said = told.values.get("local_steps")
+    return said if isinstance(said, int) else told.hyper.local_epochs * -(-examples // told.hyper.batch_size)

@@ -27,9 +27,10 @@ from measure import Figure, NotRun, Row, told
 from rich.console import Console
 
 from edge_server.fleet.broker import mosquitto
-from edge_server.plan.plan import devices, load, share
+from edge_server.plan.plan import devices, share
 from edge_server.replay.compare import Gap
 from edge_server.replay.compare_text import lines, table
+from edge_server.rounds.check_plan import load
 
 ROUNDS, HIDDEN = int(os.environ.get("ROUNDS", "6")), int(os.environ.get("HIDDEN", "4000"))
 PATIENCE_S = 400.0

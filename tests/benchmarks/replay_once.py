@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from edge_server.journal.records import AnyRecord, RoundClosed
-from edge_server.plan.plan import load
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from edge_server.allocation.explain import explain, lines
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import RoundOpened, valid
 from edge_server.journal.sqlite import read
-from edge_server.plan.plan import load
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from shared.protocol.measurements import Cost
 
 QUICK_ROUNDS = 3

@@ -15,12 +15,13 @@ import psutil
 import torch
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.plan.plan import Plan, devices, load, share
+from edge_server.plan.plan import Plan, devices, share
+from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Cohort, Session, mix
+from shared.algorithms.base import Cohort, Session
 from shared.data import load as data
 from shared.models.build import blank, initial, seeded
-from shared.protocol.messages import Assignment
+from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime import malloc

@@ -17,7 +17,7 @@ from measure import Figure, NotRun, Row
 from resume import Site
 from split_run import CORES, Size, agent_keys, alone, carried, median_s, planned, server_keys, steps_s
 
-from edge_server.plan.plan import load
+from edge_server.rounds.check_plan import load
 
 SIZE, QUICK = Size(steps=4), Size(steps=3, batch=4)
 MBIT, PATIENCE_S = 5, 900.0

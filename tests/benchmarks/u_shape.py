@@ -14,8 +14,8 @@ import numpy as np
 from measure import Figure
 
 from edge_server.journal.costs import by_round
-from edge_server.plan.plan import load
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 
 PERIOD, BATCH = 5, 64
 EXPECTED_MS = {2: (1196, 9), 4: (598, 59), 8: (299, 531), 12: (149, 2415), 16: (37, 4568)}

@@ -22,8 +22,8 @@ from device_agent.trainer.task import perform, performing
 from device_agent.trainer.workspace import Bench
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord
-from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.rounds.run import run_plan

@@ -15,10 +15,11 @@ import torch
 
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RoundClosed, closed_rounds
 from edge_server.journal.runs import exists
-from edge_server.journal.sqlite import SqliteStore
-from edge_server.plan import plan as plans
+from edge_server.plan.plan import Plan
+from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from shared.codecs.dense import dense
 from shared.models.build import initial
@@ -74,12 +75,12 @@ def virtual(routine: Coroutine[Any, Any, T]) -> T:
         return runner.run(routine)
 
 
-def beginning(plan: plans.Plan) -> Tree:
+def beginning(plan: Plan) -> Tree:
     """Return the model's first parameters."""
     return initial(plan.model, plan.seed).tree()
 
 
-def moved(plan: plans.Plan, by: float) -> Tree:
+def moved(plan: Plan, by: float) -> Tree:
     """Return a change of every parameter by the same amount."""
     return {key: torch.full_like(leaf, by) for key, leaf in beginning(plan).items()}
 
@@ -152,7 +153,7 @@ def frame(transfer: Transfer, index: int, data: bytes) -> bytes:
 class Site:
     """A server at work on a plan."""
 
-    plan: plans.Plan
+    plan: Plan
     broker: MemoryTransport
     server: Server
     store: SqliteStore
@@ -176,7 +177,7 @@ class Site:
 @asynccontextmanager
 async def site(folder: Path, broker: MemoryTransport | None = None, **plan: Any) -> AsyncIterator[Site]:
     """Run the real server on a plan beside the block, on virtual time; what it stored before, it goes on with."""
-    loaded = plans.load(write_plan(folder, **plan), folder)
+    loaded = load(write_plan(folder, **plan), folder)
     broker = broker or MemoryTransport()
     store = SqliteStore(folder / RUN, durable=False)
     server = Server(SITE, broker, asyncio.get_running_loop().time, inline, was_run=lambda run: exists(folder, run))

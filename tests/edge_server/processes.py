@@ -19,8 +19,9 @@ from edge_server.fleet import broker
 from edge_server.journal.checkpoints import path_of
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.plan import Plan, load, share
+from edge_server.plan.plan import Plan, share
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from shared.tensors import file
 from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan

@@ -18,8 +18,8 @@ from pathlib import Path
 from edge_server.config import LinkConfig
 from edge_server.fleet import broker
 from edge_server.fleet.hub import Server
-from edge_server.journal.sqlite import SqliteStore
-from edge_server.plan import plan as plans
+from edge_server.journal.checkpoints import SqliteStore
+from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from shared.protocol.topics import SERVER
 from shared.runtime.executor import in_thread
@@ -111,7 +111,7 @@ async def _herd(port: int, folder: Path, agents: int, processes: int) -> AsyncIt
 async def _serving(port: int, folder: Path, agents: int) -> AsyncIterator[Server]:
     """Run the server on a plan that needs all agents, while the block lasts."""
     sections = {"cohort": f"min_devices = {agents}\nwait_s = 600.0", "round": "deadline_s = 600.0"}
-    plan = plans.load(write_plan(folder, data=write_examples(folder), **sections), folder)
+    plan = load(write_plan(folder, data=write_examples(folder), **sections), folder)
     session = Session(folder / "session", SERVER, SITE, "server")
     transport = MqttTransport(Broker(port=port), f"{SITE}.{SERVER}", session.presence)
     server = Server(SITE, transport, time.monotonic, in_thread, broker=transport.connected)

@@ -11,7 +11,8 @@ import xxhash
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_server.plan.plan import Plan, devices, load, share
+from edge_server.plan.plan import Plan, devices, share
+from edge_server.rounds.check_plan import load
 from shared.data.examples import split_holdout
 from shared.data.load import load as load_examples
 from tests.edge_server.harness import write_examples, write_plan

@@ -12,8 +12,8 @@ import msgspec
 
 from device_agent.config import AgentConfig
 from edge_server.config import ServerConfig
-from edge_server.plan import plan as plans
 from edge_server.plan.plan import Plan
+from edge_server.rounds import check_plan
 from shared import config
 from shared.errors import ConfigError
 from tests.fuzz.trees import cut_and_spliced, damaged
@@ -98,7 +98,7 @@ def read(data: bytes) -> str:
     try:
         found = config.parse(data[1:], kind, path)
         if isinstance(found, Plan):
-            plans.check(found, path)
+            check_plan.check(found, path)
     except ConfigError as error:
         problem, _, remedy = str(error).removeprefix(f"{path}: ").partition("; ")
         words = f"{remedy.partition(' (')[0] or 'no remedy'}: {kind.__name__}: {problem}"

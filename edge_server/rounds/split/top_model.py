@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from shared.algorithms.base import Algorithm, mix
+from shared.algorithms.base import Algorithm
 from shared.codecs.base import Codec
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import seeded
 from shared.protocol import payload
-from shared.protocol.messages import Assignment
+from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
 from shared.tensors.tree import State, Tree

@@ -27,13 +27,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from shared.algorithms.base import Batches, Result, Session, mix
+from shared.algorithms.base import Batches, Result, Session
 from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, Settings, first_step, is_finite, total_steps
 from shared.codecs import bits
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
-from shared.protocol.messages import Assignment, Missed
+from shared.protocol.messages import Assignment, Missed, mix
 from shared.tensors.feature_dropout import draw, drop, undrop
 from shared.tensors.pruning import IMPORTANCE, Channels, kept, most, prune, sparsity
 from shared.tensors.quantizer import dequantize, levels

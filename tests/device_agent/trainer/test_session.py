@@ -9,10 +9,9 @@ import torch
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.trainer.task import exchanged, performing
-from shared.algorithms.base import mix
 from shared.codecs.dense import dense
 from shared.errors import Superseded, TaskFailed
-from shared.protocol.messages import Missed, Spec
+from shared.protocol.messages import Missed, Spec, mix
 from shared.protocol.payload import pack, unpack
 from tests.device_agent.device import METER, update_of
 from tests.device_agent.halves import STEPS, answer, below, finish, split

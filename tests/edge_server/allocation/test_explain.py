@@ -13,8 +13,8 @@ from edge_server.allocation.explain import Explanation, explain, lines
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, kept
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
-from edge_server.plan import plan as plans
 from edge_server.plan.optimizer import OptimizerPlan
+from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
@@ -33,7 +33,7 @@ CASE = band({"a": (4000.0, 0.3), "b": (9000.0, 0.9), "c": (50_000.0, 0.2)})
 
 
 def journal(folder, table: OptimizerPlan = BANDWIDTH, case: Case = CASE) -> list[AnyRecord]:
-    plan = msgspec.structs.replace(plans.load(write_plan(folder), folder), optimizer=table)
+    plan = msgspec.structs.replace(load(write_plan(folder), folder), optimizer=table)
     told = {device: Assignment(seed=0, hyper=Hyper()) for device in case.names}
     return [
         RunOpened(run="r", plan=plan),

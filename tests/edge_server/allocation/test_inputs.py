@@ -14,7 +14,8 @@ from edge_server.allocation.model_sizes import Sizes, ladder, sizes
 from edge_server.journal.budget import Spending
 from edge_server.journal.decision import Decision, Figure, Given
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened
-from edge_server.plan import plan as plans
+from edge_server.plan.plan import Plan
+from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.algorithms.fedavg import fedavg
@@ -31,11 +32,11 @@ SPENT = Spending(seconds=40.0, joules=30.0, charged=0.0, is_whole=True, unmetere
 DEVICE = '[[device]]\nname = "a"\ncompute_s = 3.0\nup_mbit_s = 2.0\n'
 
 
-def plan_of(folder: Path, table: str, **sections: str) -> plans.Plan:
-    return plans.load(write_plan(folder, rounds=4, optimizer=table, **sections), folder)
+def plan_of(folder: Path, table: str, **sections: str) -> Plan:
+    return load(write_plan(folder, rounds=4, optimizer=table, **sections), folder)
 
 
-def ask(plan: plans.Plan, *records: AnyRecord, number: int = 3, **reports: Report) -> Case:
+def ask(plan: Plan, *records: AnyRecord, number: int = 3, **reports: Report) -> Case:
     experience = Experience()
     experience.take(records)
     return case(

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.__main__ import _parser, main
 from edge_server.cli import report as command
-from edge_server.journal.sqlite import SqliteStore
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.replay.run import replay
 from edge_server.report.csv_export import csv_of
 from edge_server.report.digest import Digest

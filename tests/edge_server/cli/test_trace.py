@@ -40,6 +40,16 @@ def test_export_check_and_import_say_what_they_found(tmp_path, monkeypatch, caps
     assert '"accuracy": 0.75' in said
 
 
+def test_a_plan_that_cannot_be_used(tmp_path, monkeypatch, capsys):
+    trace = export_field_run(tmp_path)
+    header = trace / "trace.json"
+    header.write_text(header.read_text().replace('"fedavg"', '"fedbest"'))
+    for words in (("check", trace), ("import", trace, "--data-dir", tmp_path / "to")):
+        code, said, error = run(monkeypatch, capsys, "trace", *words)
+        assert (code, said) == (2, "")
+        assert f"{header}: unknown algorithm 'fedbest'" in error
+
+
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
     trace = export_field_run(tmp_path)
     (trace / "tasks.csv").write_text("round\n")

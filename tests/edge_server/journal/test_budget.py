@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.journal.budget import Ledger, Spending, reached
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
@@ -23,7 +24,6 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.sections import BudgetPlan
 from edge_server.replay.run import replay
 from shared.errors import Infeasible

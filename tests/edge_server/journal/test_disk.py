@@ -9,8 +9,8 @@ import re
 import pytest
 import torch
 
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RoundClosed, UpdateAccepted
-from edge_server.journal.sqlite import SqliteStore
 from shared.protocol.messages import Want
 from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual, write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, started, until

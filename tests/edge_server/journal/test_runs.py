@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunClosed, RunOpened
 from edge_server.journal.runs import exists, find, unfinished
-from edge_server.journal.sqlite import SqliteStore
-from edge_server.plan.plan import Plan, load
+from edge_server.plan.plan import Plan
+from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan
 

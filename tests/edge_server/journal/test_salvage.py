@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RunOpened
 from edge_server.journal.runs import all_runs, unfinished
-from edge_server.journal.sqlite import JOURNAL, SqliteStore, read
-from edge_server.plan.plan import load
+from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.rounds.check_plan import load
 from shared.errors import CorruptFile
 from tests.edge_server.harness import write_plan
 

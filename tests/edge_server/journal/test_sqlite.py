@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
@@ -28,8 +29,8 @@ from edge_server.journal.records import (
     closed_rounds,
     valid,
 )
-from edge_server.journal.sqlite import JOURNAL, SqliteStore, read
-from edge_server.plan.plan import load
+from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.rounds.check_plan import load
 from shared.errors import CorruptFile
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from edge_server.journal import checkpoints
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import Rewound
-from edge_server.journal.sqlite import SqliteStore, read
+from edge_server.journal.sqlite import read
 from shared.errors import Unwritable
 from shared.tensors.tree import State
 

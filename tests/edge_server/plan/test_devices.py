@@ -9,11 +9,12 @@ import pytest
 
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import RangeLink, TraceLink
-from edge_server.plan.plan import devices, load
+from edge_server.plan.plan import devices
 from edge_server.plan.simulated_devices import CyclesPower, RangeCompute, TracePower
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import require_possible
 from edge_server.replay.trainer import Scale
+from edge_server.rounds.check_plan import load
 from edge_server.trace.export import in_fleet_order
 from shared.data.cache import Shelf
 from shared.errors import ConfigError

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import devices, load, share, test_data
+from edge_server.plan.plan import devices, share, test_data
+from edge_server.rounds.check_plan import load
 from shared.data.spec import Client, Dirichlet, Even, Shards
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan

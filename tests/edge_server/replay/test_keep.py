@@ -8,8 +8,8 @@ import pytest
 
 from edge_server.allocation.explain import Explanation, explain
 from edge_server.journal.records import RoundOpened
-from edge_server.plan import plan as plans
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_examples, write_plan
 
 DEVICES = """
@@ -36,7 +36,7 @@ def explained(folder: Path, optimizer: str) -> list[Explanation]:
         "optimizer": optimizer,
     }
     path = write_plan(folder, rounds=3, more=DEVICES, **text)
-    _, records = replay(plans.load(path, folder), folder / "run")
+    _, records = replay(load(path, folder), folder / "run")
     return [explain(records, one.round) for one in records if isinstance(one, RoundOpened)]
 
 

@@ -8,9 +8,9 @@ import pytest
 from edge_server.journal.costs import by_round
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import WirelessLink
-from edge_server.plan.plan import load
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from shared.models.cost import table
 from shared.protocol.messages import Spec
 from tests.edge_server.harness import write_plan

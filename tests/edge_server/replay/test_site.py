@@ -9,9 +9,9 @@ from dataclasses import replace as but
 import msgspec
 import pytest
 
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import Measured, closed_rounds
-from edge_server.journal.sqlite import SqliteStore
 from edge_server.plan.plan import devices
 from edge_server.replay.devices.behaviour import Behaviour, Effort
 from edge_server.replay.devices.curve import constant

@@ -17,13 +17,12 @@ import xxhash
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.plan.plan import Plan, devices, share
-from shared.algorithms.base import mix
 from shared.codecs.dense import dense
 from shared.data.cache import Shelf
 from shared.models.build import initial
 from shared.protocol import payload, wire
 from shared.protocol.measurements import Cost, Provenance, Spent
-from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want
+from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want, mix
 from tests.edge_server.harness import write_examples
 from tests.edge_server.replay.textbook_replay import Device, simulate
 from tests.edge_server.textbook import make_plan

@@ -26,7 +26,7 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.runs import Run, summary
 from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.plan import Plan, load
+from edge_server.plan.plan import Plan
 from edge_server.plan.sections import EvaluationPlan
 from edge_server.replay.compare import gap
 from edge_server.replay.run import replay as play_replay
@@ -34,6 +34,7 @@ from edge_server.report.csv_export import csv_of
 from edge_server.report.page import page
 from edge_server.report.summarise import digest
 from edge_server.report.targets import last
+from edge_server.rounds.check_plan import load
 from edge_server.rounds.round import mean_accuracy
 from edge_server.trace.export import trace_of
 from edge_server.trace.import_run import records_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_server.journal.checkpoints import path_of
+from edge_server.journal.checkpoints import SqliteStore, path_of
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -21,8 +21,9 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.journal.sqlite import SqliteStore, read
-from edge_server.plan.plan import Plan, load
+from edge_server.journal.sqlite import read
+from edge_server.plan.plan import Plan
+from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from tests.edge_server.fleets import RUN, End, Network, Site
 from tests.edge_server.harness import write_examples, write_plan

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from edge_server.journal.checkpoints import path_of
+from edge_server.journal.checkpoints import SqliteStore, path_of
 from edge_server.journal.records import Evaluated, Noted, RoundClosed, RoundOpened, RunClosed
-from edge_server.journal.sqlite import SqliteStore
 from edge_server.trial.tables import device_lines
 from shared.protocol.messages import Status
 from shared.transport.memory import MemoryTransport

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.plan.plan import load
+from edge_server.rounds.check_plan import load
 from edge_server.study.grid import cells, setting_of
 from edge_server.study.spec import line_of
 from edge_server.study.spec import load as load_study

@@ -24,7 +24,8 @@ from edge_server.journal.records import (
     ServerBegan,
     UpdateAccepted,
 )
-from edge_server.plan import plan as plans
+from edge_server.plan.plan import Plan
+from edge_server.rounds.check_plan import load
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 from tests.edge_server.harness import write_plan
@@ -36,10 +37,10 @@ WALL = Provenance(source="monotonic clock", quality="measured")
 MODEL = Provenance(source="power model", quality="modelled")
 
 
-def plan(folder: Path) -> plans.Plan:
+def plan(folder: Path) -> Plan:
     """Return the plan of the journal, with two of its devices named."""
     more = '[[device]]\nname = "pi-9"\n[[device]]\nname = "orin"'
-    return plans.load(write_plan(folder, rounds=2, more=more), folder)
+    return load(write_plan(folder, rounds=2, more=more), folder)
 
 
 def cost(device: str, round_: int) -> Cost:

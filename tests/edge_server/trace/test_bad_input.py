@@ -181,11 +181,6 @@ def test_a_task_of_a_round_that_is_not_there(trace):
     assert refused(trace).startswith("tasks.csv:7: round 2 is not in rounds.csv")
 
 
-def test_a_plan_that_cannot_be_used(trace):
-    edit(trace / "trace.json", '"fedavg"', '"fedbest"')
-    assert "fedbest" in refused(trace)
-
-
 @pytest.mark.parametrize("name", ["tasks.csv", "trace.json"])
 def test_a_huge_file_is_not_read(trace, name):
     """A terabyte of nothing takes no room on disk, nor in memory."""

@@ -23,8 +23,8 @@ from edge_server.journal.records import (
     UpdateAccepted,
 )
 from edge_server.journal.sqlite import read
-from edge_server.plan.plan import load
 from edge_server.replay.run import replay
+from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_of, started, until, waiting
 from tests.edge_server.textbook import require_equal

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shared.algorithms.base import Cohort, Result, mix
+from shared.algorithms.base import Cohort, Result
 from shared.algorithms.fedavg import fedavg
 from shared.data.examples import batches
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper
+from shared.protocol.messages import Assignment, Hyper, mix
 from shared.tensors.tree import Mean, State
 
 

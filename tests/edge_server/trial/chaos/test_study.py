@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from edge_server.cli.chaos import Outcome, require_possible, show, total
-from edge_server.plan.plan import load
+from edge_server.rounds.check_plan import load
 from edge_server.trial.chaos.site import Part, Site, _running, sweep
 from edge_server.trial.chaos.study import END_S, STALL_S, Study
 from edge_server.trial.chaos.verify import Account

@@ -10,13 +10,13 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Cohort, steps_of
+from shared.algorithms.base import Cohort
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
 from shared.algorithms.personal.pruned_personalization_device import Settings
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
-from shared.protocol.messages import Spec
+from shared.protocol.messages import Spec, steps_of
 from shared.registry import build
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.personal_models import CNN, FLEET, HYPER, NORMED, SEED, Own, copied, pictures, play

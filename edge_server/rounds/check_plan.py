@@ -1,0 +1,69 @@
+"""Plans read from TOML and checked by building what they name: algorithm, model, codecs.
+
+A journal is read without this, so that to list or show a run loads no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from edge_server.plan.optimizer import unheeded
+from edge_server.plan.plan import Plan, check_structure, fallen_back, placed
+from shared.algorithms import ALGORITHMS
+from shared.codecs import CODECS
+from shared.config import read
+from shared.errors import ConfigError
+from shared.models.build import blank
+from shared.registry import build
+
+log = logging.getLogger(__name__)
+
+
+def load(path: Path, data_root: Path) -> Plan:
+    """Read a plan; relative paths of data and traces are taken from `data_root`.
+
+    Raises:
+        ConfigError: As `shared.config.read`, or names clash.
+    """
+    plan = read(path, Plan)
+    check(plan, path)
+    plan = placed(plan, data_root)
+    heeds = build(ALGORITHMS, plan.algorithm, "algorithm").heeds
+    if plan.optimizer and (unused := unheeded(plan.optimizer.name, plan.algorithm.name, heeds)):
+        log.warning("%s: %s", path, unused)
+    return plan
+
+
+def check(plan: Plan, path: Path) -> None:
+    """Refuse a plan that no run could begin with; its fallback likewise.
+
+    Raises:
+        ConfigError: As `check_structure`, or something that it names, or an option of it, is unknown.
+    """
+    check_structure(plan, path)
+    for one in (plan, fallen_back(plan)):
+        _check_choices(one, path)
+
+
+def _check_choices(plan: Plan, path: Path) -> None:
+    """Find a mistake in names and options before anything is started."""
+    try:
+        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+        build(CODECS, plan.codec, "codec")
+        build(CODECS, plan.cut_codec, "cut_codec")
+        model = blank(plan.model)
+        state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
+    if algorithm.serve and (evaluates or plan.measure.seconds):
+        raise ConfigError(
+            f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
+            "measure; take out evaluation.on_device, evaluation.devices_every and measure.seconds"
+        )
+    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= state.tree.keys():
+        raise ConfigError(
+            f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
+            "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
+        )
