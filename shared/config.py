@@ -48,9 +48,9 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); fix the file") from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_remedy(_one_line(error), kind)}") from error
+        raise ConfigError(f"{path}: {_remedy(one_line(error), kind)}") from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {_one_line(error)}; correct that line") from error
+        raise ConfigError(f"{path}: {one_line(error)}; correct that line") from error
     except RecursionError:
         raise ConfigError(f"{path}: arrays or tables within one another beyond all measure; flatten them") from None
     except OverflowError:
@@ -74,7 +74,7 @@ def _decode(text: str, kind: type[T], *, is_json: bool) -> T:
     return value
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return what it says, with what a terminal would not print as it is, written out: keys may hold anything."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(error))
 

@@ -1,1 +1,1 @@
-"""The coordinator: how much model, bandwidth and time each device gets, and why."""
+"""Resource allocation: how much model, bandwidth and time each device of a round gets, and why."""

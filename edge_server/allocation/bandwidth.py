@@ -16,26 +16,135 @@ which only a device's own follow what it keeps. Of few devices those of the othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from edge_server.allocation.inputs import Case
+from edge_server.allocation.allocator import Allocator, WhatIf
+from edge_server.allocation.figures import (
+    DeviceFacts,
+    Estimate,
+    choose_figures,
+    error_estimates,
+    link_estimates,
+    planned_step_s,
+    planned_task_s,
+)
+from edge_server.allocation.inputs import Case, RoundSetting, task_limits
 from edge_server.allocation.optimizers.bandwidth import allocation, ramps, solve
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, Terms, terms
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
 from edge_server.allocation.optimizers.refilling import refill
-from edge_server.journal.decision import Decision, Given
-from edge_server.plan.optimizer import BandwidthOptions
+from edge_server.allocation.options import MeasuringOptions
+from edge_server.journal.decision import Decision, Figure, Given
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Value
+from shared.protocol.messages import Scalar, Value
 
 INDEX_BITS = 32
 TURNS, CLOSE, LEAST_KEPT = 20, 1e-9, 1e-3
 
 
+class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
+    """Of `bandwidth`: pruning ratios and shares of the bandwidth of paper 004.
+
+    Attributes:
+        most_pruned: rho_max, which no device goes beyond where all can keep to it; 1 for no such floor.
+        bits_per_weight: q of an upload.
+        equal: The paper's baseline, every device with an equal share: `latency`: with the ratio that meets the
+            deadline; `ratio`: with the ratio that it would have with its best share.
+        compute: How the seconds of an iteration depend on its weights: `paper`: in proportion to those that it trains;
+            `dense`: not at all, as it is where masks save bytes and no work.
+        marks: Whether what goes up beside the weights counts: which they are (a bit of each, or 32 of each that is
+            held), and biases, which are never pruned.
+        margin: Share of the deadline that is left for what nobody counts.
+        step_s: Seconds of a local iteration on a device of which nothing is known.
+    """
+
+    most_pruned: float = 0.95
+    bits_per_weight: float = 32.0
+    compute: Literal["paper", "dense"] = "paper"
+    marks: bool = True
+    margin: float = 0.0
+    equal: Literal["", "latency", "ratio"] = ""
+    step_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(bits_per_weight=self.bits_per_weight, step_s=self.step_s)
+        self.require(below=1.0, most_pruned=self.most_pruned)
+        if not 0 <= self.margin < 1:
+            raise ValueError("options.margin must be in [0, 1)")
+
+    def iterations(self, limits: Mapping[str, float], kept: float = 0.5) -> tuple[float, float, float]:
+        """Return the iterations of the personal part, of the warm-up and of the global part, in whole networks.
+
+        Who keeps all of the global part needs no warm-up, who keeps nothing of it takes no steps on it.
+        """
+        part = limits["weights_global"] / limits["weights"]
+        personal, ours = limits["personal_steps"], limits["global_steps"] if kept > 0 else 0.0
+        warm = limits["warmup_steps"] if 0 < kept < 1 else 0.0
+        if self.compute == "dense":
+            both = min(personal, ours) if limits.get("updates_at_once") else 0.0
+            return personal + warm + ours - both, 0.0, 0.0
+        return personal * (1 - part), warm * part, ours * part
+
+
+STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
+"""Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, those of the warm-up; and whether steps
+on both parts are the same ones."""
+
+LEAST = 1e-9
+"""Iterations of a task that has none."""
+
+
+def limits(options: BandwidthOptions, setting: RoundSetting) -> dict[str, float]:
+    """Return seconds of a task, the sizes of the model's parts, and the iterations on each."""
+    sizes = setting.sizes
+    told = {**setting.plan.algorithm.options, **sizes.facts}
+    iterations = {name: _count(told.get(name), usual) for name, usual in STEPS.items()}
+    parts = {"weights_global": float(sizes.shared), "dense_bytes": float(sizes.dense_bytes)}
+    return task_limits(setting, options.deadline_s) | iterations | parts
+
+
+def _count(told: Scalar | None, usual: int) -> float:
+    return float(told) if isinstance(told, int | float) and told >= 0 else float(usual)
+
+
+def figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
+    """Return a device's link and what a local iteration costs it.
+
+    Args:
+        options: Of the optimizer.
+        device: What is known of it.
+        limits: Of the round.
+    """
+    estimates = link_estimates(device, options)
+    estimates["step_s"] = _step_estimate(device, options, limits)
+    if options.calibrated:
+        estimates |= error_estimates(device, steps=True)
+    return choose_figures(estimates, device.last, options)
+
+
+def _step_estimate(device: DeviceFacts, options: BandwidthOptions, limits: Mapping[str, float]) -> Estimate:
+    """Return what is known of one local iteration; a task's seconds are divided among its iterations."""
+    known, task = device.known, device.task
+    measured = known.mu_s
+    if measured is None and known.cycles_per_weight and known.f_hertz and known.weights:
+        measured = known.cycles_per_weight * known.weights / known.f_hertz
+    if measured is None and task and task.cost.compute_s:
+        pruned = task.given.values.get("prune") if task.given else None
+        kept = 1 - pruned if isinstance(pruned, float) else 1.0
+        before, warm, masked = options.iterations(limits, kept)
+        measured = task.cost.compute_s / max(LEAST, before + warm + kept * masked)
+    task_s, whole = planned_task_s(device), max(LEAST, sum(options.iterations(limits)))
+    profile = task_s / whole if task_s else planned_step_s(device, limits["weights"])
+    return Estimate(measured, profile=profile, default=options.step_s)
+
+
 @dataclass(frozen=True)
-class Asked:
+class Columns:
     """The problem in columns, one entry a device; seconds, bit/s and bits."""
 
     step_s: Array
@@ -49,17 +158,15 @@ class Asked:
 def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
     """Share the bandwidth out, and say how much each device must prune for its share."""
     if not case.names:
-        return Decision(optimizer="bandwidth", limits=dict(case.limits))
-    asked, shares = solved(options, solver, case, asked_for(options, case))
+        return Decision()
+    asked, shares = solve_with_marks(options, solver, case, round_columns(options, case))
     if options.equal == "ratio":
         share = np.full(len(asked.rate), 1 / len(asked.rate))
         shares = replace(shares, share=share, multiplier=0.0)
     elif options.equal:
-        asked, shares = _equal(options, case, asked, shares)
+        asked, shares = _equal_shares(options, case, asked, shares)
     is_enough = shares.feasible or not np.isfinite(shares.enough_s)
     return Decision(
-        optimizer="bandwidth",
-        limits=dict(case.limits),
         devices={
             device: _given(options, case, device, asked, shares, place) for place, device in enumerate(case.names)
         },
@@ -70,7 +177,7 @@ def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
     )
 
 
-def asked_for(options: BandwidthOptions, case: Case) -> Asked:
+def round_columns(options: BandwidthOptions, case: Case) -> Columns:
     """Return what the optimizer is asked at first, when nobody knows the marks."""
     limits = case.limits
     step = np.array(case.column("step_s", np.inf)) * np.array(case.column("compute_error", 1.0))
@@ -80,10 +187,10 @@ def asked_for(options: BandwidthOptions, case: Case) -> Asked:
     bits = np.full(len(rate), options.bits_per_weight * limits["weights_global"])
     threshold_s = (1 - options.margin) * limits["deadline_s"]
     problem = Bandwidth(rate, compute_s, personal_s, warm_up_s, bits, threshold_s, options.most_pruned)
-    return Asked(step, rate, compute_s, personal_s + warm_up_s, bits, problem)
+    return Columns(step, rate, compute_s, personal_s + warm_up_s, bits, problem)
 
 
-def solved(options: BandwidthOptions, solver: Solver, case: Case, asked: Asked) -> tuple[Asked, Shares]:
+def solve_with_marks(options: BandwidthOptions, solver: Solver, case: Case, asked: Columns) -> tuple[Columns, Shares]:
     """Return the optimum, with the marks in the bits of every device where they count: as many as its ratio needs.
 
     So with biases, which are never pruned: W_k = q N_u + (marks and biases) / (1 - rho_k), solved again and again.
@@ -91,7 +198,7 @@ def solved(options: BandwidthOptions, solver: Solver, case: Case, asked: Asked) 
     shares = solve(asked.problem, solver)
     for _ in range(TURNS if options.marks else 0):
         kept = 1 - shares.pruned
-        asked = replace(asked, bits=with_marks(options, case, kept))
+        asked = replace(asked, bits=marked_bits(options, case, kept))
         shares = solve(replace(asked.problem, upload_bits=asked.bits), solver)
         if np.abs(1 - shares.pruned - kept).max() < CLOSE:
             break
@@ -103,7 +210,7 @@ def solved(options: BandwidthOptions, solver: Solver, case: Case, asked: Asked) 
     return replace(asked, problem=problem, bits=bits if options.marks else asked.bits), shares
 
 
-def with_marks(options: BandwidthOptions, case: Case, kept: Array) -> Array:
+def marked_bits(options: BandwidthOptions, case: Case, kept: Array) -> Array:
     """Return W_k of devices that keep these shares of the weights."""
     weights = case.limits["weights_global"]
     marks = weights * np.minimum(INDEX_BITS, 1 / np.maximum(kept, 1 / INDEX_BITS))
@@ -112,7 +219,7 @@ def with_marks(options: BandwidthOptions, case: Case, kept: Array) -> Array:
     return bits
 
 
-def _equal(options: BandwidthOptions, case: Case, asked: Asked, best: Shares) -> tuple[Asked, Shares]:
+def _equal_shares(options: BandwidthOptions, case: Case, asked: Columns, best: Shares) -> tuple[Columns, Shares]:
     """Return the paper's baseline: equal shares, each with the ratio that meets T_th, whatever others could use."""
     kept, gain = kept_at_equal_shares(options, case, asked)
     takes_part = ~np.isin(best.bound, (Bound.OUT, Bound.UNKNOWN))
@@ -121,8 +228,8 @@ def _equal(options: BandwidthOptions, case: Case, asked: Asked, best: Shares) ->
     can = np.isfinite(asked.before_s + asked.compute_s) & (asked.rate > 0)
     needs_s = asked.before_s + least * asked.compute_s
     with np.errstate(all="ignore"):
-        needs_s += _sent(options, case, np.full(len(kept), least)) * len(kept) / asked.rate
-        bits = np.where(kept > 0, _sent(options, case, kept) / kept, asked.bits)
+        needs_s += _sent_bits(options, case, np.full(len(kept), least)) * len(kept) / asked.rate
+        bits = np.where(kept > 0, _sent_bits(options, case, kept) / kept, asked.bits)
     shares = Shares(
         share=np.full(len(kept), 1 / len(kept)),
         pruned=1 - kept,
@@ -137,7 +244,7 @@ def _equal(options: BandwidthOptions, case: Case, asked: Asked, best: Shares) ->
     return replace(asked, bits=bits), shares
 
 
-def kept_at_equal_shares(options: BandwidthOptions, case: Case, asked: Asked) -> tuple[Array, Array]:
+def kept_at_equal_shares(options: BandwidthOptions, case: Case, asked: Columns) -> tuple[Array, Array]:
     """Return what each device can keep within T_th at a share of 1 / K, and what of it one more second would add.
 
     Seconds are kept c + bits / (R / K), and rise along two straight lines: bits are (q + 32) N kept while places of
@@ -158,7 +265,7 @@ def kept_at_equal_shares(options: BandwidthOptions, case: Case, asked: Asked) ->
     return np.clip(np.nan_to_num(kept, nan=0.0), 0.0, 1.0), np.nan_to_num(gain, posinf=0.0)
 
 
-def _sent(options: BandwidthOptions, case: Case, kept: Array) -> Array:
+def _sent_bits(options: BandwidthOptions, case: Case, kept: Array) -> Array:
     """Return the bits that go up of devices that keep these shares of the weights."""
     weights = case.limits["weights_global"]
     dense = 8 * case.limits.get("dense_bytes", 0.0)
@@ -167,7 +274,7 @@ def _sent(options: BandwidthOptions, case: Case, kept: Array) -> Array:
     return bits
 
 
-def _given(options: BandwidthOptions, case: Case, device: str, asked: Asked, shares: Shares, place: int) -> Given:
+def _given(options: BandwidthOptions, case: Case, device: str, asked: Columns, shares: Shares, place: int) -> Given:
     figures = case.known(device)
     share, kept = float(shares.share[place]), 1 - float(shares.pruned[place])
     bits = kept * float(asked.bits[place])
@@ -205,24 +312,24 @@ def kept_alone(options: BandwidthOptions, case: Case, changed: Case) -> dict[str
     """
     if not case.names:
         return {}
-    other = asked_for(options, changed)
+    other = round_columns(options, changed)
     if options.equal == "latency":
         return _named(case, kept_at_equal_shares(options, changed, other)[0])
     if options.marks and len(case.names) <= FEW:
-        return {device: _again(options, case, changed, place) for place, device in enumerate(case.names)}
-    asked, _ = solved(options, "numpy", case, asked_for(options, case))
-    return _named(case, _kept(options, changed, asked, other))
+        return {device: _decided_again(options, case, changed, place) for place, device in enumerate(case.names)}
+    asked, _ = solve_with_marks(options, "numpy", case, round_columns(options, case))
+    return _named(case, _refilled(options, changed, asked, other))
 
 
-def _again(options: BandwidthOptions, case: Case, changed: Case, place: int) -> float:
+def _decided_again(options: BandwidthOptions, case: Case, changed: Case, place: int) -> float:
     """Return what one device would keep, by deciding once more."""
     device = case.names[place]
     case = replace(case, figures={**case.figures, device: changed.figures.get(device, {})})
-    _, shares = solved(options, "numpy", case, asked_for(options, case))
+    _, shares = solve_with_marks(options, "numpy", case, round_columns(options, case))
     return 1 - float(shares.pruned[place])
 
 
-def _kept(options: BandwidthOptions, changed: Case, asked: Asked, other: Asked) -> Array:
+def _refilled(options: BandwidthOptions, changed: Case, asked: Columns, other: Columns) -> Array:
     given = terms(asked.problem)
     others, bits, before = ramps(given), np.asarray(asked.problem.upload_bits), np.full(len(asked.rate), np.nan)
     for _ in range(1 + TURNS * options.marks):
@@ -230,7 +337,7 @@ def _kept(options: BandwidthOptions, changed: Case, asked: Asked, other: Asked) 
         kept: Array = 1 - allocation(moved, refill(others, ramps(moved), 1.0), 0.0).pruned
         if np.abs(kept - before).max() < CLOSE:
             break
-        bits, before = with_marks(options, changed, kept), kept
+        bits, before = marked_bits(options, changed, kept), kept
     return kept
 
 
@@ -245,3 +352,14 @@ def _with_floors(given: Terms, problem: Bandwidth) -> Terms:
 
 def _named(case: Case, kept: Array) -> dict[str, float]:
     return dict(zip(case.names, kept.tolist(), strict=True))
+
+
+BANDWIDTH = Allocator(
+    options=BandwidthOptions,
+    decides=("prune", "share", "up_bits_per_s"),
+    decide=decide,
+    limits=limits,
+    figures=figures,
+    what_if=WhatIf(clock="step_s", kept=kept_alone),
+    solvers=("numpy", "cvxpy"),
+)

@@ -5,18 +5,38 @@ Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, section 4. https://arxiv.org/abs/
 
 from __future__ import annotations
 
+from edge_server.allocation.allocator import Allocator
 from edge_server.allocation.inputs import Case
+from edge_server.allocation.options import Options, parse_ratios
 from edge_server.journal.decision import Decision, Given
-from edge_server.plan.optimizer import ClusterOptions
+
+
+class ClusterOptions(Options, frozen=True, kw_only=True):
+    """Of `clusters`: the p_k of paper 001, dealt to the devices as they first appear.
+
+    Attributes:
+        keep: The ratios, one a cluster, with commas between.
+    """
+
+    keep: str = "0.2,0.4,0.6,0.8,1"
+
+    def __post_init__(self) -> None:
+        self.ratios()
+
+    def ratios(self) -> list[float]:
+        """Return the ratios. Raises ValueError."""
+        return parse_ratios(self.keep)
 
 
 def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
     """Give every device the ratio of its cluster."""
     ratios = options.ratios()
     return Decision(
-        optimizer="clusters",
         devices={
             device: Given(values={"keep": ratios[case.places[device] % len(ratios)]}, binding="cluster")
             for device in case.names
         },
     )
+
+
+CLUSTERS = Allocator(options=ClusterOptions, decides=("keep",), decide=decide)

@@ -1,41 +1,111 @@
-"""The coordinator: from a plan's optimizer and one round's case to what every device is given."""
+"""The coordinator: from a plan's optimizer and what is known of the devices to one round's decision."""
 
 from __future__ import annotations
 
-from edge_server.allocation.inputs import Case
-from edge_server.journal.decision import Decision, kept
-from edge_server.plan.optimizer import BandwidthOptions, ClusterOptions, KeepOptions, OptimizerPlan
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from edge_server.allocation.allocator import Allocator
+from edge_server.allocation.bandwidth import BANDWIDTH
+from edge_server.allocation.clusters import CLUSTERS
+from edge_server.allocation.experience import Experience
+from edge_server.allocation.figures import device_facts
+from edge_server.allocation.inputs import Case, RoundSetting
+from edge_server.allocation.keep_ratio import KEEP_RATIO
+from edge_server.journal.decision import Decision
+from edge_server.plan.devices import expanded
+from edge_server.plan.sections import OptimizerPlan
+from shared.config import one_line
+from shared.errors import ConfigError
+from shared.protocol.messages import Report
+
+ALLOCATORS: Mapping[str, Allocator[Any]] = {
+    "bandwidth": BANDWIDTH,
+    "clusters": CLUSTERS,
+    "keep_ratio": KEEP_RATIO,
+}
+"""Every optimizer by the name that it has in a plan."""
+
+OF_THE_UPLINK = frozenset({"share", "up_bits_per_s"})
+"""Values that a device keeps to whatever it trains."""
+
+
+def allocator_of(table: OptimizerPlan) -> Allocator[Any]:
+    """Return who decides.
+
+    Raises:
+        ConfigError: There is nobody of that name.
+    """
+    if table.name not in ALLOCATORS:
+        known = ", ".join(sorted(ALLOCATORS))
+        raise ConfigError(f"optimizer.name: unknown optimizer {table.name!r}; known: {known}")
+    return ALLOCATORS[table.name]
+
+
+def options_of(table: OptimizerPlan) -> Any:
+    """Return the options of a plan's optimizer in their own type.
+
+    Raises:
+        ConfigError: There is no such optimizer, or it has no such option, value or solver.
+    """
+    chosen = allocator_of(table)
+    if table.solver not in chosen.solvers:
+        raise ConfigError(f"optimizer: {table.name} has no solver but {', '.join(chosen.solvers)}; leave solver out")
+    try:
+        return msgspec.convert(table.options, chosen.options)
+    except msgspec.ValidationError as error:
+        problem, _, key = one_line(error).partition(" - at `$.")
+        where = f"options.{key.strip('`')} of {table.name}" if key else f"options of {table.name}"
+        known = ", ".join(field.encode_name for field in msgspec.structs.fields(chosen.options))
+        remedy = f"correct its spelling (known: {known})" if "unknown field" in problem else "correct the value"
+        raise ConfigError(f"optimizer: {where}: {problem}; {remedy}") from error
+
+
+def unused_values(table: OptimizerPlan, algorithm: str, uses: frozenset[str]) -> str:
+    """Return what an optimizer decides that a method does not use, and the remedy; empty where it uses all.
+
+    Args:
+        table: The optimizer.
+        algorithm: Of the method, by name.
+        uses: What the method uses.
+    """
+    decides = allocator_of(table).decides
+    unused = [name for name in decides if name not in uses | OF_THE_UPLINK]
+    if not unused:
+        return ""
+    others = " or ".join(name for name, one in ALLOCATORS.items() if uses.intersection(one.decides))
+    is_paced = not OF_THE_UPLINK.isdisjoint(decides)
+    paced = "; uploads keep to their shares of the uplink all the same" if is_paced else ""
+    return (
+        f"optimizer {table.name!r} decides {', '.join(unused)}, which algorithm {algorithm!r} does not use: devices "
+        f"train as without it{paced}; {f'choose optimizer {others}, or ' if others else ''}take [optimizer] out"
+    )
+
+
+def round_case(setting: RoundSetting, experience: Experience, reports: Mapping[str, Report]) -> Case:
+    """Return the case of a round.
+
+    Args:
+        setting: The round.
+        experience: What the run's journal teaches of the devices.
+        reports: Their last ones.
+    """
+    table = setting.plan.optimizer
+    assert table is not None
+    chosen, options = allocator_of(table), options_of(table)
+    planned = {one.name: one for one in expanded(setting.plan.device)}
+    met = list(dict.fromkeys([*planned, *experience.order, *setting.devices]))
+    limits = chosen.limits(options, setting)
+    figures = {
+        device: chosen.figures(options, device_facts(device, reports, experience, planned.get(device)), limits)
+        for device in setting.devices
+    }
+    return Case(setting.devices, limits, figures, setting.ladder, {device: place for place, device in enumerate(met)})
 
 
 def decide(table: OptimizerPlan, case: Case) -> Decision:
     """Return one round's decision; nothing that a device says makes it fail."""
-    match table.chosen():
-        case ClusterOptions() as options:
-            from edge_server.allocation import clusters  # noqa: PLC0415 - the others need numpy
-
-            return clusters.decide(options, table.solver, case)
-        case KeepOptions() as options:
-            from edge_server.allocation import keep_ratio  # noqa: PLC0415
-
-            return keep_ratio.decide(options, table.solver, case)
-        case BandwidthOptions() as options:
-            from edge_server.allocation import bandwidth  # noqa: PLC0415
-
-            return bandwidth.decide(options, table.solver, case)
-
-
-def kept_alone(table: OptimizerPlan, case: Case, changed: Case) -> dict[str, float]:
-    """Return the share of the model that each device would keep if its own figures alone were those of `changed`.
-
-    Args:
-        table: The optimizer.
-        case: What was decided from.
-        changed: The same, with the other figures of all devices.
-    """
-    match table.chosen():
-        case BandwidthOptions() as options:
-            from edge_server.allocation import bandwidth as alone  # noqa: PLC0415 - the others need no numpy
-
-            return alone.kept_alone(options, case, changed)
-        case _:  # nobody's figures are another's
-            return {device: kept(one.values) for device, one in decide(table, changed).devices.items()}
+    decision = allocator_of(table).decide(options_of(table), table.solver, case)
+    return msgspec.structs.replace(decision, optimizer=table.name, limits=dict(case.limits), ladder=list(case.ladder))

@@ -26,7 +26,7 @@ NEAR = 0.8
 
 
 @dataclass(frozen=True)
-class Task:
+class PastTask:
     """A task that was told, and what it cost.
 
     Attributes:
@@ -117,8 +117,8 @@ class Experience:
     order: list[str] = field(default_factory=list)
     steps: dict[str, StepCost] = field(default_factory=dict)
     last: dict[str, dict[str, Figure]] = field(default_factory=dict)
-    tasks: dict[str, Task] = field(default_factory=dict)
-    carried: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, PastTask] = field(default_factory=dict)
+    carried: dict[str, PastTask] = field(default_factory=dict)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     _decisions: dict[int, Decision | None] = field(default_factory=dict)
 
@@ -153,13 +153,13 @@ class Experience:
         known = self.tasks.get(device)
         had = known.cost if known and known.round == number else Cost()
         if known is None or known.round <= number:
-            self.tasks[device] = Task(number, given, cost)
+            self.tasks[device] = PastTask(number, given, cost)
         if cost.upload_s is not None:
             before_it = self.carried.get(device)
             was_held = before_it is None or before_it.share is None or before_it.is_held
-            self.carried[device] = Task(number, given, cost, was_held)
+            self.carried[device] = PastTask(number, given, cost, was_held)
         for part in ("compute_s", "upload_s") if given else ():
-            told = Task(number, given, cost)
+            told = PastTask(number, given, cost)
             if part == "upload_s" and told.was_guess and not told.is_held:
                 continue  # how wrong a guess was is no error of what takes its place
             measured, before = getattr(cost, part), getattr(had, part)

@@ -1,9 +1,7 @@
-"""Why each device got what it got in a round: its figures, what binds, what more would buy, predicted and measured.
+"""Explanations of a round's decision: each device's figures, what binds, what more would buy, predicted and measured.
 
 What one more second or joule would buy is found by deciding the recorded case once more with a little more of it, and
-so is what one more megahertz or Mbit/s of a single device would buy it, with `coordinator.kept_alone` for all at once.
-
-An explanation as lines for people.
+so is what one more megahertz or Mbit/s of a single device would buy it, with `WhatIf.kept` for all at once.
 """
 
 from __future__ import annotations
@@ -14,19 +12,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge_server.allocation.coordinator import decide, kept_alone
-from edge_server.allocation.inputs import Case, of
+from edge_server.allocation.coordinator import allocator_of, decide, options_of
+from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.costs import by_round
-from edge_server.journal.decision import Decision, Figure, Source, kept
+from edge_server.journal.decision import Decision, Figure, Source, kept_share
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, valid
-from edge_server.plan.optimizer import OptimizerPlan
+from edge_server.plan.sections import OptimizerPlan
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Value
 
 MEGA, LITTLE = 1e6, 0.01
-SECONDS = {"bandwidth": "step_s", "keep_ratio": "task_s"}
-"""The figure that a faster clock makes smaller."""
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,9 +132,10 @@ def _explained(name: str, decision: Decision, buys: dict[str, float], measured: 
 
 def _margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict[str, dict[str, float]]:
     """Return what more would buy each device. Where there is a ladder to climb, one unit of it; else a little."""
-    if decision.optimizer not in SECONDS:
+    what_if, options = allocator_of(table).what_if, options_of(table)
+    if what_if is None:
         return {}
-    table, case = msgspec.structs.replace(table, solver="numpy"), of(decision)
+    table, case = msgspec.structs.replace(table, solver="numpy"), recorded_case(decision)
     bought: dict[str, dict[str, float]] = {name: {} for name in names}
     for limit, what in (("deadline_s", "second"), ("joules", "joule")):
         if limit in case.limits:
@@ -146,12 +143,12 @@ def _margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict
             more = {**case.limits, limit: case.limits[limit] + amount}
             again = decide(table, dataclasses.replace(case, limits=more))
             for name in names:
-                now = kept(again.devices[name].values)
-                bought[name][what] = (now - kept(decision.devices[name].values)) / amount
-    before = kept_alone(table, case, case)
-    for what, changes in _own(case, SECONDS[decision.optimizer]).items():
+                now = kept_share(again.devices[name].values)
+                bought[name][what] = (now - kept_share(decision.devices[name].values)) / amount
+    before = what_if.kept(options, case, case)
+    for what, changes in _more_of_each(case, what_if.clock).items():
         figures = {name: {**case.figures[name], one.figure: one.value} for name, one in changes.items()}
-        after = kept_alone(table, case, dataclasses.replace(case, figures={**case.figures, **figures}))
+        after = what_if.kept(options, case, dataclasses.replace(case, figures={**case.figures, **figures}))
         for name in changes.keys() & bought.keys():
             bought[name][what] = (after[name] - before[name]) / changes[name].amount
     return bought
@@ -165,7 +162,7 @@ class _Change(NamedTuple):
     value: Figure
 
 
-def _own(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
+def _more_of_each(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
     """Return a little more of each thing of the devices' own, by thing and device."""
     found: dict[str, dict[str, _Change]] = {"megahertz": {}, "megabit_per_s": {}}
     for name, figures in case.figures.items():

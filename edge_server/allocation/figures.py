@@ -1,28 +1,25 @@
-"""Which figure to decide from: what was measured if that can be true, else the last good one, the profile, a default.
+"""Figures of a device to decide from: measured if that can be true, else the last good one, the plan's, a default.
 
 What a device says of itself is no more than its word. A figure that cannot be true is none; one that differs from the
 last good one by more than a factor `jump` is taken that far and no further, and has to be said again to go on.
 
-What is said of one device: by its reports, by its tasks so far, by the plan.
-
-What a coordinator's optimizers are told of a device: measured figures in the papers' symbols.
-
-A. HCEF (P2): mu_n seconds and alpha_n joules of one local iteration, nu_n seconds to upload the full model, p_n watts
-while sending. Pruned personalization: C_k cycles per weight and local iteration, f_k hertz, R_k bit/s.
+Measured figures are in the papers' symbols. A. HCEF (P2): mu_n seconds and alpha_n joules of one local iteration, nu_n
+seconds to upload the full model, p_n watts while sending. Pruned personalization: C_k cycles per weight and local
+iteration, f_k hertz, R_k bit/s.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from edge_server.allocation.experience import Experience, Task
+from edge_server.allocation.experience import Experience, PastTask
+from edge_server.allocation.options import MeasuringOptions
 from edge_server.journal.costs import plausible
 from edge_server.journal.decision import Figure
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink, WirelessLink, usual_rates
-from edge_server.plan.optimizer import BandwidthOptions, KeepOptions
 from edge_server.plan.simulated_devices import GivenCompute, RangeCompute, Span, ends
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Report
@@ -43,7 +40,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class Word:
+class Estimate:
     """What is said of one figure.
 
     Attributes:
@@ -59,28 +56,30 @@ class Word:
     default: float | None = None
 
 
-def chosen(name: str, word: Word, last: Figure | None, *, jump: float, smoothing: float) -> Figure | None:
+def choose_figure(
+    name: str, estimate: Estimate, last: Figure | None, *, jump: float, smoothing: float
+) -> Figure | None:
     """Return the figure to decide from, None where nothing is known and nothing is taken for it.
 
     Args:
         name: Of the figure.
-        word: What is said of it.
+        estimate: What is said of it.
         last: What was decided from before.
         jump: See there.
         smoothing: Weight of the last good figure beside a new one.
     """
     good = last if last and last.source in ("measured", "last_good") else None
-    if (now := _true(name, word.measured)) is not None:
-        if word.is_stale:
+    if (now := _true(name, estimate.measured)) is not None:
+        if estimate.is_stale:
             return Figure(good.value if good else now, "last_good")
         if good and good.value > 0:
             now = (1 - smoothing) * min(max(now, good.value / jump), good.value * jump) + smoothing * good.value
         return Figure(now, "measured")
     if good:
         return Figure(good.value, "last_good")
-    if (told := _true(name, word.profile)) is not None:
+    if (told := _true(name, estimate.profile)) is not None:
         return Figure(told, "profile")
-    return None if word.default is None else Figure(word.default, "default")
+    return None if estimate.default is None else Figure(estimate.default, "default")
 
 
 def _true(name: str, value: float | None) -> float | None:
@@ -89,7 +88,7 @@ def _true(name: str, value: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Resources:
+class MeasuredResources:
     """One device; None for what nobody measured.
 
     Attributes:
@@ -115,7 +114,7 @@ class Resources:
     flops: int | None = None
 
 
-def resources(step: StepCost | None, report: Report | None, model_bytes: int) -> Resources:
+def measured_resources(step: StepCost | None, report: Report | None, model_bytes: int) -> MeasuredResources:
     """Return what is known of a device.
 
     Args:
@@ -124,14 +123,14 @@ def resources(step: StepCost | None, report: Report | None, model_bytes: int) ->
         model_bytes: Of the full model as it is uploaded.
     """
     rate = _rate(report)
-    known = Resources(
+    known = MeasuredResources(
         nu_s=8 * model_bytes / rate if rate else None,
         tx_w=_sending_w(report),
         up_bits_per_s=rate,
     )
     if step is None:
         return known
-    return Resources(
+    return MeasuredResources(
         mu_s=step.seconds,
         alpha_joules=_beyond_idle(step.joules, step.idle_w, step.seconds),
         nu_s=known.nu_s,
@@ -167,84 +166,108 @@ MEGA = 1e6
 
 
 @dataclass(frozen=True)
-class Said:
-    """One device.
+class DeviceFacts:
+    """What is known of one device before a decision.
 
     Attributes:
         report: Its last one, if it reported.
         known: What was measured of it before round 1, and of its link.
+        timed: What a training step cost it before round 1.
         task: The newest of which it told a cost.
         carried: The newest of which it told what its upload took.
         planned: What the plan says of it.
+        errors: By how much earlier predictions were off, measured over predicted, by part of a cost.
+        last: The figures that were decided from last.
     """
 
-    report: Report | None
-    known: Resources
-    task: Task | None
-    carried: Task | None
-    planned: DevicePlan | None
+    report: Report | None = None
+    known: MeasuredResources = MeasuredResources()
+    timed: StepCost | None = None
+    task: PastTask | None = None
+    carried: PastTask | None = None
+    planned: DevicePlan | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, Figure] = field(default_factory=dict)
 
 
-def said(device: str, reports: Mapping[str, Report], experience: Experience, planned: DevicePlan | None) -> Said:
-    """Return what is said of a device."""
-    report = reports.get(device)
-    known, tasks = resources(experience.steps.get(device), report, 1), experience.tasks.get(device)
-    return Said(report, known, tasks, experience.carried.get(device), planned)
+def device_facts(
+    device: str, reports: Mapping[str, Report], experience: Experience, planned: DevicePlan | None
+) -> DeviceFacts:
+    """Return what is known of a device.
+
+    Args:
+        device: Its name.
+        reports: The devices' last ones.
+        experience: What the run's journal teaches.
+        planned: What the plan says of it.
+    """
+    report, timed = reports.get(device), experience.steps.get(device)
+    return DeviceFacts(
+        report=report,
+        known=measured_resources(timed, report, 1),
+        timed=timed,
+        task=experience.tasks.get(device),
+        carried=experience.carried.get(device),
+        planned=planned,
+        errors=experience.errors.get(device, {}),
+        last=experience.last.get(device, {}),
+    )
 
 
-def link_words(one: Said, options: BandwidthOptions | KeepOptions) -> dict[str, Word]:
+def link_estimates(one: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
     """Return what is said of its link."""
     up, down = _planned_rates(one.planned)
     return {
-        "up_bits_per_s": Word(
+        "up_bits_per_s": Estimate(
             _reading(one, "link.up_bits_per_s") or (one.carried.up_bits_per_s if one.carried else None),
             _is_stale(one, "link.up_bits_per_s", options.stale_s),
             up,
             options.up_bits_per_s,
         ),
-        "down_bits_per_s": Word(
+        "down_bits_per_s": Estimate(
             _reading(one, "link.down_bits_per_s") or (one.task.down_bits_per_s if one.task else None),
             _is_stale(one, "link.down_bits_per_s", options.stale_s),
             down,
             options.down_bits_per_s,
         ),
-        "f_hertz": Word(one.known.f_hertz),
-        "tx_w": Word(one.known.tx_w),
-        "memory_bytes": Word(_reading(one, "memory.available_bytes")),
+        "f_hertz": Estimate(one.known.f_hertz),
+        "tx_w": Estimate(one.known.tx_w),
+        "memory_bytes": Estimate(_reading(one, "memory.available_bytes")),
     }
 
 
-def error_words(device: str, experience: Experience, one: Said, *, steps: bool) -> dict[str, Word]:
+def error_estimates(one: DeviceFacts, *, steps: bool) -> dict[str, Estimate]:
     """Return by how much to put predictions right.
 
     What was found out from the costs of tasks is right by itself; only another measurement has an error to correct,
     and a rate that a device was held to.
     """
-    errors = experience.errors.get(device, {})
-    words = {}
+    errors, estimates = one.errors, {}
     is_held = one.carried is not None and one.carried.is_held
     if (is_held or _reading(one, "link.up_bits_per_s")) and "upload_error" in errors:
-        words["upload_error"] = Word(errors["upload_error"])
+        estimates["upload_error"] = Estimate(errors["upload_error"])
     if steps and one.known.mu_s and "compute_error" in errors:
-        words["compute_error"] = Word(errors["compute_error"])
-    return words
+        estimates["compute_error"] = Estimate(errors["compute_error"])
+    return estimates
 
 
-def figures_of(
-    words: Mapping[str, Word], last: Mapping[str, Figure], options: BandwidthOptions | KeepOptions
+def choose_figures(
+    estimates: Mapping[str, Estimate], last: Mapping[str, Figure], options: MeasuringOptions
 ) -> dict[str, Figure]:
     """Return the figures to decide from."""
     found = {}
-    for name, word in words.items():
+    for name, estimate in estimates.items():
         is_error = name.endswith("_error")  # it is smoothed already, and belongs to no earlier round
         smoothing = 0.0 if is_error else options.smoothing
-        figure = chosen(name, word, None if is_error else last.get(name), jump=options.jump, smoothing=smoothing)
+        figure = choose_figure(
+            name, estimate, None if is_error else last.get(name), jump=options.jump, smoothing=smoothing
+        )
         if figure:
             found[name] = figure
     return found
 
 
-def planned_task_s(one: Said) -> float | None:
+def planned_task_s(one: DeviceFacts) -> float | None:
     """Return the seconds of a task as the plan has them."""
     if one.planned is None:
         return None
@@ -257,7 +280,7 @@ def planned_task_s(one: Said) -> float | None:
             return None
 
 
-def planned_step_s(one: Said, weights: float) -> float | None:
+def planned_step_s(one: DeviceFacts, weights: float) -> float | None:
     """Return the seconds of a local iteration by the cycles and the clock that the plan gives the device."""
     compute = one.planned.compute if one.planned else None
     if not isinstance(compute, RangeCompute):
@@ -278,11 +301,11 @@ def _planned_rates(planned: DevicePlan | None) -> tuple[float | None, float | No
     return up, down
 
 
-def _reading(one: Said, name: str) -> float | None:
+def _reading(one: DeviceFacts, name: str) -> float | None:
     reading = one.report.readings.get(name) if one.report else None
     return reading.value if reading else None
 
 
-def _is_stale(one: Said, name: str, stale_s: float) -> bool:
+def _is_stale(one: DeviceFacts, name: str, stale_s: float) -> bool:
     reading = one.report.readings.get(name) if one.report else None
     return bool(one.report and reading and one.report.at - reading.at > stale_s)

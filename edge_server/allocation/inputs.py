@@ -1,31 +1,14 @@
-"""Put one round's case together from a plan, a journal and the devices' last reports.
-
-What one round's decision is made from, and nothing else: the same case gives the same decision.
-"""
+"""One round's case: what its decision is made from, and nothing else; the same case gives the same decision."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edge_server.allocation.experience import Experience
-from edge_server.allocation.figures import (
-    Said,
-    Word,
-    error_words,
-    figures_of,
-    link_words,
-    planned_step_s,
-    planned_task_s,
-    said,
-)
-from edge_server.allocation.model_sizes import Sizes
 from edge_server.journal.budget import Spending
 from edge_server.journal.decision import Decision, Figure
-from edge_server.plan.devices import expanded
-from edge_server.plan.optimizer import BandwidthOptions, KeepOptions
 from edge_server.plan.plan import Plan
-from shared.protocol.messages import Report, Scalar
+from shared.protocol.messages import Scalar
 
 
 @dataclass(frozen=True)
@@ -61,7 +44,7 @@ class Case:
         return dict(self.figures.get(device, {}))
 
 
-def of(decision: Decision) -> Case:
+def recorded_case(decision: Decision) -> Case:
     """Return the case that a recorded decision was made from."""
     return Case(
         devices=tuple(decision.devices),
@@ -71,115 +54,68 @@ def of(decision: Decision) -> Case:
     )
 
 
-STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
-"""Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, those of the warm-up; and whether steps
-on both parts are the same ones."""
+@dataclass(frozen=True)
+class Sizes:
+    """Of one model under one algorithm.
+
+    Attributes:
+        weights: Of the whole network; N.
+        shared: Those of them that go down and may be pruned; N_u.
+        bytes: Of the whole model.
+        dense_bytes: Of what goes up whatever is pruned: biases and the like.
+        facts: What the algorithm says of itself beside its state, such as its steps.
+    """
+
+    weights: int
+    shared: int
+    bytes: int
+    dense_bytes: int = 0
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
 
 
-LEAST = 1e-9
-"""Iterations of a task that has none."""
+@dataclass(frozen=True)
+class RoundSetting:
+    """What the limits of a round follow from.
+
+    Attributes:
+        plan: Of the run.
+        number: Of the round.
+        devices: Of its cohort.
+        spending: What the run has spent before it.
+        sizes: Of the model.
+        ladder: Ratios to choose from, each with the bytes of an update.
+    """
+
+    plan: Plan
+    number: int
+    devices: tuple[str, ...]
+    spending: Spending
+    sizes: Sizes
+    ladder: tuple[tuple[float, int], ...] = ()
 
 
-def case(  # noqa: PLR0913 - everything that a decision is made from
-    plan: Plan,
-    devices: Sequence[str],
-    number: int,
-    *,
-    experience: Experience,
-    spending: Spending,
-    reports: Mapping[str, Report],
-    sizes: Sizes,
-    ladder: tuple[tuple[float, int], ...] = (),
-) -> Case:
-    """Return the case of round `number` for a cohort of devices."""
-    assert plan.optimizer is not None
-    options = plan.optimizer.chosen()
-    planned = {one.name: one for one in expanded(plan.device)}
-    met = list(dict.fromkeys([*planned, *experience.order, *devices]))
-    places = {device: place for place, device in enumerate(met)}
-    if not isinstance(options, BandwidthOptions | KeepOptions):
-        return Case(tuple(devices), places=places)
-    limits = _limits(plan, options, number, spending, len(devices)) | {
-        "weights": float(sizes.weights),
-        "model_bytes": float(sizes.bytes),
-    }
-    if isinstance(options, BandwidthOptions):
-        told = {**plan.algorithm.options, **sizes.facts}
-        limits |= {name: _number(told.get(name), usual) for name, usual in STEPS.items()}
-        limits |= {"weights_global": float(sizes.shared), "dense_bytes": float(sizes.dense_bytes)}
-    figures = {
-        device: _figures(device, said(device, reports, experience, planned.get(device)), options, limits, experience)
-        for device in devices
-    }
-    return Case(tuple(devices), limits, figures, ladder, places)
+def task_limits(setting: RoundSetting, deadline_s: float | None, joules: float | None = None) -> dict[str, float]:
+    """Return seconds of a task, joules of one device's task where there is a limit, and the model's size.
 
+    What is spent of a budget is gone; what is left is shared among the rounds that are left and the devices.
 
-def _limits(
-    plan: Plan, options: BandwidthOptions | KeepOptions, number: int, spending: Spending, count: int
-) -> dict[str, float]:
-    """Return seconds of a task, and joules of one device's task where there is a limit; what is spent is gone."""
-    left = max(1, plan.rounds - number + 1)
-    seconds = options.deadline_s or plan.round.deadline_s
+    Args:
+        setting: The round.
+        deadline_s: Seconds of a task; None for the deadline of the plan's rounds.
+        joules: Of one device's task; None for its part of the plan's budget, if there is one.
+    """
+    plan, spending = setting.plan, setting.spending
+    left = max(1, plan.rounds - setting.number + 1)
+    seconds = deadline_s or plan.round.deadline_s
     if plan.budget.time_s is not None:
         seconds = min(seconds, max(0.0, plan.budget.time_s - spending.seconds) / left)
     limits = {"deadline_s": seconds}
     if plan.budget.time_s is not None:
         limits["spent_s"] = spending.seconds
-    joules = options.joules if isinstance(options, KeepOptions) else None
     if plan.budget.joules is not None:
         limits["spent_joules"] = spending.joules or 0.0
     if joules is None and plan.budget.joules is not None:
-        joules = max(0.0, plan.budget.joules - (spending.joules or 0.0)) / left / max(1, count)
+        joules = max(0.0, plan.budget.joules - (spending.joules or 0.0)) / left / max(1, len(setting.devices))
     if joules is not None:
         limits["joules"] = joules
-    return limits
-
-
-def _figures(
-    device: str,
-    one: Said,
-    options: BandwidthOptions | KeepOptions,
-    limits: Mapping[str, float],
-    experience: Experience,
-) -> dict[str, Figure]:
-    words = link_words(one, options)
-    if isinstance(options, BandwidthOptions):
-        words["step_s"] = _step_word(one, options, limits)
-    else:
-        seconds, joules = (_whole(one, part, options) for part in ("compute_s", "compute_joules"))
-        if (timed := experience.steps.get(device)) and options.steps:
-            seconds = seconds or timed.seconds * options.steps
-            joules = timed.joules * options.steps if joules is None and timed.joules is not None else joules
-        words["task_s"] = Word(seconds, profile=planned_task_s(one), default=options.task_s)
-        words["task_joules"] = Word(joules)
-    if options.calibrated:
-        words |= error_words(device, experience, one, steps=isinstance(options, BandwidthOptions))
-    return figures_of(words, experience.last.get(device, {}), options)
-
-
-def _step_word(one: Said, options: BandwidthOptions, limits: Mapping[str, float]) -> Word:
-    """Return what is said of one local iteration; a task's seconds are divided among its iterations."""
-    measured = one.known.mu_s
-    if measured is None and one.known.cycles_per_weight and one.known.f_hertz and one.known.weights:
-        measured = one.known.cycles_per_weight * one.known.weights / one.known.f_hertz
-    if measured is None and one.task and one.task.cost.compute_s:
-        pruned = one.task.given.values.get("prune") if one.task.given else None
-        kept = 1 - pruned if isinstance(pruned, float) else 1.0
-        before, warm, masked = options.iterations(limits, kept)
-        measured = one.task.cost.compute_s / max(LEAST, before + warm + kept * masked)
-    task_s, whole = planned_task_s(one), max(LEAST, sum(options.iterations(limits)))
-    profile = task_s / whole if task_s else planned_step_s(one, limits["weights"])
-    return Word(measured, profile=profile, default=options.step_s)
-
-
-def _whole(one: Said, part: str, options: KeepOptions) -> float | None:
-    """Return what a task of the whole model would have cost, by what the last one cost at its own ratio."""
-    cost = getattr(one.task.cost, part) if one.task else None
-    if cost is None or one.task is None:
-        return None
-    keep = one.task.given.values.get("keep") if one.task.given else None
-    return float(cost) / options.work(keep if isinstance(keep, float) else 1.0)
-
-
-def _number(told: Scalar | None, usual: int) -> float:
-    return float(told) if isinstance(told, int | float) and told >= 0 else float(usual)
+    return limits | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}

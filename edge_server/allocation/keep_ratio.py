@@ -8,25 +8,97 @@ proportions of FedSPU's Fig. 5 (Z. Niu, H. Dong, A. K. Qin, AAAI 2025, https://a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
-from edge_server.allocation.inputs import Case
+from edge_server.allocation.allocator import Allocator, WhatIf
+from edge_server.allocation.figures import (
+    DeviceFacts,
+    Estimate,
+    choose_figures,
+    error_estimates,
+    link_estimates,
+    planned_task_s,
+)
+from edge_server.allocation.inputs import Case, RoundSetting, task_limits
 from edge_server.allocation.optimizers.base import Bound, column
 from edge_server.allocation.optimizers.keep_ratio import KeepRatio, Kept, solve
-from edge_server.journal.decision import Decision, Figure, Given
-from edge_server.plan.optimizer import KeepOptions
+from edge_server.allocation.options import MeasuringOptions, parse_ratios
+from edge_server.journal.decision import Decision, Figure, Given, kept_share
 from shared.protocol.measurements import Cost
 
 GRADIENTS, ACTIVATIONS = 0.30 / 0.38, 0.32 / 0.38
 """Beside the weights, as shares of their bytes."""
 
 
+class KeepOptions(MeasuringOptions, frozen=True, kw_only=True):
+    """Of `keep_ratio`: the largest p_k whose task meets the limits.
+
+    Attributes:
+        keep: The ratios to choose from.
+        joules: Of one device's task; absent: its part of what is left of `[budget] joules`, or no limit.
+        curve: How the work of a step depends on the ratio: `frozen`: (2 + p^2) / 3, since only weight gradients are
+            saved; `smaller`: p^2, of a network that is physically smaller.
+        steps: Training steps of a task, so that a step that was timed before round 1 tells of a task; 0: nobody knows.
+        task_s: Seconds of a task of the whole model on a device of which nothing is known.
+    """
+
+    keep: str = "0.2,0.4,0.6,0.8,1"
+    joules: float | None = None
+    curve: Literal["frozen", "smaller"] = "frozen"
+    steps: int = 0
+    task_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_ratios(self.keep)
+        self.require(joules=self.joules, task_s=self.task_s)
+        if self.steps < 0:
+            raise ValueError("options.steps must be >= 0")
+
+    def ratios(self) -> list[float]:
+        """Return the ratios in order of size."""
+        return sorted(set(parse_ratios(self.keep)))
+
+    def work(self, keep: float) -> float:
+        """Return the work of a step at a ratio, as a share of that of the whole model."""
+        return (2 + keep**2) / 3 if self.curve == "frozen" else keep**2
+
+
+def limits(options: KeepOptions, setting: RoundSetting) -> dict[str, float]:
+    """Return seconds and joules of a task, and the size of the model."""
+    return task_limits(setting, options.deadline_s, options.joules)
+
+
+def figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, float]) -> dict[str, Figure]:
+    """Return a device's link and what a task of the whole model costs it."""
+    seconds, joules = (_whole_task(device, part, options) for part in ("compute_s", "compute_joules"))
+    if (timed := device.timed) and options.steps:
+        seconds = seconds or timed.seconds * options.steps
+        joules = timed.joules * options.steps if joules is None and timed.joules is not None else joules
+    estimates = link_estimates(device, options)
+    estimates["task_s"] = Estimate(seconds, profile=planned_task_s(device), default=options.task_s)
+    estimates["task_joules"] = Estimate(joules)
+    if options.calibrated:
+        estimates |= error_estimates(device, steps=False)
+    return choose_figures(estimates, device.last, options)
+
+
+def _whole_task(device: DeviceFacts, part: str, options: KeepOptions) -> float | None:
+    """Return what a task of the whole model would have cost, by what the last one cost at its own ratio."""
+    cost = getattr(device.task.cost, part) if device.task else None
+    if cost is None or device.task is None:
+        return None
+    keep = device.task.given.values.get("keep") if device.task.given else None
+    return float(cost) / options.work(keep if isinstance(keep, float) else 1.0)
+
+
 def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
     """Give every device the largest ratio that fits."""
-    decided = Decision(optimizer="keep_ratio", limits=dict(case.limits), ladder=list(case.ladder))
     if not case.names:
-        return decided
+        return Decision()
     ratios = np.array([ratio for ratio, _ in case.ladder])
     sizes = np.array([size for _, size in case.ladder], np.float64)
     rate = np.array(case.column("up_bits_per_s", 0.0)) / np.array(case.column("upload_error", 1.0))
@@ -48,9 +120,6 @@ def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
     )
     kept = solve(problem)
     return Decision(
-        optimizer=decided.optimizer,
-        limits=decided.limits,
-        ladder=decided.ladder,
         devices={
             device: _given(options, case.known(device), problem, kept, place) for place, device in enumerate(case.names)
         },
@@ -92,3 +161,19 @@ def _enough(case: Case, kept: Kept) -> dict[str, float]:
         for name, value in found.items()
         if name in case.limits and case.limits[name] < value < math.inf and not kept.feasible
     }
+
+
+def kept_alone(options: KeepOptions, _case: Case, changed: Case) -> dict[str, float]:
+    """Return the ratio of each device with its figures of `changed`: nobody's figures are another's."""
+    return {device: kept_share(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
+
+
+KEEP_RATIO = Allocator(
+    options=KeepOptions,
+    decides=("keep",),
+    decide=decide,
+    limits=limits,
+    figures=figures,
+    what_if=WhatIf(clock="task_s", kept=kept_alone),
+    candidates=KeepOptions.ratios,
+)

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
+from edge_server.allocation.inputs import Sizes
 from shared.algorithms.base import Algorithm
 from shared.errors import ConfigError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Scalar
+from shared.protocol.messages import Assignment, Hyper
 from shared.subnetworks import neurons as active
 from shared.tensors.tree import State
 
 BYTES = 4
 MATRIX = 2
 """Dimensions from which on a leaf holds weights that may be pruned; biases never are."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of one model under one algorithm.
-
-    Attributes:
-        weights: Of the whole network; N.
-        shared: Those of them that go down and may be pruned; N_u.
-        bytes: Of the whole model.
-        dense_bytes: Of what goes up whatever is pruned: biases and the like.
-        facts: What the algorithm says of itself beside its state, such as its steps.
-    """
-
-    weights: int
-    shared: int
-    bytes: int
-    dense_bytes: int = 0
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 def sizes(algorithm: Algorithm, model: Model, state: State) -> Sizes:

@@ -59,7 +59,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         enough: Of limits that could not be met: the smallest that would do, by name.
     """
 
-    optimizer: str
+    optimizer: str = ""
     limits: dict[str, float] = {}
     ladder: list[tuple[float, int]] = []
     devices: dict[str, Given] = {}
@@ -74,7 +74,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {device: dict(given.values) for device, given in self.devices.items()}
 
 
-def kept(values: Mapping[str, Value]) -> float:
+def kept_share(values: Mapping[str, Value]) -> float:
     """Return the share of the model that a device keeps by what it was given."""
     pruned, share = values.get("prune", 0.0), values.get("keep", 1.0)
     assert isinstance(pruned, float | int)

@@ -15,8 +15,16 @@ import msgspec
 
 from edge_server.plan.devices import DevicePlan, expanded, rooted
 from edge_server.plan.devices import check as check_devices
-from edge_server.plan.optimizer import OptimizerPlan
-from edge_server.plan.sections import BudgetPlan, Chosen, EvaluationPlan, HyperPlan, MeasurePlan, ReplayPlan, Section
+from edge_server.plan.sections import (
+    BudgetPlan,
+    Chosen,
+    EvaluationPlan,
+    HyperPlan,
+    MeasurePlan,
+    OptimizerPlan,
+    ReplayPlan,
+    Section,
+)
 from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
 from shared.protocol.topics import checked_name

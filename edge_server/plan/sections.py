@@ -10,10 +10,11 @@ The table `[replay]` of a plan: what a replay may do that devices cannot.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
-from shared.protocol.messages import Hyper, Spec
+from shared.protocol.messages import Hyper, Scalar, Spec
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,3 +100,17 @@ class ReplayPlan(Section, frozen=True, kw_only=True):
     """
 
     together: bool = False
+
+
+class OptimizerPlan(Section, frozen=True, kw_only=True):
+    """Who decides what each device is given in a round, and within which limits.
+
+    Attributes:
+        name: Of the optimizer, in `edge_server.allocation.coordinator.ALLOCATORS`.
+        solver: `numpy`, or `cvxpy`, which is slower by far and there to compare.
+        options: Of that optimizer.
+    """
+
+    name: str
+    solver: Literal["numpy", "cvxpy"] = "numpy"
+    options: dict[str, Scalar] = msgspec.field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
-from edge_server.allocation.inputs import case
+from edge_server.allocation.inputs import RoundSetting
 from edge_server.allocation.model_sizes import ladder, sizes
 from edge_server.fleet import membership as muster
 from edge_server.fleet.hub import Server
@@ -24,7 +24,6 @@ from edge_server.journal.checkpoints import Store
 from edge_server.journal.decision import Decision
 from edge_server.journal.disk import persist
 from edge_server.journal.records import Noted
-from edge_server.plan.optimizer import KeepOptions
 from edge_server.plan.plan import Plan
 from shared.algorithms.base import Algorithm, Cohort
 from shared.models.base import Model
@@ -135,17 +134,16 @@ class Assigning:
     def _decide(self, state: State, devices: tuple[str, ...], number: int) -> Decision:
         plan = self.plan
         assert plan.optimizer
-        options = plan.optimizer.chosen()
-        asked = case(
-            plan,
-            devices,
-            number,
-            experience=self._experience,
+        ratios = coordinator.allocator_of(plan.optimizer).candidates(coordinator.options_of(plan.optimizer))
+        setting = RoundSetting(
+            plan=plan,
+            number=number,
+            devices=devices,
             spending=self._ledger.spending(),
-            reports=self.server.fleet.reports,
             sizes=sizes(self.algorithm, self.model, state),
-            ladder=ladder(self.model, options.ratios()) if isinstance(options, KeepOptions) else (),
+            ladder=ladder(self.model, ratios) if ratios else (),
         )
+        asked = coordinator.round_case(setting, self._experience, self.server.fleet.reports)
         decision = coordinator.decide(plan.optimizer, asked)
         if not decision.feasible and number <= plan.rounds:
             enough = ", ".join(f"{name} {value:.4g}" for name, value in decision.enough.items())

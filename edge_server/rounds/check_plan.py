@@ -1,4 +1,4 @@
-"""Plans read from TOML and checked by building what they name: algorithm, model, codecs.
+"""Plans read from TOML and checked by building what they name: algorithm, model, codecs, optimizer.
 
 A journal is read without this, so that to list or show a run loads no torch.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from edge_server.plan.optimizer import unheeded
+from edge_server.allocation.coordinator import options_of, unused_values
 from edge_server.plan.plan import Plan, check_structure, fallen_back, placed
 from shared.algorithms import ALGORITHMS
 from shared.codecs import CODECS
@@ -30,7 +30,7 @@ def load(path: Path, data_root: Path) -> Plan:
     check(plan, path)
     plan = placed(plan, data_root)
     heeds = build(ALGORITHMS, plan.algorithm, "algorithm").heeds
-    if plan.optimizer and (unused := unheeded(plan.optimizer.name, plan.algorithm.name, heeds)):
+    if plan.optimizer and (unused := unused_values(plan.optimizer, plan.algorithm.name, heeds)):
         log.warning("%s: %s", path, unused)
     return plan
 
@@ -53,6 +53,8 @@ def _check_choices(plan: Plan, path: Path) -> None:
         build(CODECS, plan.codec, "codec")
         build(CODECS, plan.cut_codec, "cut_codec")
         model = blank(plan.model)
+        if plan.optimizer:
+            options_of(plan.optimizer)
         state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

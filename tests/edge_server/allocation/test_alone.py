@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from edge_server.allocation.coordinator import decide, kept_alone
+from edge_server.allocation.coordinator import allocator_of, decide, options_of
 from edge_server.allocation.inputs import Case
-from edge_server.journal.decision import Figure, kept
-from edge_server.plan.optimizer import OptimizerPlan
+from edge_server.journal.decision import Figure, kept_share
+from edge_server.plan.sections import OptimizerPlan
 from tests.edge_server.allocation.test_decisions import band
 
 LADDER = ((0.2, 8_000), (0.4, 20_000), (0.6, 36_000), (0.8, 56_000), (1.0, 80_000))
@@ -25,6 +25,10 @@ def fleet(count: int, seed: int) -> Case:
     return band({f"d{place}": (float(rate), float(rng.uniform(0.05, 0.8))) for place, rate in enumerate(rates)})
 
 
+def kept_alone(table: OptimizerPlan, case: Case, changed: Case) -> dict[str, float]:
+    return allocator_of(table).what_if.kept(options_of(table), case, changed)
+
+
 def with_figures(case: Case, factor: float, name: str, devices: list[str]) -> Case:
     """Return the case with one figure of some devices times a factor."""
     figures = dict(case.figures)
@@ -36,7 +40,7 @@ def with_figures(case: Case, factor: float, name: str, devices: list[str]) -> Ca
 
 def one_by_one(table: OptimizerPlan, case: Case, factor: float, name: str) -> list[float]:
     changed = {device: decide(table, with_figures(case, factor, name, [device])) for device in case.names}
-    return [kept(decision.devices[device].values) for device, decision in changed.items()]
+    return [kept_share(decision.devices[device].values) for device, decision in changed.items()]
 
 
 @pytest.mark.parametrize("most_pruned", [1.0, 0.9])
@@ -52,7 +56,7 @@ def test_the_rest_of_the_fleet_answers(compute, most_pruned, equal):
             found = kept_alone(table, case, with_figures(case, factor, name, case.names))
             expected = one_by_one(table, case, factor, name)
             assert [found[device] for device in case.names] == pytest.approx(expected, rel=1e-7, abs=1e-9)
-            before = [kept(one.values) for one in decide(table, case).devices.values()]
+            before = [kept_share(one.values) for one in decide(table, case).devices.values()]
             moved += sum(abs(now - then) > 1e-9 for now, then in zip(expected, before, strict=True))
     assert moved > 15
 
@@ -74,7 +78,7 @@ def test_of_many_devices_a_devices_own_marks_follow_what_it_keeps(compute):
     case, more = fleet(40, 1), []
     decision = decide(table, case)
     before = kept_alone(table, case, case)
-    assert before == pytest.approx({name: kept(one.values) for name, one in decision.devices.items()}, abs=1e-6)
+    assert before == pytest.approx({name: kept_share(one.values) for name, one in decision.devices.items()}, abs=1e-6)
     found = kept_alone(table, case, with_figures(case, 1.01, "up_bits_per_s", case.names))
     for name, now in zip(case.names, one_by_one(table, case, 1.01, "up_bits_per_s"), strict=True):
         if abs(now - before[name]) > 1e-6:
@@ -106,7 +110,7 @@ def test_devices_with_their_own_limits_answer_alone():
     expected = one_by_one(table, case, 0.7, "task_s")
     found = kept_alone(table, case, with_figures(case, 0.7, "task_s", case.names))
     assert [found[device] for device in case.names] == expected
-    assert expected != [kept(one.values) for one in decide(table, case).devices.values()]
+    assert expected != [kept_share(one.values) for one in decide(table, case).devices.values()]
 
 
 def test_nobody_and_whoever_takes_no_part():

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.allocation.coordinator import decide
-from edge_server.allocation.inputs import Case, of
+from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.decision import Decision, Figure
-from edge_server.plan.optimizer import OptimizerPlan
+from edge_server.plan.sections import OptimizerPlan
 
 LIMITS = {
     "deadline_s": 10.0,
@@ -207,5 +207,5 @@ def test_a_recorded_decision_can_be_decided_again():
     decision = decide(BANDWIDTH, band({"a": (2000.0, 0.5), "b": (9000.0, 0.9)}))
     kept = msgspec.json.decode(msgspec.json.encode(decision), type=Decision)
     assert kept == decision
-    assert decide(BANDWIDTH, of(kept)) == decision
+    assert decide(BANDWIDTH, recorded_case(kept)) == decision
     assert all(math.isfinite(one.multiplier or 0.0) for one in kept.devices.values())

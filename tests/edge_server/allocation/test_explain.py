@@ -11,9 +11,9 @@ import pytest
 from edge_server.allocation.coordinator import decide
 from edge_server.allocation.explain import Explanation, explain, lines
 from edge_server.allocation.inputs import Case
-from edge_server.journal.decision import Figure, kept
+from edge_server.journal.decision import Figure, kept_share
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
-from edge_server.plan.optimizer import OptimizerPlan
+from edge_server.plan.sections import OptimizerPlan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
@@ -67,7 +67,7 @@ def test_what_its_own_link_and_clock_would_buy_is_found_by_deciding_again(tmp_pa
         ):
             own = {**figures, figure: Figure(factor * figures[figure].value, "measured")}
             again = decide(BANDWIDTH, dataclasses.replace(case, figures={**case.figures, one.device: own}))
-            more = kept(again.devices[one.device].values) - kept(one.values)
+            more = kept_share(again.devices[one.device].values) - kept_share(one.values)
             assert one.buys[what] == pytest.approx(more / amount, rel=1e-6, abs=1e-9)
             helps += more > 1e-6
     assert helps > 2

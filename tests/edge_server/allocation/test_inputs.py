@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.allocation.coordinator import decide
+from edge_server.allocation.coordinator import decide, round_case
 from edge_server.allocation.experience import Experience
-from edge_server.allocation.inputs import Case, case
-from edge_server.allocation.model_sizes import Sizes, ladder, sizes
+from edge_server.allocation.inputs import Case, RoundSetting, Sizes
+from edge_server.allocation.model_sizes import ladder, sizes
 from edge_server.journal.budget import Spending
 from edge_server.journal.decision import Decision, Figure, Given
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened
@@ -39,9 +39,7 @@ def plan_of(folder: Path, table: str, **sections: str) -> Plan:
 def ask(plan: Plan, *records: AnyRecord, number: int = 3, **reports: Report) -> Case:
     experience = Experience()
     experience.take(records)
-    return case(
-        plan, ("a", "b"), number, experience=experience, spending=SPENT, reports=reports, sizes=SIZES, ladder=()
-    )
+    return round_case(RoundSetting(plan, number, ("a", "b"), SPENT, SIZES), experience, reports)
 
 
 def report(rate: float, *, age_s: float = 0.0) -> Report:
@@ -218,9 +216,8 @@ def test_iterations_are_those_that_devices_take(tmp_path, options, iterations):
         before = Decision(optimizer="bandwidth", devices={"a": Given(values={"prune": pruned})})
         cost = CostSettled(round=1, device="a", cost=Cost(compute_s=0.25 * steps))
         experience.take([RoundOpened(round=1, assignments=told, decision=before), cost] if steps else [])
-        asked = case(
-            plan, ("a",), 2, experience=experience, spending=SPENT, reports={}, sizes=sizes(method, model, state)
-        )
+        setting = RoundSetting(plan, 2, ("a",), SPENT, sizes(method, model, state))
+        asked = round_case(setting, experience, {})
         if steps:
             assert asked.figures["a"]["step_s"] == Figure(pytest.approx(0.25), "measured")
             whole = decide(plan.optimizer, asked).devices["a"]

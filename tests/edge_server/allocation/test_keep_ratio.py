@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from edge_server.allocation.coordinator import decide
 from edge_server.allocation.explain import _margins
-from edge_server.allocation.inputs import Case, of
+from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.decision import Decision, Figure
-from edge_server.plan.optimizer import OptimizerPlan
+from edge_server.plan.sections import OptimizerPlan
 
 TABLE = OptimizerPlan(name="keep_ratio", options={"keep": "0.2,0.6,1"})
 LADDER = ((0.2, 1000), (0.6, 5000), (1.0, 10_000))
@@ -85,5 +85,5 @@ def test_one_more_unit_is_a_rung_or_nothing():
     assert bought["megahertz"] == pytest.approx(0.4)
     assert bought["megabit_per_s"] == pytest.approx(0.4)
     assert isinstance(decision, Decision)
-    assert decide(TABLE, of(decision)) == decision
+    assert decide(TABLE, recorded_case(decision)) == decision
     assert all(math.isfinite(value) for value in bought.values())

@@ -1,0 +1,55 @@
+"""Allocator: one way to decide what every device of a round is given; the registry is in `coordinator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from edge_server.allocation.figures import DeviceFacts
+from edge_server.allocation.inputs import Case, RoundSetting
+from edge_server.allocation.optimizers.base import Solver
+from edge_server.allocation.options import Options
+from edge_server.journal.decision import Decision, Figure
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+@dataclass(frozen=True)
+class WhatIf(Generic[OptionsT]):
+    """What more of a thing of its own would buy a device.
+
+    Attributes:
+        clock: The figure that a faster clock makes smaller.
+        kept: (options, case, changed) -> the share of the model that each device would keep if its own figures alone
+            were those of `changed`.
+    """
+
+    clock: str
+    kept: Callable[[OptionsT, Case, Case], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Allocator(Generic[OptionsT]):
+    """One way to decide.
+
+    Attributes:
+        options: Type of `options` in the plan's table.
+        decides: Names of the values that it gives a device.
+        decide: (options, solver, case) -> the decision; the coordinator adds name, limits and ladder. Nothing that a
+            device says makes it fail.
+        limits: (options, setting) -> what holds for all devices of a round, by name.
+        figures: (options, device, limits) -> what is decided from, by name.
+        candidates: Options -> the keep ratios that there is a choice of; a case has the bytes of an update of each.
+        what_if: Of allocators whose values are shares of the model; None: an explanation says nothing of it.
+        solvers: Those that it has.
+    """
+
+    options: type[OptionsT]
+    decides: tuple[str, ...]
+    decide: Callable[[OptionsT, Solver, Case], Decision]
+    limits: Callable[[OptionsT, RoundSetting], dict[str, float]] = lambda *_: {}
+    figures: Callable[[OptionsT, DeviceFacts, Mapping[str, float]], dict[str, Figure]] = lambda *_: {}
+    candidates: Callable[[OptionsT], list[float]] = lambda _: []
+    what_if: WhatIf[OptionsT] | None = None
+    solvers: tuple[Solver, ...] = ("numpy",)
