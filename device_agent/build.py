@@ -74,9 +74,7 @@ def _download(
 ) -> Download:
     return Download(
         *(transport, config.site, config.device, folder, worker, clock),
-        window=config.link.window,
-        patience_s=config.link.patience_s,
-        limit=config.link.max_payload_mb << 20,
+        policy=config.link.policy,
         link=link,
     )
 
@@ -84,10 +82,7 @@ def _download(
 def _splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> Splitting:
     return Splitting(
         *(transport, config.site, config.device, clock),
-        frame_bytes=config.link.frame_bytes,
-        window=config.link.window,
-        patience_s=config.link.patience_s,
-        limit=config.link.max_payload_mb << 20,
+        policy=config.link.policy,
         jitter=Random(seed),  # noqa: S311 - spreads offers in time
     )
 

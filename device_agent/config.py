@@ -14,6 +14,7 @@ from shared.protocol.messages import BLOCK_BYTES
 from shared.protocol.topics import checked_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
+from shared.transfer.receiver import Policy
 from shared.transport.base import Broker
 
 MAX_MEMORY_MB = 1 << 20
@@ -70,6 +71,11 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"frame_bytes must be {sizes}, window 1 to {MAX_WINDOW}")
         if not self.patience_s > 0 or self.max_payload_mb < 1:
             raise ValueError("patience_s must be above zero, max_payload_mb 1 or more")
+
+    @property
+    def policy(self) -> Policy:
+        """How payloads are received."""
+        return Policy(self.window, self.patience_s, self.max_payload_mb << 20, frame_bytes=self.frame_bytes)
 
 
 class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

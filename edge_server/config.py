@@ -12,6 +12,7 @@ from shared.protocol.messages import BLOCK_BYTES
 from shared.protocol.topics import checked_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
+from shared.transfer.receiver import Policy
 from shared.transport.base import Broker
 
 MAX_THREADS, MAX_FEATURES_MB = 1024, 4096
@@ -45,6 +46,10 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("budget must be >= 1, patience_s > 0")
         if not 1 <= self.max_features_mb <= MAX_FEATURES_MB:
             raise ValueError(f"max_features_mb must be 1 to {MAX_FEATURES_MB}")
+
+    def policy(self, limit: int) -> Policy:
+        """Return how payloads of at most `limit` bytes are received."""
+        return Policy(self.window, self.patience_s, limit, frame_bytes=self.frame_bytes, budget=self.budget)
 
 
 class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

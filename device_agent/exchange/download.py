@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from device_agent.measurement.link_meter import LinkMeter
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Leave, Task, Want
+from shared.protocol.messages import Leave, Task
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker
 from shared.transfer import frames
 from shared.transfer.pace import Pace
-from shared.transfer.to_file import Spool
+from shared.transfer.receiver import Policy, Receiver
+from shared.transfer.to_file import FileSink
 from shared.transport.base import Inbox, Transport
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 3
 
 
 @dataclass
@@ -35,9 +35,7 @@ class Download:
         folder: Where payloads are spooled.
         clock: Time.
         worker: Runs the check of the whole off the loop.
-        window: Frames under way at once.
-        patience_s: Seconds without a frame of ours after which frames are asked for again, doubled each time.
-        limit: Largest payload taken, in bytes.
+        policy: How payloads are received, but for the size of frames, which the server decides for a group.
         link: Measures the link meanwhile.
     """
 
@@ -47,9 +45,7 @@ class Download:
     folder: Path
     worker: Worker
     clock: Clock
-    window: int
-    patience_s: float
-    limit: int
+    policy: Policy
     link: LinkMeter = field(default_factory=LinkMeter)
 
     async def fetch(self, task: Task) -> tuple[Path, int]:
@@ -58,82 +54,80 @@ class Download:
         Raises:
             WireError: The task describes a payload that we refuse, or what comes is damaged every time.
         """
-        frames.check(task.params, limit=self.limit)
-        received = 0
-        for _ in range(ATTEMPTS):
-            spool, shared = Spool(self.folder / "params", task.params), task.shared
-            try:
+        sink, shared = partial(FileSink, self.folder / "params"), task.shared
+        receiver = Receiver(task.params, sink, self.policy, self._pace(task, shared=shared), self.clock())
+        try:
+            while True:
                 with self.link.downloading():
-                    while not spool.assembly.complete:
-                        shared = await self._receive(spool, shared=shared)
-                await self._check(spool)
-            except WireError as error:
-                log.warning("parameters of round %d were damaged: %s", task.round, error)
-            else:
-                return spool.path, received + spool.bytes_received
-            finally:
-                spool.close()
-            received += spool.bytes_received
-        raise WireError(f"parameters were damaged {ATTEMPTS} times in a row", reason="digest")
+                    while not receiver.complete:
+                        shared = await self._receive(receiver, task, shared=shared)
+                if await self._is_right(receiver):
+                    return receiver.sink.path, receiver.bytes_received
+                log.warning("parameters of round %d were damaged", task.round)
+        finally:
+            receiver.sink.close()
 
-    async def _receive(self, spool: Spool, *, shared: bool) -> bool:
+    def _pace(self, task: Task, *, shared: bool) -> Pace:
+        """Return how fast frames come: of the group's size on the shared topic, small ones first alone.
+
+        Alone, a ping's answer must not wait behind a large frame.
+        """
+        return replace(self.policy, frame_bytes=task.params.frame_bytes).pace(self.clock(), small=not shared)
+
+    async def _receive(self, receiver: Receiver[FileSink], task: Task, *, shared: bool) -> bool:
         """Take frames until all are here or the server wants us off the shared topic; return whether we may stay."""
-        pace = Pace(self.patience_s, self.clock(), spool.assembly.transfer.frame_bytes)
-        if not shared:  # a group takes one size of frames; alone, a ping's answer must not wait behind a large one
-            pace.begin_small()
+        receiver.reroute(self._pace(task, shared=shared))
         patterns = [topic(self.site, self.device, "model")] + [topic(self.site, EVERYONE, "model")] * shared
         async with self.transport.subscribe(*patterns) as inbox:
-            spool.assembly.forget()
-            while not spool.assembly.complete:
-                await self._ask(spool, pace)
-                before = spool.bytes_received
+            while not receiver.complete:
+                await self._ask(receiver)
                 try:
-                    async with asyncio.timeout(pace.left_s(self.clock())):
-                        if await self._told_to_leave(spool, inbox):
+                    async with asyncio.timeout(receiver.left_s(self.clock())):
+                        if await self._told_to_leave(receiver, inbox):
                             return False
                 except TimeoutError:
-                    spool.assembly.forget()
-                    pace.gave_up(self.clock())
-                else:
-                    pace.heard(self.clock(), spool.bytes_received - before)
+                    receiver.gave_up(self.clock())
         return shared
 
-    async def _check(self, spool: Spool) -> None:
-        """Check the whole off the loop; when cancelled, wait: the check still reads the file the next task writes."""
-        checking = asyncio.ensure_future(self.worker(spool.finish))
+    async def _is_right(self, receiver: Receiver[FileSink]) -> bool:
+        """Check the whole off the loop; when cancelled, wait: the check still reads the file the next task writes.
+
+        Raises:
+            WireError: It is damaged as often as before, and is given up.
+        """
+        checking = asyncio.ensure_future(self.worker(receiver.finish))
         try:
             await asyncio.shield(checking)
         except asyncio.CancelledError:
             await asyncio.gather(checking, return_exceptions=True)
             raise
+        except WireError as error:
+            if receiver.is_hopeless:
+                times = self.policy.attempts
+                raise WireError(f"parameters were damaged {times} times in a row", reason="digest") from error
+            return False
+        return True
 
-    async def _ask(self, spool: Spool, pace: Pace) -> None:
-        ranges = spool.assembly.ask(pace.window(self.window), pace.frame_bytes)
-        if not ranges:
-            return
-        digest = spool.assembly.transfer.digest
-        want = wire.encode(Want(digest=digest, frame_bytes=pace.frame_bytes, ranges=ranges))
-        while True:
+    async def _ask(self, receiver: Receiver[FileSink]) -> None:
+        want = receiver.want()
+        while want:
             try:
-                await self.transport.publish(topic(self.site, self.device, "want"), want, assured=False)
+                name = topic(self.site, self.device, "want")
+                await self.transport.publish(name, wire.encode(want), assured=False)
             except Unreachable:
-                await asyncio.sleep(self.patience_s)
+                await asyncio.sleep(self.policy.patience_s)
             else:
                 return
 
-    async def _told_to_leave(self, spool: Spool, inbox: Inbox) -> bool:
-        """Take deliveries until one is a frame of ours; tell whether the word to leave the shared topic came first."""
-        digest = spool.assembly.transfer.digest
+    async def _told_to_leave(self, receiver: Receiver[FileSink], inbox: Inbox) -> bool:
+        """Take deliveries until one brings something; tell whether the word to leave the shared topic came first."""
         while True:
             _, data = await anext(inbox)
             try:
                 if wire.is_message(data):
-                    if wire.decode_as(Leave, data).digest == digest:
+                    if wire.decode_as(Leave, data).digest == receiver.transfer.digest:
                         return True
-                    continue
-                frame = frames.decode(data)
-                if frame.digest == digest:
-                    spool.write(frame, len(data))
+                elif receiver.take(frames.decode(data), self.clock()):
                     return False
             except WireError as error:
                 log.warning("dropped a frame: %s", error)

@@ -22,8 +22,10 @@ from shared.protocol.topics import SERVER, channel_of, topic
 from shared.protocol.wire import AnyMessage
 from shared.runtime.clock import Clock
 from shared.transfer import frames as chunks
-from shared.transfer.in_memory import Receiving, Sending, room, sending
+from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
+from shared.transfer.receiver import Policy, Receiver, room
+from shared.transfer.sender import Sender
 from shared.transport.base import Delivery, Inbox, Transport
 
 log = logging.getLogger(__name__)
@@ -57,10 +59,7 @@ class Splitting:
         site: The site.
         device: This device.
         clock: Time.
-        frame_bytes: What to put into a frame.
-        window: Frames under way at once.
-        patience_s: Seconds without a frame after which frames are asked for again.
-        limit: Largest payload taken, in bytes.
+        policy: How gradients are received; its frames are the largest that features go out in, too.
         jitter: Spreads the offers of a fleet in time; seeded in replay.
     """
 
@@ -68,10 +67,7 @@ class Splitting:
     site: str
     device: str
     clock: Clock
-    frame_bytes: int
-    window: int
-    patience_s: float
-    limit: int
+    policy: Policy
     jitter: Random = field(default_factory=Random)
     _pace: Pace | None = None
 
@@ -79,8 +75,7 @@ class Splitting:
     async def session(self, task: Task) -> AsyncIterator[Exchange]:
         """Listen to the server while the block lasts."""
         if self._pace is None:
-            self._pace = Pace(self.patience_s, self.clock(), self.frame_bytes)
-            self._pace.begin_small()
+            self._pace = self.policy.pace(self.clock())
         patterns = topic(self.site, self.device, "gradient"), topic(self.site, SERVER, "status")
         async with self.transport.subscribe(*patterns) as inbox:
             yield _Session(self, task, inbox, self._pace)
@@ -98,8 +93,8 @@ class _Session:
     features_bytes: int = 0
     gradient_bytes: int = 0
     _step: int = 0
-    _up: Sending | None = None
-    _down: Receiving | None = None
+    _up: Sender | None = None
+    _down: Receiver[MemorySink] | None = None
     _due: float = 0.0
     _patience_s: float = FIRST_PATIENCE_S
     _silences: int = 0
@@ -110,8 +105,8 @@ class _Session:
         return self.features_bytes, self.gradient_bytes
 
     async def __call__(self, step: int, parts: Sequence[memoryview]) -> memoryview | Missed:
-        frame_bytes = chunks.largest_frame(self.way.frame_bytes, self.way.transport.max_payload_bytes)
-        self._step, self._up, self._down = step, sending(parts, frame_bytes), None
+        frame_bytes = chunks.largest_frame(self.way.policy.frame_bytes, self.way.transport.max_payload_bytes)
+        self._step, self._up, self._down = step, Sender.of_parts(parts, frame_bytes), None
         self._patience_s, self._silences = FIRST_PATIENCE_S, 0
         for delivery in self.inbox.taken():  # perhaps the step went on without us while we computed
             if (answer := await self._heard(delivery)) is not None:
@@ -155,7 +150,7 @@ class _Session:
             step=self._step,
             params=self._up.transfer,
             pushed=pushed,
-            room=room(self.pace, self.way.window),
+            room=room(self.pace, self.way.policy.window),
         )
         name = topic(self.way.site, self.way.device, "features")
         telling = self.way.transport.publish(name, wire.encode(header))
@@ -171,8 +166,8 @@ class _Session:
             await self.way.transport.publish(topic(self.way.site, self.way.device, "features"), frame, assured=False)
             self.features_bytes += len(frame)
 
-    async def _ask(self, down: Receiving) -> None:
-        if want := down.want(self.way.window):
+    async def _ask(self, down: Receiver[MemorySink]) -> None:
+        if want := down.want():
             try:
                 name = topic(self.way.site, self.way.device, "features")
                 await self.way.transport.publish(name, wire.encode(want), assured=False)
@@ -223,7 +218,8 @@ class _Session:
         if self._down and self._down.transfer.digest == message.params.digest:
             self._down.offered_again(message.pushed, now)
         else:
-            self._down = Receiving(message.params, message.pushed, self.pace, now, limit=self.way.limit)
+            policy = self.way.policy
+            self._down = Receiver(message.params, MemorySink, policy, self.pace, now, pushed=message.pushed)
         await self._ask(self._down)
 
     async def _take(self, data: bytes) -> memoryview | None:
@@ -231,7 +227,7 @@ class _Session:
         if down is None or frame.digest != down.transfer.digest:
             return None
         self.gradient_bytes += len(data)
-        if down.take(frame, len(data), self.way.clock()):
+        if down.take(frame, self.way.clock()):
             self._silences = 0
         if not down.complete:
             await self._ask(down)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -23,11 +23,13 @@ from device_agent.measurement.link_meter import LinkMeter
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import BLOCK_BYTES, Ack, Assignment, Status, Transfer, Update, Want
+from shared.protocol.messages import Ack, Assignment, Status, Transfer, Update, Want
+from shared.protocol.payload import Scattered
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.tasks import background
 from shared.transfer import frames
+from shared.transfer.sender import Sender
 from shared.transport.base import Delivery as Arrival
 from shared.transport.base import Inbox, Transport
 
@@ -206,8 +208,8 @@ class Delivery:
         name = *self._name(entry.update), entry.update.start  # a round that is repeated begins to count anew
         started, carried = self._asked.get(name, (self.clock(), 0))
         try:
-            limit = frames.largest_frame(want.frame_bytes, self.transport.max_payload_bytes)
-            for frame in _frames(entry, transfer, frames.pieces(want, transfer, limit)):
+            sender = Sender(transfer, Scattered([entry.content]))
+            for frame in sender.answer(want, self.transport.max_payload_bytes):
                 await self._pace(len(frame))
                 await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
                 if self.bucket:
@@ -245,9 +247,3 @@ class Delivery:
     @staticmethod
     def _name(update: Update) -> tuple[str, int]:
         return update.run, update.round
-
-
-def _frames(entry: Entry, transfer: Transfer, pieces: list[tuple[int, int]]) -> Iterator[bytes]:
-    """Cut the frames from the file, one at a time."""
-    for start, stop in pieces:
-        yield frames.encode(transfer, start, [entry.content[start * BLOCK_BYTES : stop * BLOCK_BYTES]])

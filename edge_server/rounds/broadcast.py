@@ -16,13 +16,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shared.errors import Unreachable
-from shared.protocol import payload, wire
-from shared.protocol.messages import BLOCK_BYTES, Leave, Payload, Transfer, Want
-from shared.protocol.payload import Scattered
+from shared.protocol import wire
+from shared.protocol.messages import BLOCK_BYTES, Leave, Transfer, Want
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
 from shared.tensors.tree import Tree
-from shared.transfer import frames
+from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
 ALL = ""
@@ -141,7 +140,7 @@ class Outgoing:
     """One payload and its audience; frames are cut from the tensors themselves when they are sent.
 
     Attributes:
-        transfer: What devices ask for.
+        sender: What devices ask for.
         shared: Whether there is more than one device, so that frames go to all at once.
         bytes_sent: Bytes handed to the broker.
     """
@@ -150,8 +149,7 @@ class Outgoing:
     transport: Transport
     clock: Clock
     devices: Sequence[str]
-    transfer: Transfer
-    source: Scattered
+    sender: Sender
     patience_s: float
     bytes_sent: int = 0
     _fanout: Fanout = field(init=False)
@@ -161,6 +159,11 @@ class Outgoing:
     def __post_init__(self) -> None:
         """Expect every device on the shared topic."""
         self._fanout = Fanout(self.devices, patience_s=self.patience_s)
+
+    @property
+    def transfer(self) -> Transfer:
+        """What devices are told of the payload."""
+        return self.sender.transfer
 
     @property
     def digest(self) -> bytes:
@@ -180,7 +183,7 @@ class Outgoing:
         """
         if device not in self.devices:
             return
-        pieces = frames.pieces(want, self.transfer, self._frame_bytes())
+        pieces = self.sender.pieces(want, self.transport.max_payload_bytes)
         if self.shared and self._fanout.in_group(device) and not all(map(self._is_common, pieces)):
             self._fanout.leave(device)
             self._leavers.append(device)
@@ -188,13 +191,10 @@ class Outgoing:
             self._fanout.want(device, pieces, self.clock())
         self._wake.set()
 
-    def _frame_bytes(self) -> int:
-        return frames.largest_frame(self.transfer.frame_bytes, self.transport.max_payload_bytes)
-
     def _is_common(self, piece: tuple[int, int]) -> bool:
         """Tell whether a piece is one that every member of the group asks for."""
         start, stop = piece
-        frame = self._frame_bytes() // BLOCK_BYTES
+        frame = self.sender.largest_frame(self.transport.max_payload_bytes) // BLOCK_BYTES
         return start % frame == 0 and (stop == start + frame or stop == self.transfer.blocks)
 
     def dismiss(self, device: str) -> None:
@@ -219,8 +219,7 @@ class Outgoing:
     async def _send(self, start: int, stop: int, audience: str) -> None:
         everyone = audience == ALL and self.shared
         receiver = EVERYONE if everyone else audience or self.devices[0]
-        data = self.source.read(start * BLOCK_BYTES, (stop - start) * BLOCK_BYTES)
-        frame = frames.encode(self.transfer, start, data)
+        frame = self.sender.frame(start, stop)
         try:
             await self.transport.publish(topic(self.site, receiver, "model"), frame, assured=False)
             self.bytes_sent += len(frame)
@@ -230,18 +229,11 @@ class Outgoing:
 
     async def _dismiss_from_group(self, device: str) -> None:
         log.info("device %s keeps the others waiting, serving it alone", device)
-        leave = wire.encode(Leave(digest=self.transfer.digest))
+        leave = wire.encode(Leave(digest=self.digest))
         try:
             await self.transport.publish(topic(self.site, device, "model"), leave)
         except Unreachable as error:
             log.debug("not told to leave: %s", error)
-
-
-def describe(encoded: Payload, frame_bytes: int) -> tuple[Transfer, Scattered]:
-    """Return what devices need to know of a payload, and its bytes in place."""
-    parts = payload.pack(encoded)
-    source = Scattered(parts)
-    return Transfer(digest=payload.digest(parts), size=source.size, frame_bytes=frame_bytes), source
 
 
 def audiences(trees: dict[str, Tree]) -> list[tuple[Tree, list[str]]]:

@@ -1,7 +1,4 @@
-"""Take the updates of one round: once a device, whole, checked, stored, and only then acknowledged.
-
-One update on its way: what was offered, where its bytes go, how fast they come.
-"""
+"""Take the updates of one round: once a device, whole, checked, stored, and only then acknowledged."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from edge_server.config import LinkConfig
@@ -21,15 +19,19 @@ from edge_server.rounds.check_update import check
 from shared.codecs.base import Codec
 from shared.errors import Unreachable, Unwritable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict, Want
+from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.runtime.durable import explained
 from shared.runtime.executor import Worker
 from shared.transfer import frames
-from shared.transfer.pace import Pace
-from shared.transfer.to_file import Spool
+from shared.transfer.receiver import Receiver
+from shared.transfer.to_file import FileSink
 from shared.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
 
 
 @dataclass
@@ -38,55 +40,13 @@ class Arrival:
 
     Attributes:
         update: The offer.
-        spool: Where its payload goes.
-        pace: How fast that comes.
+        payload: What of its payload is here.
         away: Whether its device is known to be gone.
     """
 
     update: Update
-    spool: Spool
-    pace: Pace
+    payload: Receiver[FileSink]
     away: bool = False
-
-    def want(self, window: int) -> Want | None:
-        """Return what to ask for now, with at most `window` frames under way; None for nothing yet."""
-        assembly = self.spool.assembly
-        ranges = assembly.ask(self.pace.window(window), self.pace.frame_bytes)
-        return (
-            Want(digest=assembly.transfer.digest, frame_bytes=self.pace.frame_bytes, ranges=ranges) if ranges else None
-        )
-
-    def returned(self, now: float) -> None:
-        """Note that the device has connected anew: what was under way is lost."""
-        self.away = False
-        self.pace.asked_anew(now)
-        self.spool.assembly.forget()
-
-    def gave_up(self, now: float) -> bool:
-        """Tell whether the device has been silent for too long; what was under way is lost then."""
-        if self.pace.left_s(now):
-            return False
-        self.pace.gave_up(now)
-        self.spool.assembly.forget()
-        return True
-
-
-def begin(update: Update, transfer: Transfer, path: Path, link: LinkConfig, now: float) -> Arrival:
-    """Make a place for an update, or go on in the one that an earlier process made.
-
-    Raises:
-        OSError: The disk is full or cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame_bytes = min(transfer.frame_bytes, link.frame_bytes)  # what is under way is counted in frames of ours
-    pace = Pace(link.patience_s, now, frame_bytes)
-    pace.begin_small()  # a broker hangs up on a device whose frame outlasts the keep-alive; its link is not known yet
-    return Arrival(update, Spool(path, transfer), pace)
-
-
-log = logging.getLogger(__name__)
-
-TICK_S, ATTEMPTS = 0.25, 3  # an update that rotted on its device comes no better the fourth time
 
 
 @dataclass
@@ -123,7 +83,6 @@ class Gather:
     refused: Counter[str] = field(default_factory=Counter)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
-    _damaged: Counter[str] = field(default_factory=Counter)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
@@ -177,14 +136,18 @@ class Gather:
             return arrival  # what it was asked for may still be on a slow link
         frames.check(transfer, limit=self.limit)
         if arrival:
-            self._arrivals.pop(update.device).spool.close()
-        arrival = begin(update, transfer, self.path(update.device), self.link, self.clock())
+            self._arrivals.pop(update.device).payload.sink.close()
+        path, policy, now = self.path(update.device), self.link.policy(self.limit), self.clock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pace = policy.pace(now, transfer.frame_bytes)
+        arrival = Arrival(update, Receiver(transfer, partial(FileSink, path), policy, pace, now))
         return self._arrivals.setdefault(update.device, arrival)
 
     async def returned(self, device: str) -> None:
         """Ask a device that has connected anew for all that lacks: what was under way is lost."""
         if arrival := self._arrivals.get(device):
-            arrival.returned(self.clock())
+            arrival.away = False
+            arrival.payload.lost(self.clock())
             await self._ask(arrival)
 
     def gone(self, device: str) -> None:
@@ -200,12 +163,11 @@ class Gather:
         """
         frame = frames.decode(data)
         arrival = self._arrivals.get(device)
-        if arrival is None or frame.digest != arrival.spool.assembly.transfer.digest:
+        if arrival is None:
             return  # of a round that is over, or offered to a server that has restarted since
-        arrival.pace.heard(self.clock(), frame.data.nbytes)
         try:
-            with explained(arrival.spool.path):
-                arrival.spool.write(frame, len(data))
+            with explained(self.path(device)):
+                arrival.payload.take(frame, self.clock())
                 await self._go_on(arrival)
         except Unwritable as error:
             self._unstored(device, error)
@@ -213,7 +175,7 @@ class Gather:
     async def _go_on(self, arrival: Arrival) -> None:
         """Store an update that is whole, which it may be from an earlier process's time; else ask for more of it."""
         device = arrival.update.device
-        if arrival.spool.assembly.complete:
+        if arrival.payload.complete:
             del self._arrivals[device]
             self._storing[device] = asyncio.create_task(self._finish(arrival), name=f"store-{device}")
         else:
@@ -222,8 +184,7 @@ class Gather:
     async def _ask(self, arrival: Arrival) -> None:
         """Ask for the next frames; all devices together have no more under way than the budget."""
         senders = sum(not one.away for one in self._arrivals.values())
-        window = max(2, min(self.link.window, self.link.budget // max(1, senders)))
-        if want := arrival.want(window):
+        if want := arrival.payload.want(self.link.policy(self.limit).share(senders)):
             await self._tell(arrival.update.device, want, assured=False)
 
     async def watch(self) -> None:
@@ -233,28 +194,30 @@ class Gather:
             for storing in [task for task in self._storing.values() if task.done()]:
                 storing.result()
             for arrival in list(self._arrivals.values()):
-                if arrival.gave_up(self.clock()):
+                if not arrival.payload.left_s(self.clock()):
+                    arrival.payload.gave_up(self.clock())
                     await self._ask(arrival)
 
     async def _finish(self, arrival: Arrival) -> None:
         """Check a whole update and store it; one at a time, since a check maps the whole update into memory."""
-        record = self._record(arrival.update, arrival.spool.bytes_received)
+        record = self._record(arrival.update, arrival.payload.bytes_received)
         log.debug("phase storing run=%s round=%d device=%s", self.run, self.number, record.device)
         try:
-            with explained(arrival.spool.path):
-                await self.worker(arrival.spool.sync)
+            with explained(self.path(record.device)):
+                await self.worker(arrival.payload.sink.sync)
             async with self._checking:
                 await self.worker(self._keep, arrival, record)
         except Unwritable as error:
-            arrival.spool.close()
+            arrival.payload.sink.close()
             self._unstored(record.device, error)
         except WireError as error:
-            arrival.spool.remove()
-            self._damaged[record.device] += 1
-            if error.reason == "digest" and self._damaged[record.device] < ATTEMPTS:
+            if error.reason == "digest" and not arrival.payload.is_hopeless:
                 self.refused["digest"] += 1
-                log.warning("update of %s was damaged on its way, it will be asked for again", record.device)
+                log.warning("update of %s was damaged on its way, it is asked for again", record.device)
+                self._arrivals[record.device] = arrival
+                await self.returned(record.device)
             else:
+                arrival.payload.sink.remove()
                 await self._refuse(record.update, error)
         else:
             self.accepted[record.device] = record
@@ -262,8 +225,8 @@ class Gather:
         del self._storing[record.device]  # not after an error that nobody foresaw: `watch` must find it
 
     def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
-        with explained(arrival.spool.path):
-            arrival.spool.finish()
+        with explained(self.path(record.device)):
+            arrival.payload.finish()
             self.require(self.path(record.device), record.update)
         self.store.append(record)
         log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
@@ -278,7 +241,7 @@ class Gather:
     def _drop(self, device: str) -> None:
         if stale := self._arrivals.pop(device, None):
             with suppress(OSError):
-                stale.spool.remove()
+                stale.payload.sink.remove()
 
     def _record(self, update: Update, size: int) -> UpdateAccepted:
         return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=size, at=self.clock())

@@ -26,7 +26,7 @@ from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.rounds import assign
 from edge_server.rounds.assign import WHAT, Assigning, Purpose, everybody
-from edge_server.rounds.broadcast import Outgoing, audiences, describe
+from edge_server.rounds.broadcast import Outgoing, audiences
 from edge_server.rounds.check_update import keep_only, read, require_like
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.session import Splitting, account, begin
@@ -38,9 +38,11 @@ from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.evaluate import Score, score
 from shared.protocol.messages import LOSSLESS, Assignment, Task, Update
+from shared.protocol.payload import pack
 from shared.registry import build
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import frames
+from shared.transfer.sender import Sender
 
 
 def folded(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignment], gather: Gather) -> State:
@@ -272,14 +274,10 @@ class Rounds:
 
     def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
         ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
-        transfer, source = describe(
-            dense().encode(ordered, None)[0],
-            frames.largest_frame(self.link.frame_bytes, self.server.transport.max_payload_bytes),
-        )
-        server = self.server
-        return Outgoing(
-            server.site, server.transport, server.clock, devices, transfer, source, patience_s=self.link.patience_s
-        )
+        server, parts = self.server, pack(dense().encode(ordered, None)[0])
+        frame_bytes = frames.largest_frame(self.link.frame_bytes, server.transport.max_payload_bytes)
+        sender, patience_s = Sender.of_parts(parts, frame_bytes), self.link.patience_s
+        return Outgoing(server.site, server.transport, server.clock, devices, sender, patience_s=patience_s)
 
     def _task(self, number: int, device: str, told: Assignment, payload: Outgoing, purpose: Purpose) -> Task:
         plan = self.plan

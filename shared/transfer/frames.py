@@ -40,6 +40,11 @@ class Frame:
     count: int
     data: memoryview
 
+    @property
+    def size(self) -> int:
+        """Its bytes on the wire."""
+        return HEADER_BYTES + self.data.nbytes
+
 
 def encode(transfer: Transfer, start: int, data: Iterable[memoryview]) -> bytes:
     """Return a frame of a transfer; `data` holds its bytes from block `start` on, in order, and is copied once."""

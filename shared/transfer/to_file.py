@@ -1,4 +1,4 @@
-"""A payload being received into a file, frame by frame, and read back as a view. No tensors here.
+"""Received payload in a file, frame by frame, and read back as a view. No tensors here.
 
 Beside the file `<name>` lies `.<name>`: which payload it is becoming, and a byte for every block, 1 where it is here.
 So a process that was killed in between goes on where it was. The data is written before its byte; what a power cut
@@ -13,10 +13,7 @@ import os
 import struct
 from pathlib import Path
 
-from shared.errors import WireError
-from shared.protocol import payload
 from shared.protocol.messages import BLOCK_BYTES, Transfer
-from shared.transfer.frames import Assembly, Frame
 
 NOTED_BYTES = 1 << 20
 """Smaller payloads are not worth a note: they are fetched again."""
@@ -24,8 +21,13 @@ NOTED_BYTES = 1 << 20
 _HEAD = struct.Struct("<16sQ")
 
 
-class Spool:
-    """One transfer on its way into `path`; memory does not grow with its size."""
+class FileSink:
+    """Where the blocks of one payload come together, at `path`; memory does not grow with its size.
+
+    Attributes:
+        path: Of the file.
+        have: A byte a block, 1 where an earlier process has received it; empty for nothing.
+    """
 
     def __init__(self, path: Path, transfer: Transfer) -> None:
         """Begin, or go on where an earlier process stopped.
@@ -33,12 +35,12 @@ class Spool:
         Raises:
             OSError: The disk is full or cannot be written.
         """
-        self.path, self.bytes_received = path, 0
+        self.path = path
         self._note = path.with_name(f".{path.name}")
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._here = -1
         try:
-            have = self._noted(transfer)
+            self.have = self._noted(transfer)
             os.ftruncate(self._file, transfer.size)  # what an earlier payload left is overwritten: half the cost
             os.posix_fallocate(self._file, 0, transfer.size)  # a disk that is too full says so now
         except OSError as error:
@@ -46,7 +48,6 @@ class Spool:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 self.remove()  # what was reserved of it is missing elsewhere
             raise
-        self.assembly = Assembly(transfer, have)
 
     def _noted(self, transfer: Transfer) -> bytes:
         """Return what the note says is here, and begin a new note if it is of another payload."""
@@ -65,41 +66,31 @@ class Spool:
         os.ftruncate(self._here, _HEAD.size + transfer.blocks)
         return b""
 
-    def write(self, frame: Frame, size: int) -> bool:
-        """Store one frame of `size` bytes on the wire; tell whether anything in it was new.
+    def put(self, start: int, data: memoryview) -> None:
+        """Write a frame's bytes, from block `start` on, then note its blocks.
+
+        Args:
+            start: The first block.
+            data: Whole blocks, but for the payload's last.
 
         Raises:
-            WireError: The frame does not fit the transfer.
             OSError: The disk is full or cannot be written.
         """
-        self.bytes_received += size
-        start, stop = self.assembly.span(frame)
-        if self.assembly.holds(start, stop):
-            return False
-        self._put(frame.data, start * BLOCK_BYTES)
-        if self._here >= 0:
-            os.pwrite(self._here, b"\1" * (stop - start), _HEAD.size + start)
-        return self.assembly.accept(frame)
-
-    def _put(self, data: memoryview, offset: int) -> None:
+        blocks, offset = -(-data.nbytes // BLOCK_BYTES), start * BLOCK_BYTES
         while data:
             written = os.pwrite(self._file, data, offset)  # where the disk ends, part of it at first, then an error
             data, offset = data[written:], offset + written
+        if self._here >= 0:
+            os.pwrite(self._here, b"\1" * blocks, _HEAD.size + start)
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
         os.fdatasync(self._file)
 
-    def finish(self) -> None:
-        """Check the whole and close the file.
-
-        Raises:
-            WireError: The digest does not hold; the file is gone and the transfer must start again.
-        """
+    def whole(self) -> memoryview:
+        """Close the file and return a view of it."""
         self.close()
-        if payload.digest([view(self.path)]) != self.assembly.transfer.digest:
-            self.remove()
-            raise WireError(f"{self.path.name}: digest does not hold", reason="digest")
+        return view(self.path)
 
     def remove(self) -> None:
         """Close the file and remove it with all that is known of it."""
@@ -108,7 +99,7 @@ class Spool:
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file as it is; another spool of the same payload goes on with it."""
+        """Close the file as it is; another sink of the same payload goes on with it."""
         for descriptor in (self._file, self._here):
             if descriptor >= 0:
                 os.close(descriptor)

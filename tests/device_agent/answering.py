@@ -12,12 +12,15 @@ from shared.protocol import wire
 from shared.protocol.messages import Features, Gradient, Skip, Task, Want
 from shared.protocol.topics import topic
 from shared.transfer import frames as chunks
-from shared.transfer.in_memory import Receiving, Sending, room, sending
+from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
+from shared.transfer.receiver import Policy, Receiver, room
+from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 
 SITE, DEVICE = "lab", "board"
 LIMIT, WINDOW, FRAME_BYTES = 1 << 22, 16, 16 * 1024
+POLICY = Policy(WINDOW, 2.0, LIMIT, frame_bytes=FRAME_BYTES)
 TICK_S = 0.05
 
 
@@ -40,13 +43,12 @@ class Server:
     offers: list[Features] = field(default_factory=list)
     moments: list[float] = field(default_factory=list)
     heard: Counter[str] = field(default_factory=Counter)
-    down: Sending | None = None
-    receiving: Receiving | None = None
+    down: Sender | None = None
+    receiving: Receiver[MemorySink] | None = None
     pace: Pace | None = None
 
     async def run(self) -> None:
-        self.pace = Pace(2.0, self._now(), FRAME_BYTES)
-        self.pace.begin_small()
+        self.pace = POLICY.pace(self._now())
         async with self.transport.subscribe(topic(SITE, DEVICE, "features")) as inbox:
             while True:
                 try:
@@ -78,14 +80,15 @@ class Server:
         elif self.receiving and self.receiving.transfer.digest == offer.params.digest:
             self.receiving.offered_again(offer.pushed, self._now())
         else:
-            self.receiving = Receiving(offer.params, offer.pushed, self.pace, self._now(), limit=LIMIT)
+            now, pushed = self._now(), offer.pushed
+            self.receiving = Receiver(offer.params, MemorySink, POLICY, self.pace, now, pushed=pushed)
         await self._ask()
 
     async def _take(self, data: bytes) -> None:
         frame = chunks.decode(data)
         if self.receiving is None or frame.digest != self.receiving.transfer.digest:
             return
-        self.receiving.take(frame, len(data), self._now())
+        self.receiving.take(frame, self._now())
         if self.receiving.complete:
             self.came.append(bytes(self.receiving.finish()))
             self.receiving = None
@@ -93,7 +96,7 @@ class Server:
         await self._ask()
 
     async def _answer(self, offer: Features) -> None:
-        self.down = sending([memoryview(self.answers(offer.step))], FRAME_BYTES)
+        self.down = Sender.of_parts([memoryview(self.answers(offer.step))], FRAME_BYTES)
         pushed, frames = self.down.push(offer.room, self.transport.max_payload_bytes)
         await self.tell(
             Gradient(
@@ -111,7 +114,7 @@ class Server:
         await self._send(frames)
 
     async def _ask(self) -> None:
-        if self.receiving and (want := self.receiving.want(WINDOW)):
+        if self.receiving and (want := self.receiving.want()):
             await self.tell(want)
 
     async def _ask_again(self) -> None:

@@ -15,6 +15,7 @@ from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.runtime.tasks import background
 from shared.transfer import frames
+from shared.transfer.receiver import Policy
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
 
@@ -66,6 +67,5 @@ class Sender:
 
 def download(transport: MemoryTransport, folder: Path, limit: int = 1 << 20) -> Download:
     clock = asyncio.get_running_loop().time
-    return Download(
-        *(transport, SITE, DEVICE, folder, inline, clock), window=WINDOW, patience_s=PATIENCE_S, limit=limit
-    )
+    policy = Policy(WINDOW, PATIENCE_S, limit)
+    return Download(transport, SITE, DEVICE, folder, inline, clock, policy=policy)

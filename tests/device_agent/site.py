@@ -23,6 +23,7 @@ from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.runtime.tasks import background
 from shared.transfer import frames
+from shared.transfer.receiver import Policy
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
 
@@ -91,11 +92,11 @@ class Site:
             trainer=self.trainer,
             outbox=outbox,
             download=Download(
-                *(self.transport, SITE, DEVICE, self.folder, inline, clock), window=8, patience_s=2.0, limit=self.limit
+                *(self.transport, SITE, DEVICE, self.folder, inline, clock), policy=Policy(8, 2.0, self.limit)
             ),
             delivery=Delivery(self.transport, SITE, DEVICE, outbox),
             splitting=Splitting(
-                *(self.transport, SITE, DEVICE, clock), frame_bytes=4096, window=8, patience_s=2.0, limit=self.limit
+                *(self.transport, SITE, DEVICE, clock), policy=Policy(8, 2.0, self.limit, frame_bytes=4096)
             ),
             data=Data(source="digits"),
             states=self.folder / "state",

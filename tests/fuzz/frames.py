@@ -10,7 +10,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 
@@ -20,9 +20,9 @@ from shared.errors import WireError
 from shared.protocol.messages import BLOCK_BYTES, Transfer
 from shared.protocol.payload import digest
 from shared.transfer import frames as chunks
-from shared.transfer.in_memory import Receiving
-from shared.transfer.pace import Pace
-from shared.transfer.to_file import NOTED_BYTES, Spool
+from shared.transfer.in_memory import MemorySink
+from shared.transfer.receiver import Policy, Receiver
+from shared.transfer.to_file import NOTED_BYTES, FileSink
 from tests.fuzz.trees import cut_and_spliced
 from tests.fuzz.wires import golden
 
@@ -31,6 +31,7 @@ SIZES = (1, 1024, 5000, (1 << 20) + 1500)
 """Bytes of the transfers; the last is noted on disk, block by block."""
 TRANSFERS = [Transfer(digest=bytes([size % 251]) * 16, size=size, frame_bytes=1024) for size in SIZES]
 MOST = 4
+POLICY = Policy(64, 1.0, 2 * NOTED_BYTES, frame_bytes=1024)
 
 
 @cache
@@ -43,6 +44,11 @@ def folder() -> Path:
 
 
 KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def spooled(transfer: Transfer) -> Receiver[FileSink]:
+    """Return a receiver into the file of this process, as far as that has come."""
+    return Receiver(transfer, partial(FileSink, folder() / "spool"), POLICY, POLICY.pace(0.0), 0.0)
 
 
 def frame(transfer: Transfer, start: int, blocks: int) -> bytes:
@@ -83,35 +89,34 @@ def seeds() -> list[bytes]:
 def read(data: bytes) -> str:
     """Frames or WireErrors; what was accepted stands in the file, and what lacks is counted right."""
     transfer = TRANSFERS[(data[0] if data else 0) % len(TRANSFERS)]
-    spool = Spool(folder() / "spool", transfer)
+    spool = spooled(transfer)
     here = bytearray(transfer.blocks)
     try:
         words = [_written(spool, transfer, one, here) for one in cut(data)]
-        assert spool.assembly.lacking == here.count(0)
-        assert spool.assembly.complete == (0 not in here)
-        asked = spool.assembly.ask(4, 1024)
+        assert spool.lacking == here.count(0)
+        assert spool.complete == (0 not in here)
+        want = spool.want(4)
+        asked = want.ranges if want else []
         assert all(0 <= start < stop <= transfer.blocks and 1 not in here[start:stop] for start, stop in asked)
-        assert spool.path.stat().st_size == transfer.size
+        assert spool.sink.path.stat().st_size == transfer.size
         if transfer.size >= NOTED_BYTES:
-            spool.close()
-            spool = Spool(spool.path, transfer)
-            assert spool.assembly.lacking == here.count(0)
+            spool.sink.close()
+            spool = spooled(transfer)
+            assert spool.lacking == here.count(0)
         if transfer.size < NOTED_BYTES:
             _in_memory(transfer, data, here)
     finally:
-        spool.remove()
+        spool.sink.remove()
     return ", ".join(words) or "nothing"
 
 
 def _in_memory(transfer: Transfer, data: bytes, here: bytearray) -> None:
     """The same blocks come as in the file, whatever was announced, and after a silence what lacks is asked for."""
     pushed = data[0] // len(TRANSFERS) if data else 0
-    receiving = Receiving(transfer, pushed, Pace(1.0, 0.0, 1024), 0.0, limit=NOTED_BYTES)
+    receiving = Receiver(transfer, MemorySink, POLICY, POLICY.pace(0.0), 0.0, pushed=pushed)
     for one in cut(data):
         with suppress(WireError):
-            found = chunks.decode(one)
-            if found.digest == transfer.digest:
-                receiving.take(found, len(one), 0.0)
+            receiving.take(chunks.decode(one), 0.0)
     assert receiving.complete == (0 not in here)
     receiving.gave_up(0.0)
     want = receiving.want(4)
@@ -122,7 +127,7 @@ def _in_memory(transfer: Transfer, data: bytes, here: bytearray) -> None:
             assert digest([receiving.finish()]) == transfer.digest
 
 
-def _written(spool: Spool, transfer: Transfer, data: bytes, here: bytearray) -> str:
+def _written(spool: Receiver[FileSink], transfer: Transfer, data: bytes, here: bytearray) -> str:
     try:
         found = chunks.decode(data)
         again = chunks.encode(
@@ -133,7 +138,7 @@ def _written(spool: Spool, transfer: Transfer, data: bytes, here: bytearray) -> 
         assert not found.count or chunks.decode(again) == found
         if found.digest != transfer.digest:
             return "of another transfer"
-        new = spool.write(found, len(data))
+        new = spool.take(found, 0.0)
     except WireError as error:
         return error.reason
     stop = found.start - -len(found.data) // BLOCK_BYTES
@@ -141,7 +146,7 @@ def _written(spool: Spool, transfer: Transfer, data: bytes, here: bytearray) -> 
     assert new == (0 in here[found.start : stop])
     here[found.start : stop] = b"\1" * (stop - found.start)
     if new:
-        with spool.path.open("rb") as file:
+        with spool.sink.path.open("rb") as file:
             file.seek(found.start * BLOCK_BYTES)
             assert file.read(len(found.data)) == found.data
     return "accepted: new" if new else "accepted: again"

@@ -1,4 +1,4 @@
-"""What of a split step comes up: each device's features, in memory, asked for until they are whole."""
+"""Receive each device's features of a split step, in memory, asked for until they are whole."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from shared.protocol.messages import Features, Message
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.transfer import frames
-from shared.transfer.in_memory import Receiving
+from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
+from shared.transfer.receiver import Policy, Receiver
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 3
 
 
 @dataclass
@@ -28,12 +27,10 @@ class Coming:
     Attributes:
         offer: What was offered.
         receiving: What of it is here.
-        damaged: How often the whole was not what was offered.
     """
 
     offer: Features
-    receiving: Receiving
-    damaged: int = 0
+    receiving: Receiver[MemorySink]
 
 
 @dataclass
@@ -51,6 +48,11 @@ class Incoming:
     link: LinkConfig
     paces: dict[str, Pace]
     coming: dict[str, Coming] = field(default_factory=dict)
+    _policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the limits of features from the link's."""
+        self._policy = self.link.policy(self.link.max_features_mb << 20)
 
     async def begin(self, device: str, offer: Features) -> None:
         """Ask for the features of an offer, or for what lacks of them.
@@ -58,13 +60,13 @@ class Incoming:
         Raises:
             WireError: There are more than this server takes; no memory was taken for them.
         """
-        one = self.coming.get(device)
+        one, now = self.coming.get(device), self.clock()
         if one and one.offer.params == offer.params:
-            one.receiving.offered_again(offer.pushed, self.clock())
+            one.receiving.offered_again(offer.pushed, now)
         else:
             self.coming.pop(device, None)
-            limit = self.link.max_features_mb << 20
-            receiving = Receiving(offer.params, offer.pushed, self.pace(device), self.clock(), limit=limit)
+            pace = self.pace(device)
+            receiving = Receiver(offer.params, MemorySink, self._policy, pace, now, pushed=offer.pushed)
             one = self.coming[device] = Coming(offer, receiving)
         await self._ask(device, one)
 
@@ -77,9 +79,8 @@ class Incoming:
         frame, one = frames.decode(data), self.coming.get(device)
         if one is None or frame.digest != one.offer.params.digest:
             return False  # of a step that is over
-        one.receiving.take(frame, len(data), self.clock())
-        if not one.receiving.complete:
-            await self._ask(device, one)
+        one.receiving.take(frame, self.clock())
+        await self._ask(device, one)
         return one.receiving.complete
 
     async def returned(self, device: str) -> None:
@@ -91,8 +92,7 @@ class Incoming:
     async def damaged(self, device: str, error: WireError) -> bool:
         """Ask for a device's features anew if they were damaged on their way; tell whether there is hope."""
         one = self.coming[device]
-        one.damaged += 1
-        if error.reason != "digest" or one.damaged == ATTEMPTS:
+        if error.reason != "digest" or one.receiving.is_hopeless:
             return False
         await self._ask(device, one)
         return True
@@ -107,14 +107,13 @@ class Incoming:
     def pace(self, device: str) -> Pace:
         """Return how fast frames come from a device; small ones first, since its link is not known yet."""
         if device not in self.paces:
-            self.paces[device] = Pace(self.link.patience_s, self.clock(), self.link.frame_bytes)
-            self.paces[device].begin_small()
+            self.paces[device] = self._policy.pace(self.clock())
         return self.paces[device]
 
     @property
     def window(self) -> int:
         """Frames that one device may have under way; all together have no more than the budget."""
-        return max(2, min(self.link.window, self.link.budget // max(1, len(self.coming))))
+        return self._policy.share(len(self.coming))
 
     async def _ask(self, device: str, one: Coming) -> None:
         if want := one.receiving.want(self.window):

@@ -12,15 +12,15 @@ from shared.errors import Unreachable
 from shared.protocol import wire
 from shared.protocol.messages import Features, Gradient, Room, Want
 from shared.protocol.topics import topic
-from shared.transfer.in_memory import Sending, room
 from shared.transfer.pace import Pace
+from shared.transfer.receiver import room
+from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
 MOST_WANTS = 16
 """Of one device that wait to be sent, pushes among them; a receiver has half as many under way, and asks again."""
-"""A step that no session reaches."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Gradients:
 
     site: str
     transport: Transport
-    here: dict[str, Sending] = field(default_factory=dict)
+    here: dict[str, Sender] = field(default_factory=dict)
     _frames: asyncio.Queue[tuple[str, Iterator[bytes]]] = field(default_factory=asyncio.Queue)
     _waiting: Counter[str] = field(default_factory=Counter)
 

@@ -31,7 +31,7 @@ from shared.runtime.executor import Worker
 from shared.runtime.tasks import background
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
-from shared.transfer.in_memory import Sending
+from shared.transfer.sender import Sender
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class Splitting:
             self.gradients.here.update(await self._served(number, ups))
         await asyncio.gather(*(self._tell_gradient(device, offer) for device, offer in offers.items()))
 
-    async def _served(self, number: int, ups: dict[str, Tree]) -> dict[str, Sending]:
+    async def _served(self, number: int, ups: dict[str, Tree]) -> dict[str, Sender]:
         """Take a step off the loop; when cancelled, wait: nobody else may draw or use the state meanwhile."""
         link, transport = self.incoming.link, self.incoming.transport
         frame_bytes = frames.largest_frame(link.frame_bytes, transport.max_payload_bytes)

@@ -17,7 +17,9 @@ from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
 from shared.tensors.tree import State, Tree
-from shared.transfer.in_memory import Receiving, Sending, sending
+from shared.transfer.in_memory import MemorySink
+from shared.transfer.receiver import Receiver
+from shared.transfer.sender import Sender
 
 MOST_BYTES = 1 << 30
 """What a payload may stand for: a few bytes can be many zeros."""
@@ -45,7 +47,7 @@ class Top:
     seed: int
     before: int
 
-    def read(self, device: str, whole: Receiving) -> Tree:
+    def read(self, device: str, whole: Receiver[MemorySink]) -> Tree:
         """Decode what came up and see that it can be used; leaves may be views of the bytes.
 
         Raises:
@@ -62,7 +64,7 @@ class Top:
             raise WireError(f"features that make no sense: {error}", reason="shape") from error
         return up
 
-    def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sending]:
+    def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
         """Do one step with the devices that take part, in order of name; return what each is to be sent."""
         assert self.algorithm.serve
         with seeded(mix(self.seed, self.before + step, SERVER)):
@@ -70,7 +72,7 @@ class Top:
                 self.model, self.state, self.assignments, dict(sorted(ups.items()))
             )
         return {
-            device: sending(payload.pack(self.codec.encode(down, None)[0]), frame_bytes)
+            device: Sender.of_parts(payload.pack(self.codec.encode(down, None)[0]), frame_bytes)
             for device, down in downs.items()
         }
 

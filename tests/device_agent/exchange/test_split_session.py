@@ -16,10 +16,10 @@ from shared.protocol import wire
 from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Status, Task, Want
 from shared.protocol.topics import topic
 from shared.runtime.tasks import background
-from shared.transfer.in_memory import sending
+from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate
-from tests.device_agent.answering import DEVICE, FRAME_BYTES, LIMIT, SITE, WINDOW, Server, features, gradient
+from tests.device_agent.answering import DEVICE, FRAME_BYTES, POLICY, SITE, Server, features, gradient
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def live(virtually):
             clock = asyncio.get_running_loop().time
             server = Server(transport, **fields)
             way = Link(transport, rate or Rate(), clock, seed=4)
-            splitting = Splitting(way, SITE, DEVICE, clock, FRAME_BYTES, WINDOW, 2.0, LIMIT, Random(1))
+            splitting = Splitting(way, SITE, DEVICE, clock, POLICY, Random(1))
             async with background(server.run()):
                 await asyncio.sleep(0.01)
                 return await story(server, splitting)
@@ -187,7 +187,7 @@ def test_a_gradient_that_was_lost_with_the_server_s_memory_is_asked_for_until_th
             doing = asyncio.create_task(steps(exchange, [1]))
             await asyncio.sleep(0.2)
             server.silent, server.came = True, [features(1)]
-            lost = sending([memoryview(gradient(1))], FRAME_BYTES).transfer
+            lost = Sender.of_parts([memoryview(gradient(1))], FRAME_BYTES).transfer
             offer = server.offers[-1]
             about = {"run": task.run, "round": task.round, "device": DEVICE, "start": task.params.digest}
             await server.tell(Gradient(**about, step=1, answers=offer.params.digest, params=lost, pushed=59))
@@ -205,7 +205,7 @@ def test_an_answer_that_nobody_should_allocate_for_is_dropped(live, task, caplog
                 async with asyncio.timeout(30):
                     await steps(exchange, [1])
 
-    live(story, answers=lambda _: bytes(LIMIT + 1))
+    live(story, answers=lambda _: bytes(POLICY.limit + 1))
     assert "at most 4194304 are taken" in caplog.text
 
 

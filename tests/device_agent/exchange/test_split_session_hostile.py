@@ -17,9 +17,9 @@ from shared.protocol.topics import topic
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.tasks import background
 from shared.transfer import frames
-from shared.transfer.in_memory import sending
+from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
-from tests.device_agent.answering import DEVICE, FRAME_BYTES, LIMIT, SITE, WINDOW, Server, features, gradient
+from tests.device_agent.answering import DEVICE, FRAME_BYTES, POLICY, SITE, Server, features, gradient
 from tests.fuzz.trees import cut_and_spliced
 from tests.fuzz.wires import mutate
 
@@ -33,12 +33,12 @@ def test_whatever_comes_on_the_topic_the_exchange_ends_as_it_may_or_goes_on(seed
     async def routine() -> None:
         transport, clock = MemoryTransport(), asyncio.get_running_loop().time
         server = Server(transport)
-        splitting = Splitting(transport, SITE, DEVICE, clock, FRAME_BYTES, WINDOW, 2.0, LIMIT, Random(1))
+        splitting = Splitting(transport, SITE, DEVICE, clock, POLICY, Random(1))
 
         async def disturb() -> None:
             about = {"run": "trial", "round": 1, "device": DEVICE, "start": bytes(16)}
-            transfer = sending([memoryview(gradient(1))], FRAME_BYTES).transfer
-            answers = sending([memoryview(features(1))], FRAME_BYTES).transfer.digest
+            transfer = Sender.of_parts([memoryview(gradient(1))], FRAME_BYTES).transfer
+            answers = Sender.of_parts([memoryview(features(1))], FRAME_BYTES).transfer.digest
             whole = [
                 wire.encode(Skip(**about, offered=1, step=2)),
                 wire.encode(Gradient(**about, step=1, answers=answers, params=transfer, pushed=3)),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from device_agent.exchange.download import Download
-from edge_server.rounds.broadcast import Outgoing, describe
+from edge_server.rounds.broadcast import Outgoing
 from shared.codecs.dense import dense
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
@@ -22,6 +22,8 @@ from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.runtime.tasks import background
 from shared.transfer import frames
+from shared.transfer.receiver import Policy
+from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate
@@ -37,9 +39,8 @@ ONE_COPY = len(BYTES) + FRAMES * frames.HEADER_BYTES
 @asynccontextmanager
 async def sending(devices: list[str], broker: Transport, source: Transport | None = None) -> AsyncIterator[Outgoing]:
     """Serve PAYLOAD to devices while the block lasts, as the server does; `source` is the sender's own transport."""
-    transfer, scattered = describe(PAYLOAD, FRAME_BYTES)
-    clock = asyncio.get_running_loop().time
-    outgoing = Outgoing(SITE, source or broker, clock, devices, transfer, scattered, patience_s=1.0)
+    clock, sender = asyncio.get_running_loop().time, Sender.of_parts(pack(PAYLOAD), FRAME_BYTES)
+    outgoing = Outgoing(SITE, source or broker, clock, devices, sender, patience_s=1.0)
 
     async def hear() -> None:
         async with broker.subscribe(topic(SITE, "+", "want")) as wants:
@@ -73,7 +74,7 @@ async def fetch(outgoing: Outgoing, device: str, transport: Transport, folder: P
     place = folder / device
     place.mkdir(exist_ok=True)
     clock = asyncio.get_running_loop().time
-    download = Download(transport, SITE, device, place, inline, clock, window=8, patience_s=3.0, limit=1 << 20)
+    download = Download(transport, SITE, device, place, inline, clock, policy=Policy(8, 3.0, 1 << 20))
     path, received = await download.fetch(task_of(outgoing))
     assert path.read_bytes() == BYTES
     return received
@@ -227,9 +228,12 @@ def test_nonsense_wants_are_refused_and_strangers_ignored():
 
 def test_a_payload_is_described_by_its_content():
     """Size and digest are those of the bytes that the frames add up to, cut from the tensors in place."""
-    transfer, scattered = describe(PAYLOAD, FRAME_BYTES)
+    sender = Sender.of_parts(pack(PAYLOAD), FRAME_BYTES)
+    transfer = sender.transfer
     assert (transfer.size, transfer.blocks) == (len(BYTES), FRAMES)
-    assert b"".join(scattered.read(0, transfer.size)) == BYTES
+    assert b"".join(sender.source.read(0, transfer.size)) == BYTES
     other = dense().encode({"weight": torch.arange(10_000, dtype=torch.float32) + 1}, None)[0]
-    assert describe(other, FRAME_BYTES)[0] == msgspec.structs.replace(transfer, digest=describe(other, 2048)[0].digest)
-    assert describe(other, FRAME_BYTES)[0].digest != transfer.digest
+    parts = pack(other)
+    digest = Sender.of_parts(parts, 2048).transfer.digest
+    assert Sender.of_parts(parts, FRAME_BYTES).transfer == msgspec.structs.replace(transfer, digest=digest)
+    assert digest != transfer.digest

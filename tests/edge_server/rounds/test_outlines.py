@@ -19,8 +19,9 @@ from shared.protocol.payload import pack
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.frames import MAX_FRAME_BYTES
-from shared.transfer.in_memory import Receiving, sending
-from shared.transfer.pace import Pace
+from shared.transfer.in_memory import MemorySink
+from shared.transfer.receiver import Policy, Receiver
+from shared.transfer.sender import Sender
 from tests.splits import plain
 
 UPDATE = Update(run="trial", round=1, device="a", params=None, weight=1.0)
@@ -116,10 +117,10 @@ def test_features_stand_for_no_more_than_a_gibibyte():
         "dense/features": Blob("f64", (0,), memoryview(b"")),
     }
     parts = pack(Payload(codec="masked", blobs=blobs))
-    sent = sending(parts, MAX_FRAME_BYTES)
-    receiving = Receiving(sent.transfer, 0, Pace(1.0, 0.0, MAX_FRAME_BYTES), 0.0, limit=MOST_BYTES)
+    sent, policy = Sender.of_parts(parts, MAX_FRAME_BYTES), Policy(64, 1.0, MOST_BYTES)
+    receiving = Receiver(sent.transfer, MemorySink, policy, policy.pace(0.0), 0.0)
     for data in sent.push(Room(blocks=sent.transfer.blocks, frame_bytes=MAX_FRAME_BYTES), 2 * MAX_FRAME_BYTES)[1]:
-        receiving.take(frames.decode(data), len(data), 0.0)
+        receiving.take(frames.decode(data), 0.0)
     top = Top(plain(), blank(Spec(name="mlp")), State(), CODECS["masked"](), {}, seed=0, before=0)
     with pytest.raises(WireError) as caught:
         top.read("a", receiving)

@@ -24,6 +24,7 @@ from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.tensors.tree import State, Tree
 from shared.transfer import to_file
+from shared.transfer.receiver import Policy
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import SITE, beginning, moved, packed, site, virtual, write_plan
 
@@ -72,7 +73,7 @@ def test_equal_payloads_that_do_not_share_leaves_reach_everybody(tmp_path):
         place = tmp_path / name
         place.mkdir()
         clock = asyncio.get_running_loop().time
-        download = Download(broker, SITE, name, place, inline, clock, window=4, patience_s=1.0, limit=1 << 20)
+        download = Download(broker, SITE, name, place, inline, clock, policy=Policy(4, 1.0, 1 << 20))
         async with broker.subscribe(topic(SITE, name, "task")) as tasks:
             task = wire.decode_as(Task, (await anext(tasks))[1])
         path, _ = await download.fetch(task)

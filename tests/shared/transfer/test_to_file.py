@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,8 @@ from shared.protocol import payload
 from shared.protocol.messages import BLOCK_BYTES, Transfer
 from shared.protocol.payload import Scattered
 from shared.transfer import frames as chunks
-from shared.transfer.to_file import Spool, view
+from shared.transfer.receiver import Policy, Receiver
+from shared.transfer.to_file import FileSink, view
 
 FRAME = 1024
 
@@ -29,19 +31,24 @@ def sent(size: int, seed: int = 1, frame_bytes: int = FRAME) -> tuple[bytes, Tra
     return data, transfer, [chunks.encode(transfer, i, source.read(i * BLOCK_BYTES, frame_bytes)) for i in starts]
 
 
-def fill(spool: Spool, frames: list[bytes]) -> list[bool]:
-    return [spool.write(chunks.decode(frame), len(frame)) for frame in frames]
+def spooled(path: Path, transfer: Transfer) -> Receiver[FileSink]:
+    policy = Policy(64, 2.0, 1 << 30)
+    return Receiver(transfer, partial(FileSink, path), policy, policy.pace(0.0, small=False), 0.0)
+
+
+def fill(spool: Receiver[FileSink], frames: list[bytes]) -> list[bool]:
+    return [spool.take(chunks.decode(frame), 0.0) for frame in frames]
 
 
 @pytest.mark.parametrize("size", [1, FRAME, FRAME + 1, 10 * FRAME - 1])
 def test_frames_in_any_order_and_twice(tmp_path, size):
     """The file is the payload; bytes on the wire are counted with headers and duplicates."""
     data, transfer, frames = sent(size)
-    spool = Spool(tmp_path / "params", transfer)
+    spool = spooled(tmp_path / "params", transfer)
     assert fill(spool, frames[::-1]) == [True] * len(frames)
     assert fill(spool, frames) == [False] * len(frames)
-    assert spool.assembly.complete
-    spool.sync()
+    assert spool.complete
+    spool.sink.sync()
     spool.finish()
     assert view(tmp_path / "params") == data
     assert spool.bytes_received == 2 * sum(map(len, frames))
@@ -52,49 +59,19 @@ def test_what_an_earlier_payload_left_does_not_show(tmp_path, earlier):
     """The same path, used again for a longer or a shorter payload, holds exactly the new one."""
     for seed, size in ((1, earlier), (2, 5 * FRAME + 7)):
         data, transfer, frames = sent(size, seed)
-        spool = Spool(tmp_path / "params", transfer)
+        spool = spooled(tmp_path / "params", transfer)
         fill(spool, frames)
         spool.finish()
         assert (tmp_path / "params").read_bytes() == data
 
 
-def test_a_damaged_payload_is_gone(tmp_path):
-    """All frames came and their checksums hold, but the whole is not what the digest says: refused, nothing is left."""
-    _, transfer, _ = sent(3 * FRAME)
-    _, other, wrong = sent(3 * FRAME, seed=2)
-    spool = Spool(tmp_path / "params", transfer)
-    fill(spool, wrong)
-    assert spool.assembly.complete
-    with pytest.raises(WireError, match="params: digest does not hold") as caught:
-        spool.finish()
-    assert caught.value.reason == "digest"
-    assert not (tmp_path / "params").exists()
-    again = Spool(tmp_path / "params", other)
-    fill(again, wrong)
-    again.finish()
-
-
 def test_an_incomplete_payload_is_not_taken(tmp_path):
     """Zeros where a frame lacks are not the payload, even if somebody calls finish too early."""
     _, transfer, frames = sent(3 * FRAME)
-    spool = Spool(tmp_path / "params", transfer)
+    spool = spooled(tmp_path / "params", transfer)
     fill(spool, frames[:2])
     with pytest.raises(WireError):
         spool.finish()
-
-
-def test_a_frame_of_another_transfer_writes_nothing(tmp_path):
-    """It is refused before the file is touched, but its bytes did come and are counted."""
-    _, transfer, frames = sent(3 * FRAME)
-    _, _, longer = sent(4 * FRAME, seed=2)
-    spool = Spool(tmp_path / "params", transfer)
-    fill(spool, frames[:1])
-    before = (tmp_path / "params").read_bytes()
-    with pytest.raises(WireError):
-        fill(spool, longer[3:])
-    spool.close()
-    assert (tmp_path / "params").read_bytes() == before
-    assert spool.bytes_received == len(frames[0]) + len(longer[3])
 
 
 LARGE, LARGE_FRAME = (2 << 20) + 333, 64 * 1024
@@ -105,8 +82,8 @@ def test_another_process_goes_on_where_this_one_was_killed(tmp_path):
     data, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
     path, random, written = tmp_path / "params", Random(4), 0
     while True:
-        spool = Spool(path, transfer)
-        assert spool.assembly.lacking == transfer.blocks - written * LARGE_FRAME // BLOCK_BYTES
+        spool = spooled(path, transfer)
+        assert spool.lacking == transfer.blocks - written * LARGE_FRAME // BLOCK_BYTES
         if written >= len(frames) // 2:
             break
         several = random.randint(1, 6)
@@ -114,9 +91,9 @@ def test_another_process_goes_on_where_this_one_was_killed(tmp_path):
             fill(spool, frames[written : written + several])
             os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(child, 0)
-        spool.close()
+        spool.sink.close()
         written += several
-    ((start, stop),) = spool.assembly.ask(64, LARGE_FRAME)
+    ((start, stop),) = spool.want().ranges
     assert start == written * LARGE_FRAME // BLOCK_BYTES
     assert stop <= transfer.blocks
     smaller = sent(LARGE, frame_bytes=16 * 1024)[2]
@@ -127,11 +104,11 @@ def test_another_process_goes_on_where_this_one_was_killed(tmp_path):
 
 def test_a_payload_that_is_all_here_is_asked_for_no_more(tmp_path):
     _, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
-    first = Spool(tmp_path / "params", transfer)
+    first = spooled(tmp_path / "params", transfer)
     fill(first, frames)
     first.finish()
-    again = Spool(tmp_path / "params", transfer)
-    assert again.assembly.complete
+    again = spooled(tmp_path / "params", transfer)
+    assert again.complete
     again.finish()
 
 
@@ -142,11 +119,11 @@ def test_what_is_known_of_one_payload_says_nothing_of_the_next(tmp_path, between
     _, other, others = sent(between, seed=2, frame_bytes=LARGE_FRAME)
     path = tmp_path / "params"
     for one, its in ((transfer, frames), (other, others)):
-        spool = Spool(path, one)
+        spool = spooled(path, one)
         fill(spool, its)
         spool.finish()
-    spool = Spool(path, transfer)
-    assert spool.assembly.lacking == transfer.blocks
+    spool = spooled(path, transfer)
+    assert spool.lacking == transfer.blocks
     fill(spool, frames)
     spool.finish()
     assert view(path) == data
@@ -176,32 +153,31 @@ def damage_note(note: Path, how: str, path: Path) -> None:
 def test_a_note_that_cannot_be_right_is_begun_anew(tmp_path, how):
     data, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
     path, note = tmp_path / "params", tmp_path / ".params"
-    spool = Spool(path, transfer)
+    spool = spooled(path, transfer)
     fill(spool, frames[:9])
-    spool.close()
+    spool.sink.close()
     damage_note(note, how, path)
-    again = Spool(path, transfer)
-    assert again.assembly.lacking == transfer.blocks
+    again = spooled(path, transfer)
+    assert again.lacking == transfer.blocks
     fill(again, frames)
     again.finish()
     assert view(path) == data
 
 
 def test_a_note_that_lies_costs_one_more_transfer(tmp_path):
-    """After a power cut the note may say more than the file holds: the digest finds out, and both are gone."""
+    """After a power cut the note may say more than the file holds: the digest finds out, and all is fetched anew."""
     data, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
     path = tmp_path / "params"
-    spool = Spool(path, transfer)
+    spool = spooled(path, transfer)
     fill(spool, frames[:9])
-    spool.close()
+    spool.sink.close()
     path.write_bytes(bytes(LARGE))
-    spool = Spool(path, transfer)
+    spool = spooled(path, transfer)
     fill(spool, frames[9:])
-    assert spool.assembly.complete
+    assert spool.complete
     with pytest.raises(WireError, match="digest"):
         spool.finish()
-    assert list(tmp_path.iterdir()) == []
-    spool = Spool(path, transfer)
+    assert spool.lacking == transfer.blocks
     fill(spool, frames)
     spool.finish()
     assert view(path) == data
@@ -219,12 +195,12 @@ def test_a_full_disk_is_an_os_error_and_close_may_be_called_twice(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(OSError, match="large"):
-            Spool(tmp_path / "params", transfer)
+            spooled(tmp_path / "params", transfer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    spool = Spool(tmp_path / "params", transfer)
-    spool.close()
-    spool.close()
+    spool = spooled(tmp_path / "params", transfer)
+    spool.sink.close()
+    spool.sink.close()
     assert open_files() == descriptors
 
 
@@ -233,7 +209,7 @@ def test_memory_does_not_grow_with_the_payload(tmp_path):
     _, transfer, frames = sent(8 << 20)
     tracemalloc.start()
     try:
-        spool = Spool(tmp_path / "params", transfer)
+        spool = spooled(tmp_path / "params", transfer)
         fill(spool, frames)
         spool.finish()
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -259,7 +235,7 @@ def test_what_a_full_disk_did_not_take_is_given_back(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with pytest.raises(OSError, match="large"):
-            Spool(tmp_path / "params", transfer)
+            spooled(tmp_path / "params", transfer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

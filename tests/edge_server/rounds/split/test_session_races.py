@@ -13,8 +13,8 @@ from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip
 from shared.protocol.topics import channel_of
 from shared.transfer import frames as chunks
-from shared.transfer.in_memory import sending
 from shared.transfer.pace import Pace
+from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import virtual
 from tests.edge_server.rounds.split.test_session import DEADLINE_S, features, rest, two
@@ -71,7 +71,7 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
 
     async def play() -> None:
         broker, data = MemoryTransport(), bytes(4 * BLOCK_BYTES)
-        gradients, sent = Gradients("lab", broker), sending([memoryview(data)], BLOCK_BYTES)
+        gradients, sent = Gradients("lab", broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
         about = {"run": "trial", "round": 1, "device": "a", "start": bytes(16), "step": 1, "params": sent.transfer}
         offer = Features(**about, room=Room(blocks=1 << 40))
         gradients.here["a"] = sent

@@ -1,0 +1,219 @@
+"""Receive a payload: what to ask for next, how long to wait for it, and whether the whole is what was offered.
+
+One engine for whatever is received: a model, an update, features, a gradient, from one sender or from many that share
+a budget. It does no IO: frames and the time are inputs, a `Want` that it returns is to be sent. Bytes go into a sink,
+a file (`to_file`) or memory (`in_memory`). The sender may put as much of the next payload behind its header, unasked,
+as `room` says; the rest is asked for. What does not come within the link's patience is asked for anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from shared.errors import WireError
+from shared.protocol import payload
+from shared.protocol.messages import BLOCK_BYTES, Room, Transfer, Want
+from shared.transfer import frames
+from shared.transfer.frames import MAX_FRAME_BYTES, MAX_WINDOW, Assembly, Frame
+from shared.transfer.pace import Pace
+
+
+class Sink(Protocol):
+    """Where the blocks of one payload come together."""
+
+    @property
+    def have(self) -> bytes:
+        """A byte a block, 1 where an earlier process has received it; empty for nothing."""
+
+    def put(self, start: int, data: memoryview) -> None:
+        """Store a frame's bytes, from block `start` on."""
+
+    def whole(self) -> memoryview:
+        """Return the payload, once every block is here."""
+
+    def remove(self) -> None:
+        """Part with what has come."""
+
+
+S = TypeVar("S", bound=Sink)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How payloads are received.
+
+    Attributes:
+        window: Most frames of one sender under way.
+        patience_s: Least seconds without a frame after which what is under way counts as lost.
+        limit: Largest payload that is taken, in bytes.
+        frame_bytes: Most bytes of payload that a frame is asked for with.
+        budget: Most frames of all senders together under way; each has two all the same.
+        attempts: How often a payload is fetched whose digest does not hold.
+    """
+
+    window: int
+    patience_s: float
+    limit: int
+    frame_bytes: int = MAX_FRAME_BYTES
+    budget: int = MAX_WINDOW
+    attempts: int = 3
+
+    def share(self, senders: int) -> int:
+        """Return the frames that each of so many senders may have under way."""
+        return max(2, min(self.window, self.budget // max(1, senders)))
+
+    def pace(self, now: float, frame_bytes: int = MAX_FRAME_BYTES, *, small: bool = True) -> Pace:
+        """Return the pace of a sender of whom nothing has come yet.
+
+        Args:
+            now: Seconds.
+            frame_bytes: What the sender puts into a frame at most.
+            small: Ask for small frames first: a broker hangs up on a client whose frame outlasts the keep-alive.
+        """
+        pace = Pace(self.patience_s, now, min(self.frame_bytes, frame_bytes))
+        if small:
+            pace.begin_small()
+        return pace
+
+
+class Receiver(Generic[S]):
+    """One payload on its way here.
+
+    Args:
+        transfer: What is to come.
+        sink: Makes the place where it goes, or finds the one that an earlier process made; called again for a payload
+            that came damaged.
+        policy: How it is received.
+        pace: How fast frames come from this sender; may outlive the payload, so that the next begins as this ended.
+        now: Seconds.
+        pushed: Blocks of it that come unasked.
+
+    Attributes:
+        sink: Where it goes.
+        bytes_received: On the wire, with what came twice or damaged.
+
+    Raises:
+        WireError: It is too large, or makes no sense; no place was made for it.
+        OSError: The sink could not be made.
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        sink: Callable[[Transfer], S],
+        policy: Policy,
+        pace: Pace,
+        now: float,
+        *,
+        pushed: int = 0,
+    ) -> None:
+        frames.check(transfer, limit=policy.limit)
+        self.transfer, self.pace, self.bytes_received = transfer, pace, 0
+        self._make_sink, self._policy, self._damaged = sink, policy, 0
+        self._begin()
+        pace.begins(now)
+        if pushed > 0:
+            self._assembly.expect(pushed)
+
+    def _begin(self) -> None:
+        self.sink = self._make_sink(self.transfer)
+        self._assembly = Assembly(self.transfer, self.sink.have)
+        self._flows = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block is here."""
+        return self._assembly.complete
+
+    @property
+    def lacking(self) -> int:
+        """Blocks that are not here yet."""
+        return self._assembly.lacking
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it came damaged as often as is tried."""
+        return self._damaged >= self._policy.attempts
+
+    def take(self, frame: Frame, now: float) -> bool:
+        """Store a frame; tell whether anything in it was new. A frame of another payload is passed over.
+
+        Raises:
+            WireError: It does not fit; its bytes count all the same.
+            OSError: The sink does not take it.
+        """
+        if frame.digest != self.transfer.digest:
+            return False
+        self.bytes_received += frame.size
+        start, stop = self._assembly.span(frame)
+        if self._assembly.holds(start, stop):
+            return False
+        self.sink.put(start, frame.data)
+        self._assembly.accept(frame)
+        self.pace.heard(now, frame.data.nbytes)
+        self._flows = True
+        return True
+
+    def want(self, window: int = MAX_WINDOW) -> Want | None:
+        """Return what to ask for now, with at most `window` frames under way; None for nothing yet."""
+        frame_bytes = min(self.pace.frame_bytes, self.transfer.frame_bytes)
+        ranges = self._assembly.ask(self.pace.window(min(window, self._policy.window)), frame_bytes)
+        return Want(digest=self.transfer.digest, frame_bytes=frame_bytes, ranges=ranges) if ranges else None
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds until what is under way counts as lost; 0 if it does."""
+        return self.pace.left_s(now)
+
+    def gave_up(self, now: float) -> None:
+        """Take what was under way for lost, after a silence: `want` asks for it anew, in smaller frames if need be."""
+        self.pace.gave_up(now)
+        self._forget()
+
+    def offered_again(self, pushed: int, now: float) -> None:
+        """Note that the sender has said anew what it has: what was under way is lost, and so many blocks come again.
+
+        One that pushes nothing has only waited long for an answer. Where frames come meanwhile, nothing is lost: asked
+        for again, they would all come twice over a link that is slow, not broken.
+        """
+        if pushed <= 0 and self._flows and self.left_s(now):
+            return
+        self.lost(now)
+        if pushed > 0:
+            self._assembly.expect(pushed)
+
+    def lost(self, now: float) -> None:
+        """Note that the sender is back from an outage: what was under way is lost."""
+        self.pace.asked_anew(now)
+        self._forget()
+
+    def reroute(self, pace: Pace) -> None:
+        """Go on with what lacks at another pace: it comes another way, and what was under way is lost."""
+        self.pace = pace
+        self._forget()
+
+    def _forget(self) -> None:
+        self._assembly.forget()
+        self._flows = False
+
+    def finish(self) -> memoryview:
+        """Return the whole payload, as its sink holds it.
+
+        Raises:
+            WireError: Its digest does not hold; nothing of it is kept. Unless that is hopeless, all lacks again.
+            OSError: The sink cannot be read, or not be made anew.
+        """
+        whole = self.sink.whole()
+        if payload.digest([whole]) == self.transfer.digest:
+            return whole
+        self.sink.remove()
+        self._damaged += 1
+        if not self.is_hopeless:
+            self._begin()
+        raise WireError("digest of the whole does not hold", reason="digest")
+
+
+def room(pace: Pace, window: int) -> Room:
+    """Return what of the next payload may come unasked: as much as `window` frames and the link's pace allow."""
+    return Room(blocks=pace.room(window) * (pace.frame_bytes // BLOCK_BYTES), frame_bytes=pace.frame_bytes)
