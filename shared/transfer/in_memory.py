@@ -1,4 +1,7 @@
-"""Received payload in memory: a step's features or its gradient, which would cost a disk a write a step."""
+"""Received payload in memory: a step's features or its gradient, which would cost a disk a write a step.
+
+What should outlive its process goes to a file, see `to_file`.
+"""
 
 from __future__ import annotations
 
