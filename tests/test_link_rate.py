@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from edge_server.fleet import broker
+from shared.runtime.processes import terminate
 from tests.benchmarks import netns
 
 pytestmark = [
@@ -79,7 +80,7 @@ async def listening(link: netns.SlowLink, folder: Path) -> AsyncIterator[int]:
                 break
         yield port
     finally:
-        await broker.end(process)
+        await terminate(process)
 
 
 def test_both_ways_are_measured_as_the_token_bucket_shapes_them(tmp_path) -> None:

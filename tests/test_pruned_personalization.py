@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from device_agent.trainer import device_state
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.workspace import Workspace
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan, devices, share
@@ -50,16 +50,16 @@ def make(folder: Path, method: str = "pruned_personalization", options: str = "p
 
 def alone(plan: Plan) -> tuple[Tree, dict[str, Tree]]:
     """Return what a run comes to in one loop, without messages and files: the shared part and every device's own."""
-    fleet, algorithm, bench = devices(plan), build(ALGORITHMS, plan.algorithm, "algorithm"), Bench()
+    fleet, algorithm, workspace = devices(plan), build(ALGORITHMS, plan.algorithm, "algorithm"), Workspace()
     state = algorithm.init(initial(plan.model, plan.seed), plan.seed)
     kept = {device.name: State() for device in fleet}
     for number in range(1, plan.rounds + 1):
         cohort = Cohort(tuple(sorted(kept)), plan.hyper, plan.seed, plan.rounds)
         told, results = algorithm.assign(state, cohort, {}, number), {}
         for place, name in enumerate(kept):
-            own = bench.batches(share(plan, fleet, place), told[name], lambda: False)
+            own = workspace.batches(share(plan, fleet, place), told[name], lambda: False)
             down = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, told[name]).items()}
-            kept[name], results[name] = algorithm.local(bench.model(plan.model), kept[name], down, own, told[name])
+            kept[name], results[name] = algorithm.local(workspace.model(plan.model), kept[name], down, own, told[name])
         mean = Mean()
         for name in sorted(results):
             mean = algorithm.absorb(mean, told[name], results[name])

@@ -7,7 +7,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from device_agent.tuning.plan import CPUFREQ, Target
 from device_agent.tuning.settings import settings
 from shared.errors import NoData, TaskFailed
 from shared.runtime.clock import Clock, monotonic, utc_stamp
+from shared.runtime.processes import wait_or_kill
 
 DROPPED = 0.25
 """Of every phase, until it is steady."""
@@ -210,12 +211,7 @@ async def _exercise() -> AsyncIterator[Process]:
         raise TaskFailed(f"training does not start within {START_PATIENCE_S:.0f} s") from None
     finally:
         process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_PATIENCE_S):
-                await process.wait()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await wait_or_kill(process, END_PATIENCE_S)
 
 
 def _ask(process: Process, threads: int) -> None:

@@ -1,4 +1,4 @@
-"""The trainer's own process: jobs come in on standard input, answers go out on standard output."""
+"""Main loop of the trainer process: jobs come in on standard input, answers go out on standard output."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,8 +49,8 @@ class AgentGone(Exception):
     """Nobody is left to exchange a step with."""
 
 
-class Inlet(threading.Thread):
-    """Reads jobs, and answers to their steps, while the main thread trains; knows at once when a job is given up.
+class MessageReader(threading.Thread):
+    """Reads jobs, and answers to their steps, while the main thread trains; notices at once when a job is given up.
 
     Attributes:
         jobs: In order; None when the agent is gone.
@@ -59,7 +60,7 @@ class Inlet(threading.Thread):
     """
 
     def __init__(self, stream: BinaryIO) -> None:
-        super().__init__(name="inlet", daemon=True)
+        super().__init__(name="message reader", daemon=True)
         self._stream = stream
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[memoryview | Missed | None] = queue.SimpleQueue()
@@ -69,7 +70,7 @@ class Inlet(threading.Thread):
     def run(self) -> None:
         """Read until the agent is gone; a job under way is still finished then. What is no message ends the process."""
         try:
-            while (message := self._next()) is not None and self._take(message):
+            while (message := self._read_message()) is not None and self._handle(message):
                 pass
         except msgspec.DecodeError as error:
             logger.critical("the agent sent what is no message: %s; ending", error)
@@ -77,7 +78,7 @@ class Inlet(threading.Thread):
         self.answers.put(None)
         self.jobs.put(None)
 
-    def _take(self, message: ToTrainer) -> bool:
+    def _handle(self, message: ToTrainer) -> bool:
         """Do what a message says; tell whether it was whole."""
         match message:
             case Start(job=job):
@@ -98,7 +99,7 @@ class Inlet(threading.Thread):
                 self.answers.put(None)
         return True
 
-    def _next(self) -> ToTrainer | None:
+    def _read_message(self) -> ToTrainer | None:
         """Return the next message; None where the agent closed its end, be it in the middle of one."""
         head = self._stream.read(HEAD_BYTES)
         size = int.from_bytes(head, "little")
@@ -108,19 +109,54 @@ class Inlet(threading.Thread):
         message: ToTrainer = msgspec.msgpack.decode(data, type=ToTrainer)
         return message
 
-    def answer(self) -> memoryview | Missed:
+    def wait_for_answer(self) -> memoryview | Missed:
         """Wait for the answer to a step.
 
         Raises:
             Superseded: The job is given up.
             AgentGone: There will be none.
         """
-        came = self.answers.get()
-        if came is not None:
-            return came
+        answer = self.answers.get()
+        if answer is not None:
+            return answer
         if self.cancelled.is_set():
             raise Superseded("a newer task has come")
         raise AgentGone
+
+
+@dataclass(frozen=True)
+class PipeExchange:
+    """Exchanges the steps of a split training through the agent's pipes.
+
+    Attributes:
+        reader: Of what comes from the agent.
+        out: The pipe to it.
+    """
+
+    reader: MessageReader
+    out: BinaryIO
+
+    @property
+    def carried(self) -> tuple[int, int] | None:
+        """Bytes of frames that the job's steps took so far, up and down."""
+        return self.reader.carried
+
+    def __call__(self, step: int, parts: Sequence[memoryview]) -> memoryview | Missed:
+        """Return the server's payload for a step's.
+
+        Raises:
+            Superseded: The job is given up.
+            AgentGone: The step cannot be exchanged any more.
+        """
+        message = Step(step, sum(part.nbytes for part in parts))
+        try:
+            for data in (memoryview(frame(message)), *parts):
+                rest = data.cast("B")
+                while rest:
+                    rest = rest[self.out.write(rest) :]
+        except BrokenPipeError as error:
+            raise AgentGone from error
+        return self.reader.wait_for_answer()
 
 
 def main() -> None:
@@ -139,40 +175,44 @@ def main() -> None:
     for end in (0, 1):
         with suppress(OSError):  # a user who has many wide ones already gets no more
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    said = os.fdopen(os.dup(1), "wb", buffering=0)
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not get between the answers
     if options.memory_mb:
         resource.setrlimit(resource.RLIMIT_DATA, (options.memory_mb << 20,) * 2)
-    inlet = Inlet(sys.stdin.buffer)
-    inlet.start()
-    serve(inlet, said, options.threads)
+    reader = MessageReader(sys.stdin.buffer)
+    reader.start()
+    serve(reader, out, options.threads)
 
 
-def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
-    """Do jobs in order. Torch is imported here, while the parameters of the first task are still on their way."""
+def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
+    """Do jobs in order. Torch is imported here, while the parameters of the first task are still on their way.
+
+    Args:
+        reader: Brings jobs and answers.
+        out: The pipe to the agent.
+        threads: Torch's, 0 for torch's choice.
+    """
     malloc.huge_pages()
     import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
 
     from device_agent.exchange import outbox  # noqa: PLC0415
     from device_agent.measurement.board import Meters  # noqa: PLC0415
-    from device_agent.trainer import task as training  # noqa: PLC0415
-    from device_agent.trainer.workspace import Bench  # noqa: PLC0415
+    from device_agent.trainer.task import perform  # noqa: PLC0415
+    from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
 
     if threads:
         torch.set_num_threads(threads)
-    bench, meters = Bench(), Meters()
+    workspace, meters, exchange = Workspace(), Meters(), PipeExchange(reader, out)
     logger.debug("phase idle")
-    while (job := inlet.jobs.get()) is not None:
+    while (job := reader.jobs.get()) is not None:
         answer: FromTrainer = Done()
-        task, work = job.task, "training" if job.task.train else "evaluating"
-        logger.debug("phase %s run=%s round=%d", work, task.run, task.round)
+        task, phase = job.task, "training" if job.task.train else "evaluating"
+        logger.debug("phase %s run=%s round=%d", phase, task.run, task.round)
         recomputes = task.algorithm.options.get("recompute")  # what is not kept is then to be given back
         malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if recomputes else malloc.STEPS)
         try:
             meter = meters.of(job.measuring, job.cost.idle_w).task
-            steps = training.performing(job, bench, meter, inlet.cancelled.is_set, carried=lambda: inlet.carried)
-            with closing(steps):
-                drive(steps, inlet, said)
+            perform(job, workspace, meter, reader.cancelled.is_set, exchange=exchange)
             logger.debug("phase committing")
             outbox.commit(Path(job.draft))
             logger.debug("phase committed")
@@ -180,48 +220,19 @@ def serve(inlet: Inlet, said: BinaryIO, threads: int) -> None:
             answer = Failed("superseded")
             logger.debug("phase failed")
         except (FieldFleetError, MemoryError, *registry.FAULTS) as error:
-            answer = Failed(_cause(error))
+            answer = Failed(_failure_cause(error))
             logger.warning("job failed", exc_info=True)
             logger.debug("phase failed")
         except AgentGone:
             return  # in the middle of a split session; whoever comes after it begins the task anew
         try:
-            said.write(frame(answer))
+            out.write(frame(answer))
         except BrokenPipeError:
             return  # the agent is gone; what was finished is in its outbox
         logger.debug("phase idle")
 
 
-def drive(work: Generator[list[memoryview], memoryview | Missed, None], inlet: Inlet, said: BinaryIO) -> None:
-    """Do a job; the steps of a split session go through the agent.
-
-    Raises:
-        Superseded: The job is given up.
-        AgentGone: A step cannot be exchanged any more.
-    """
-    step = 1
-    try:
-        parts = next(work)
-        while True:
-            _send(said, Step(step, sum(part.nbytes for part in parts)), parts)
-            came = inlet.answer()
-            step += came.steps if isinstance(came, Missed) else 1
-            parts = work.send(came)
-    except StopIteration:
-        return
-
-
-def _send(said: BinaryIO, message: Step, parts: Sequence[memoryview]) -> None:
-    try:
-        for data in (memoryview(frame(message)), *parts):
-            rest = data.cast("B")
-            while rest:
-                rest = rest[said.write(rest) :]
-    except BrokenPipeError as error:
-        raise AgentGone from error
-
-
-def _cause(error: Exception) -> str:
+def _failure_cause(error: Exception) -> str:
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "Cannot allocate" in str(error):
         return f"out of memory: {error}; raise trainer.memory_mb or use a smaller model or batch"
     return f"{type(error).__name__}: {error}"

@@ -1,10 +1,8 @@
-"""The trainer as the agent sees it: a child process that does one job at a time.
+"""Supervise the trainer, a child process that does one job at a time, and exchange messages with it through pipes.
 
-Started for the first task, kept warm between rounds, ended after an idle time. Its death is told with its cause, and
-the next job starts another. It outlives a killed agent for the task it is doing: the lock says so, and its update lies
-in the outbox.
-
-The agent's side of one job's conversation with its trainer: words, and the payloads of a split session between.
+Started for the first task, kept warm between rounds, ended after an idle time. Its death is reported with its cause,
+and the next job starts another. It outlives a killed agent for the task it is doing: the lock says so, and its update
+lies in the outbox.
 """
 
 from __future__ import annotations
@@ -39,10 +37,15 @@ from device_agent.trainer.pipe_messages import (
 )
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Missed
+from shared.runtime.processes import wait_or_kill
+
+log = logging.getLogger(__name__)
+
+LOCK_POLL_S = 0.1
 
 
 class Conversation:
-    """One job's.
+    """The agent's side of one job: messages, and the payloads of a split training between.
 
     Args:
         process: The child.
@@ -57,37 +60,37 @@ class Conversation:
         assert process.stdout
         self._process, self._in, self._out, self._exchange = process, process.stdin, process.stdout, exchange
         self._exchanging: asyncio.Future[memoryview | Missed] | None = None
-        self._given_up = False
+        self._cancelled = False
         self.error: BaseException | None = None
 
-    def say(self, message: ToTrainer) -> None:
-        """Tell the child something."""
+    def send(self, message: ToTrainer) -> None:
+        """Write a message to the child."""
         self._in.write(frame(message))
 
     def give_up(self) -> None:
         """Have the child give the job up; `run` still returns its last word on it."""
-        self._given_up = True
-        self.say(Cancel())
+        self._cancelled = True
+        self.send(Cancel())
         if self._exchanging:
             self._exchanging.cancel()
 
     async def run(self) -> Done | Failed | None:
         """Exchange the child's steps until it says how its job ended; None where it died first."""
         try:
-            while isinstance(message := await self._hear(), Step):
+            while isinstance(message := await self._receive(), Step):
                 data = await self._out.readexactly(message.size)
-                if not self._given_up:
-                    await self._answer(message.step, data)
+                if not self._cancelled:
+                    await self._exchange_step(message.step, data)
         except (ConnectionError, asyncio.IncompleteReadError):
             return None
         return message
 
-    async def _hear(self) -> FromTrainer:
+    async def _receive(self) -> FromTrainer:
         size = int.from_bytes(await self._out.readexactly(HEAD_BYTES), "little")
         message: FromTrainer = msgspec.msgpack.decode(await self._out.readexactly(size), type=FromTrainer)
         return message
 
-    async def _answer(self, step: int, data: bytes) -> None:
+    async def _exchange_step(self, step: int, data: bytes) -> None:
         """Have a step exchanged, unless the job is given up or the child dies meanwhile."""
         if self._exchange is None:
             self.error = TaskFailed("its training takes steps with the server, which the task says nothing of")
@@ -107,19 +110,13 @@ class Conversation:
             self.error = error
             self.give_up()
             return
-        came, carried = exchanging.result(), self._exchange.carried
-        if isinstance(came, Missed):
-            self.say(Skipped(came.steps, carried))
+        answer, carried = exchanging.result(), self._exchange.carried
+        if isinstance(answer, Missed):
+            self.send(Skipped(answer.steps, carried))
         else:
-            self.say(Answer(step, came.nbytes, carried))
-            self._in.write(came)
+            self.send(Answer(step, answer.nbytes, carried))
+            self._in.write(answer)
         await self._in.drain()
-
-
-log = logging.getLogger(__name__)
-
-LOCK_POLL_S = 0.1
-EXIT_PATIENCE_S = 5.0
 
 
 @dataclass
@@ -147,14 +144,14 @@ class TrainerProcess:
 
     async def ready(self) -> None:
         """Wait for a trainer that an earlier agent left behind, then start our own; idle seconds count from here."""
-        self._stay()
+        self._stop_idle_timer()
         if not self._process or self._process.returncode is not None:
             await self._start()
-        self._leave()
+        self._start_idle_timer()
 
     async def _start(self) -> None:
         waited = False
-        while (lock := _taken(self.lock)) is None:
+        while (lock := _acquire(self.lock)) is None:
             if not waited:
                 log.info("waiting for a trainer that an earlier agent started")
             waited = True
@@ -182,30 +179,30 @@ class TrainerProcess:
             SessionLost: As `exchange` says.
         """
         await self.ready()
-        self._stay()
+        self._stop_idle_timer()
         process = self._process
         assert process is not None
-        talk = Conversation(process, exchange)
-        talk.say(Start(job))
-        talking = asyncio.ensure_future(self._ended(process, talk))
+        conversation = Conversation(process, exchange)
+        conversation.send(Start(job))
+        conversing = asyncio.ensure_future(self._last_message(process, conversation))
         try:
-            answer = await asyncio.shield(talking)
+            answer = await asyncio.shield(conversing)
         except asyncio.CancelledError:
-            talk.give_up()
-            await asyncio.wait({talking})  # until then the child uses the job's files, and its pipe is not free
+            conversation.give_up()
+            await asyncio.wait({conversing})  # until then the child uses the job's files, and its pipe is not free
             raise
         finally:
-            self._leave()
+            self._start_idle_timer()
         if isinstance(answer, TrainerDied):
             raise answer
-        if talk.error:
-            raise talk.error
+        if conversation.error:
+            raise conversation.error
         if isinstance(answer, Failed):
             raise TaskFailed(answer.cause)
 
-    async def _ended(self, process: Process, talk: Conversation) -> Done | Failed | TrainerDied:
+    async def _last_message(self, process: Process, conversation: Conversation) -> Done | Failed | TrainerDied:
         """Return the child's last word on its job; that it died is one too."""
-        return await talk.run() or TrainerDied(await self._cause_of_death(process))
+        return await conversation.run() or TrainerDied(await self._cause_of_death(process))
 
     async def _cause_of_death(self, process: Process) -> str:
         code = await process.wait()
@@ -219,47 +216,37 @@ class TrainerProcess:
 
     async def close(self) -> None:
         """End the child now, if there is one."""
-        self._end()
+        self._dismiss()
         await asyncio.gather(*self._ending)
 
-    def _stay(self) -> None:
+    def _stop_idle_timer(self) -> None:
         if self._idle:
             self._idle.cancel()
             self._idle = None
 
-    def _leave(self) -> None:
+    def _start_idle_timer(self) -> None:
         """Begin to count idle seconds."""
 
         def end() -> None:
             log.info("trainer idle for %.0f s, ending it", self.idle_s)
-            self._end()
+            self._dismiss()
 
-        self._stay()
+        self._stop_idle_timer()
         if self._process:
             self._idle = asyncio.get_running_loop().call_later(self.idle_s, end)
 
-    def _end(self) -> None:
+    def _dismiss(self) -> None:
         """Part with the child at once, so that no job is given to it any more; its end takes its time."""
-        self._stay()
+        self._stop_idle_timer()
         process, self._process = self._process, None
         if process and process.returncode is None:
-            process.terminate()
-            ending = asyncio.ensure_future(_gone(process))
+            process.terminate()  # at once, whatever becomes of the task
+            ending = asyncio.ensure_future(wait_or_kill(process))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
 
-async def _gone(process: Process) -> None:
-    """Wait for a process that was told to end; make it, if it does not."""
-    try:
-        async with asyncio.timeout(EXIT_PATIENCE_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def _taken(path: Path) -> int | None:
+def _acquire(path: Path) -> int | None:
     """Return a descriptor that holds the lock, as long as a process has it open; None while another one does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -50,7 +50,7 @@ class Steps:
         return itertools.islice(endless, self.count)
 
 
-def measure(
+def time_steps(
     train: Callable[[Batches], object],
     batches: Batches,
     meter: Callable[[], AbstractContextManager[Spent]],
@@ -75,14 +75,14 @@ def measure(
     if not batches.num_examples:
         raise TaskFailed("nothing to measure a training step with: this device has no example of its own")
     train(Steps(batches, WARM_STEPS))
-    count, blocks = 1, _timed(train, batches, meter, 1, PAIR)
+    count, blocks = 1, _time_blocks(train, batches, meter, 1, PAIR)
     for _ in range(TRIES):
         took_s = min(one.compute_s or 0.0 for one in blocks)
         if not 0 < took_s < ENOUGH * seconds / BLOCKS or count == MAX_STEPS:
             break
         count = min(math.ceil(count * seconds / BLOCKS / took_s), MAX_STEPS)
-        blocks = _timed(train, batches, meter, count, PAIR)
-    blocks += _timed(train, batches, meter, count, BLOCKS - PAIR)
+        blocks = _time_blocks(train, batches, meter, count, PAIR)
+    blocks += _time_blocks(train, batches, meter, count, BLOCKS - PAIR)
     seconds_each = statistics.median(one.compute_s or 0.0 for one in blocks) / count
     watts = _ratio([(one.joules, one.compute_s) for one in blocks])
     return StepCost(
@@ -98,7 +98,7 @@ def measure(
     )
 
 
-def _timed(
+def _time_blocks(
     train: Callable[[Batches], object],
     batches: Batches,
     meter: Callable[[], AbstractContextManager[Spent]],

@@ -1,17 +1,19 @@
-"""One task, from the bytes that came to the bytes that go: the only place where a device computes.
+"""One task on a device: parameters in, training, update out; a split training step by step.
 
-What a task gave, written into its draft: payload, the device's next state, and the message that names them.
-
-A split session as the device computes it: what goes up is yielded to whoever drives it, who sends what comes.
+The only place where a device computes. Who drives a split training owns the network: it takes each step's payload from
+`SplitTraining` and hands it the server's answer. Payload, the device's next state and the message that names them go
+into the task's draft.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -19,10 +21,10 @@ from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
-from device_agent.trainer.step_timing import measure
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.step_timing import time_steps
+from device_agent.trainer.workspace import TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Outcome, Result, Session
+from shared.algorithms.base import Algorithm, Outcome, Result, Session
 from shared.codecs import CODECS
 from shared.codecs.base import Memory
 from shared.errors import TaskFailed
@@ -37,8 +39,285 @@ from shared.runtime.durable import explained
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
 
+log = logging.getLogger("trainer")
 
-def encode(job: Job, state: State, memory: Memory, result: Result) -> Transfer:
+MeasureBlock: TypeAlias = Callable[[], AbstractContextManager[Spent]]
+"""Begins to measure a block of computing, which is told what it spent when it is left."""
+
+ALONE = "a device alone has only the part below the cut"
+
+
+class StepExchange(Protocol):
+    """A way to the server at every step of a split training, for a driver that may block."""
+
+    @property
+    def carried(self) -> tuple[int, int] | None:
+        """Bytes of frames that the steps took so far, up and down; None where nobody counts them."""
+
+    def __call__(self, step: int, parts: Sequence[memoryview]) -> memoryview | Missed:
+        """Return the server's payload for a step's, in memory that nobody else uses."""
+
+
+@dataclass
+class TrainingTask:
+    """A job with what it is done with; algorithm and network are built once.
+
+    Attributes:
+        job: What to do.
+        workspace: Examples and networks that outlive a task.
+        measure_block: Measures a block of computing.
+        is_superseded: Whether the job is given up.
+    """
+
+    job: Job
+    workspace: Workspace
+    measure_block: MeasureBlock
+    is_superseded: Callable[[], bool]
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The method that the task names."""
+        return build(ALGORITHMS, self.job.task.algorithm, "algorithm")
+
+    @cached_property
+    def model(self) -> Model:
+        """The network; without storage where the training is split: only the part below the cut takes memory then."""
+        workspace = self.workspace
+        return (workspace.skeleton if self.algorithm.serve else workspace.model)(self.job.task.model)
+
+    def batches(self, *, epochs: int | None = None) -> TaskBatches:
+        """Return the device's mini-batches, of another number of epochs than the task's where one is given."""
+        assignment = self.job.task.assignment
+        if epochs is not None:
+            hyper = msgspec.structs.replace(assignment.hyper, local_epochs=epochs)
+            assignment = msgspec.structs.replace(assignment, hyper=hyper)
+        return self.workspace.batches(self.job.data, assignment, self.is_superseded)
+
+
+def perform(
+    job: Job,
+    workspace: Workspace,
+    measure_block: MeasureBlock,
+    is_superseded: Callable[[], bool],
+    *,
+    exchange: StepExchange | None = None,
+    trained: Result | None = None,
+) -> None:
+    """Do a job: leave the whole update in its draft, durably, but do not commit it.
+
+    Args:
+        job: What to do.
+        workspace: Examples and networks that outlive a task.
+        measure_block: Measures a block of computing.
+        is_superseded: Whether the job is given up.
+        exchange: Takes the steps of a split training to the server.
+        trained: What the training gave, where a replay has trained several devices at once.
+
+    Raises:
+        Superseded: `is_superseded` became true.
+        TaskFailed: The training is split, and nothing takes its steps to the server.
+        FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
+    """
+    task = TrainingTask(job, workspace, measure_block, is_superseded)
+    if not task.algorithm.serve:
+        _perform_alone(task, trained)
+        return
+    if exchange is None:
+        raise TaskFailed(f"algorithm {job.task.algorithm.name!r} trains in a split session: {ALONE}")
+    with _split_training(task) as training:
+        while training.up is not None:
+            with training.waiting():
+                answer = exchange(training.step, training.up)
+            training.advance(answer)
+        training.carried = exchange.carried
+
+
+def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
+    """Evaluate, train and time steps, as far as the task says so."""
+    job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
+    state, result, transfer, step = None, None, None, None
+    with task.measure_block() as spent, seeded(job.task.assignment.seed):
+        start = read_parameters(job, task.model, algorithm)
+        if not algorithm.serves:
+            metrics = _evaluate(task, start)
+        if job.task.train:
+            state, result, transfer = _train(task, start, trained)
+        if algorithm.serves and job.task.evaluate:
+            own = device_state.read(Path(job.state))[0] if state is None else state
+            metrics = _evaluate(task, algorithm.serves(task.model, own, start, job.task.assignment))
+    if job.task.measure_s:
+        with seeded(job.task.assignment.seed):
+            step, figures = _measure(task, start)
+        metrics |= figures
+    cost = msgspec.structs.replace(spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0)
+    _write_update(job, result, transfer, metrics, cost, step)
+
+
+def read_parameters(job: Job, model: Model, algorithm: Algorithm) -> Tree:
+    """Return the parameters that came with a task, as views of their file.
+
+    Args:
+        job: The task's.
+        model: Its network.
+        algorithm: Its method, which may choose the leaves that travel.
+
+    Raises:
+        FieldFleetError: They cannot be used.
+    """
+    received = payloads.unpack(to_file.view(Path(job.params)))
+    tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
+    check_like(tree, tree if algorithm.accepts else model.tree())
+    return tree
+
+
+def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[State, Result, Transfer]:
+    """Run the algorithm's device half, if it was not run before, and encode what it gives."""
+    job = task.job
+    state, memory = device_state.read(Path(job.state))
+    if result is None:
+        outcome = task.algorithm.local(task.model, state, start, task.batches(), job.task.assignment)
+        state, result = _require_whole(outcome, job.task)
+    return state, result, _write_result(job, state, memory, result)
+
+
+def _measure(task: TrainingTask, start: Tree) -> tuple[StepCost, dict[str, float]]:
+    """Time training steps, and have the algorithm measure what else its server asks for; nothing of it is kept."""
+    algorithm, model, assignment = task.algorithm, task.model, task.job.task.assignment
+    state, _ = device_state.read(Path(task.job.state))
+    batches = task.batches(epochs=1)  # begun anew as often as it takes
+    batch_size = min(assignment.hyper.batch_size, len(batches.examples))
+    local = algorithm.timed or algorithm.local
+    cost = time_steps(
+        lambda some: _require_whole(local(model, state, start, some, assignment), task.job.task),
+        batches,
+        task.measure_block,
+        seconds=task.job.task.measure_s,
+        weights=sum(leaf.numel() for leaf in model.layers.parameters()),
+        flops=task.workspace.flops(task.job.task.model, batches.examples.inputs.shape[1:], batch_size),
+    )
+    return cost, algorithm.measure(model, start, batches) if algorithm.measure else {}
+
+
+def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
+    """Refuse a device half that needs the server at every step."""
+    if not isinstance(outcome, tuple):
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session: {ALONE}")
+    return outcome
+
+
+def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
+    """Return how good parameters are on the examples this device holds back: those received, or its personal ones."""
+    job = task.job
+    if not job.task.evaluate or not len(held_out := task.workspace.data(job.data)[1]):
+        return {}
+    scored = score(task.model.layers.eval(), tree, held_out)
+    return {"eval_accuracy": scored.accuracy, "eval_loss": scored.loss, "eval_examples": float(len(held_out))}
+
+
+class SplitTraining:
+    """A split training in bytes: the open step's payload goes up, the server's answer comes down.
+
+    Every step draws from torch's own generator as its own seed says, whatever other trainings do in between.
+
+    Args:
+        session: The algorithm's device half, not begun yet.
+        task: Its seed, device and codec count.
+        spent: Is told when computing rests.
+
+    Attributes:
+        step: The open one, from 1.
+        up: Its payload in parts, views of tensors that are used again once the answer is there; None when the training
+            has ended.
+        outcome: What the training gave, when it has ended.
+        carried: Bytes of frames that the steps took, up and down, as their driver says; None where nobody counts them.
+    """
+
+    def __init__(self, session: Session, task: Task, spent: Spent) -> None:
+        self._session, self._task, self._spent = session, task, spent
+        self._codec = build(CODECS, task.cut_codec, "codec")
+        self.step = 1
+        self.up: list[memoryview] | None = None
+        self.outcome: Outcome | None = None
+        self.carried: tuple[int, int] | None = None
+        self._compute(None)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Count what passes in a block as exchange, not as computing."""
+        return self._spent.exchanging()
+
+    def advance(self, answer: memoryview | Missed) -> None:
+        """Take the server's answer to the open step, and compute the next one's payload.
+
+        Raises:
+            WireError: The answer cannot be decoded.
+        """
+        self.up = None  # views of what the session computes with
+        if isinstance(answer, Missed):
+            self.step += answer.steps
+            self._compute(answer)
+        else:
+            self.step += 1
+            self._compute(self._codec.decode(payloads.unpack(answer)).tree)
+
+    def _compute(self, down: Tree | Missed | None) -> None:
+        try:
+            with seeded(mix(self._task.assignment.seed, self.step, self._task.device)):
+                up = next(self._session) if down is None else self._session.send(down)
+                self.up = payloads.pack(self._codec.encode(up, None)[0])
+        except StopIteration as end:
+            self.outcome = end.value
+
+    def close(self) -> None:
+        """End a training that is given up."""
+        self._session.close()
+
+
+@contextmanager
+def begin_split_training(
+    job: Job, workspace: Workspace, measure_block: MeasureBlock, is_superseded: Callable[[], bool]
+) -> Iterator[SplitTraining]:
+    """Begin a split job, for a driver that advances it until its `up` is None; then write the update into its draft.
+
+    Args:
+        job: What to do.
+        workspace: Examples and networks that outlive a task.
+        measure_block: Measures a block of computing.
+        is_superseded: Whether the job is given up.
+
+    Raises:
+        Superseded: `is_superseded` became true.
+        FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
+    """
+    with _split_training(TrainingTask(job, workspace, measure_block, is_superseded)) as training:
+        yield training
+
+
+@contextmanager
+def _split_training(task: TrainingTask) -> Iterator[SplitTraining]:
+    job, told = task.job, task.job.task
+    if told.evaluate or told.measure_s or not told.train:
+        raise TaskFailed(f"algorithm {told.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
+    with task.measure_block() as spent:
+        state, memory = device_state.read(Path(job.state))
+        start = read_parameters(job, task.model, task.algorithm)
+        session = task.algorithm.local(task.model, state, start, task.batches(), told.assignment)
+        del start  # the session's own
+        if isinstance(session, tuple):
+            raise TaskFailed(f"algorithm {told.algorithm.name!r} is split, its device half is not: a fault of its own")
+        with closing(SplitTraining(session, told, spent)) as training:
+            yield training
+        assert training.outcome is not None, "a driver advances a training to its end"
+        state, result = training.outcome
+        with seeded(told.assignment.seed):
+            transfer = _write_result(job, state, memory, result)
+    up, down = training.carried or (None, None)
+    cost = msgspec.structs.replace(
+        spent.added_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
+    )
+    _write_update(job, result, transfer, {}, cost, None)
+
+
+def _write_result(job: Job, state: State, memory: Memory, result: Result) -> Transfer:
     """Write what goes up, and what the device will begin its next task with.
 
     Raises:
@@ -61,7 +340,7 @@ def _write_payload(job: Job, payload: Payload) -> Transfer:
     return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
 
 
-def finish(
+def _write_update(
     job: Job,
     result: Result | None,
     transfer: Transfer | None,
@@ -89,198 +368,3 @@ def finish(
         step=step,
     )
     outbox.write(Path(job.draft), update)
-
-
-Up: TypeAlias = list[memoryview]
-"""A payload's bytes in parts, views of tensors that are used again once the answer is there."""
-
-Performing: TypeAlias = Generator[Up, memoryview | Missed, None]
-"""A job under way: at every step of a split session it yields a payload and is sent the server's, in memory that nobody
-else uses. Its first payload belongs to step 1; after a payload comes that of the next step, after `Missed` that of so
-many steps later. A task that is not split yields nothing."""
-
-
-def exchanged(session: Session, task: Task, spent: Spent) -> Generator[Up, memoryview | Missed, Outcome]:
-    """Drive a split device half, in bytes; return what it gives.
-
-    Every step draws from torch's own generator as its own seed says, whatever other sessions do in between.
-
-    Args:
-        session: The algorithm's, not begun yet.
-        task: Its seed, device and codec count.
-        spent: Is told when computing rests.
-
-    Raises:
-        WireError: What came down cannot be decoded.
-    """
-    codec = build(CODECS, task.cut_codec, "codec")
-    step, down = 1, None
-    try:
-        while True:
-            with seeded(mix(task.assignment.seed, step, task.device)):
-                up: Tree = next(session) if down is None else session.send(down)
-                parts = payloads.pack(codec.encode(up, None)[0])
-            del up, down
-            with spent.exchanging():
-                came = yield parts
-            del parts  # views of what the session computes with
-            down = came if isinstance(came, Missed) else codec.decode(payloads.unpack(came)).tree
-            step += came.steps if isinstance(came, Missed) else 1
-    except StopIteration as done:
-        outcome: Outcome = done.value
-        return outcome
-    finally:
-        session.close()
-
-
-log = logging.getLogger("trainer")
-
-Block: TypeAlias = Callable[[], AbstractContextManager[Spent]]
-"""Begins to measure a block of computing, which is told what it spent when it is left."""
-
-ALONE = "a device alone has only the part below the cut"
-
-
-def perform(
-    job: Job, bench: Bench, meter: Block, superseded: Callable[[], bool], *, trained: Result | None = None
-) -> None:
-    """Do a job that needs nobody else: leave the whole update in its draft, durably, but do not commit it.
-
-    Raises:
-        TaskFailed: The device half is one that needs the server at every step.
-        FieldFleetError: As `performing`.
-    """
-    with closing(performing(job, bench, meter, superseded, trained=trained)) as work:
-        for _ in work:
-            raise TaskFailed(f"algorithm {job.task.algorithm.name!r} trains in a split session: {ALONE}")
-
-
-def performing(
-    job: Job,
-    bench: Bench,
-    meter: Block,
-    superseded: Callable[[], bool],
-    *,
-    trained: Result | None = None,
-    carried: Callable[[], tuple[int, int] | None] = lambda: None,
-) -> Performing:
-    """Do a job step by step: leave the whole update in its draft, durably, but do not commit it.
-
-    Where a replay has trained several devices at once, `trained` is what this one's training gave. `carried` tells the
-    bytes of frames that a split session took so far, up and down; None where nobody counts them.
-
-    Raises:
-        Superseded: `superseded` became true.
-        FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
-    """
-    task, metrics, result, transfer, step = job.task, dict[str, float](), None, None, None
-    with meter() as spent:
-        algorithm = build(ALGORITHMS, task.algorithm, "algorithm")
-        if algorithm.serve:
-            result, transfer = yield from _split(job, bench, superseded, spent)
-        else:
-            with seeded(task.assignment.seed):
-                start, state = start_of(job, bench), None
-                if not algorithm.serves:
-                    metrics = _evaluate(job, bench, start)
-                if task.train:
-                    state, result, transfer = _train(job, bench, start, superseded, trained)
-                if algorithm.serves and task.evaluate:
-                    own = device_state.read(Path(job.state))[0] if state is None else state
-                    used = algorithm.serves(bench.model(task.model), own, start, task.assignment)
-                    metrics = _evaluate(job, bench, used)
-    if task.measure_s:
-        with seeded(task.assignment.seed):
-            step, figures = _measure(job, bench, start, meter, superseded)
-        metrics |= figures
-    up, down = carried() or (None, None)
-    cost = msgspec.structs.replace(
-        spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0, features_bytes=up, gradient_bytes=down
-    )
-    finish(job, result, transfer, metrics, cost, step)
-
-
-def start_of(job: Job, bench: Bench) -> Tree:
-    """Return the parameters that came with the task, as views of their file.
-
-    Raises:
-        FieldFleetError: They cannot be used.
-    """
-    return _received(job, bench.model(job.task.model))
-
-
-def _received(job: Job, model: Model) -> Tree:
-    received = payloads.unpack(to_file.view(Path(job.params)))
-    tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
-    chooses = build(ALGORITHMS, job.task.algorithm, "algorithm").accepts is not None
-    check_like(tree, tree if chooses else model.tree())
-    return tree
-
-
-def _train(
-    job: Job, bench: Bench, start: Tree, superseded: Callable[[], bool], result: Result | None
-) -> tuple[State, Result, Transfer]:
-    """Run the algorithm's device half, if it was not run before, and encode what it gives."""
-    task = job.task
-    state, memory = device_state.read(Path(job.state))
-    if result is None:
-        own = bench.batches(job.data, task.assignment, superseded)
-        algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
-        state, result = _require_whole(algorithm.local(model, state, start, own, task.assignment), task)
-    return state, result, encode(job, state, memory, result)
-
-
-def _split(
-    job: Job, bench: Bench, superseded: Callable[[], bool], spent: Spent
-) -> Generator[Up, memoryview | Missed, tuple[Result, Transfer]]:
-    """Run a split device half on a network without storage: only the part below the cut takes memory here."""
-    task = job.task
-    if task.evaluate or task.measure_s or not task.train:
-        raise TaskFailed(f"algorithm {task.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
-    model = bench.skeleton(task.model)
-    state, memory = device_state.read(Path(job.state))
-    own = bench.batches(job.data, task.assignment, superseded)
-    algorithm = build(ALGORITHMS, task.algorithm, "algorithm")
-    session = algorithm.local(model, state, _received(job, model), own, task.assignment)
-    if isinstance(session, tuple):
-        raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
-    state, result = yield from exchanged(session, task, spent)
-    with seeded(task.assignment.seed):
-        return result, encode(job, state, memory, result)
-
-
-def _measure(
-    job: Job, bench: Bench, start: Tree, meter: Block, superseded: Callable[[], bool]
-) -> tuple[StepCost, dict[str, float]]:
-    """Time training steps, and have the algorithm measure what else its server asks for; nothing of it is kept."""
-    task = job.task
-    state, _ = device_state.read(Path(job.state))
-    hyper = msgspec.structs.replace(task.assignment.hyper, local_epochs=1)  # begun anew as often as it takes
-    own = bench.batches(job.data, msgspec.structs.replace(task.assignment, hyper=hyper), superseded)
-    batch_size = min(hyper.batch_size, len(own.examples))
-    algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), bench.model(task.model)
-    timed = algorithm.timed or algorithm.local
-    cost = measure(
-        lambda some: _require_whole(timed(model, state, start, some, task.assignment), task),
-        own,
-        meter,
-        seconds=task.measure_s,
-        weights=sum(leaf.numel() for leaf in model.layers.parameters()),
-        flops=bench.flops(task.model, own.examples.inputs.shape[1:], batch_size),
-    )
-    return cost, algorithm.measure(model, start, own) if algorithm.measure else {}
-
-
-def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
-    """Refuse a device half that needs the server at every step."""
-    if not isinstance(outcome, tuple):
-        raise TaskFailed(f"algorithm {task.algorithm.name!r} trains in a split session: {ALONE}")
-    return outcome
-
-
-def _evaluate(job: Job, bench: Bench, tree: Tree) -> dict[str, float]:
-    """Return how good parameters are on the examples this device holds back: those received, or its personal ones."""
-    if not job.task.evaluate or not len(held_out := bench.data(job.data)[1]):
-        return {}
-    found = score(bench.model(job.task.model).layers.eval(), tree, held_out)
-    return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held_out))}

@@ -25,7 +25,7 @@ Parts: TypeAlias = tuple[Examples, Examples, Examples]
 
 
 @dataclass
-class Bench:
+class Workspace:
     """What a trainer keeps between tasks: the device's examples and the network it built last.
 
     Attributes:
@@ -47,10 +47,16 @@ class Bench:
             self.examples = {key: (train, held, validation)}
         return self.examples[key]
 
-    def batches(self, spec: Data, assignment: Assignment, superseded: Callable[[], bool]) -> TaskBatches:
-        """Return the device's mini-batches of a task."""
+    def batches(self, spec: Data, assignment: Assignment, is_superseded: Callable[[], bool]) -> TaskBatches:
+        """Return the device's mini-batches of a task.
+
+        Args:
+            spec: Its examples.
+            assignment: The task's: seed, batch size and epochs.
+            is_superseded: Whether the task is given up; asked at every batch.
+        """
         train, _, validation = self.data(spec)
-        return TaskBatches(train, assignment, superseded, (validation.inputs, validation.labels))
+        return TaskBatches(train, assignment, is_superseded, (validation.inputs, validation.labels))
 
     def model(self, spec: Spec) -> Model:
         """Return the network, built once; its parameters are whatever the last task left.
@@ -74,7 +80,13 @@ class Bench:
         return self.skeletons[key]
 
     def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
-        """Return the floating-point operations of one training step, counted once."""
+        """Return the floating-point operations of one training step, counted once.
+
+        Args:
+            spec: The network.
+            example: Shape of one input.
+            batch_size: Examples of a step.
+        """
         key = (msgspec.msgpack.encode(spec), example, batch_size)
         if key not in self.counted:
             self.counted = {key: step_flops(spec, example, batch_size)}
@@ -87,7 +99,7 @@ class TaskBatches:
 
     examples: Examples
     assignment: Assignment
-    superseded: Callable[[], bool]
+    is_superseded: Callable[[], bool]
     validation: Batch = field(default_factory=lambda: (torch.empty(0), torch.empty(0, dtype=torch.int64)))
 
     @property
@@ -100,6 +112,6 @@ class TaskBatches:
         for batch in batches(
             self.examples, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.assignment.seed
         ):
-            if self.superseded():
+            if self.is_superseded():
                 raise Superseded("a newer task has come")
             yield batch

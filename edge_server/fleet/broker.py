@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shared.errors import Unreachable
 from shared.runtime import malloc
+from shared.runtime.processes import terminate
 
 log = logging.getLogger(__name__)
 
@@ -77,20 +78,7 @@ async def running(folder: Path, *, port: int = 0, embedded: bool = False) -> Asy
         await _listening(process, port, folder / "broker.log")
         yield PrivateBroker(port, "mosquitto" if program else "embedded", process)
     finally:
-        await end(process)
-
-
-async def end(process: Process, patience_s: float = 5.0) -> None:
-    """End a child process we started: politely, then not."""
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(patience_s):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        await terminate(process)
 
 
 async def _listening(process: Process, port: int, output: Path) -> None:

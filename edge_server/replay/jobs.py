@@ -20,8 +20,8 @@ import msgspec
 
 from device_agent.measurement.task_meter import GivenMeter
 from device_agent.trainer.interface import Job
-from device_agent.trainer.task import perform, start_of
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.task import perform, read_parameters
+from device_agent.trainer.workspace import Workspace
 from edge_server.replay.pool import Ending, Order, Pool
 from edge_server.replay.stacked_training import correction_of, stacked, train
 from shared.algorithms import ALGORITHMS
@@ -148,7 +148,7 @@ class Desk:
     """
 
     def __init__(self, shelf: Shelf, *, together: bool = False) -> None:
-        self._bench, self._may = Bench(read=shelf.load), together
+        self._workspace, self._may = Workspace(read=shelf.load), together
 
     def do(self, orders: Sequence[Order]) -> list[Ending]:
         """Leave the update of every order in its draft; return how each ended."""
@@ -158,7 +158,7 @@ class Desk:
     def _one(self, order: Order, trained: Result | None) -> Ending:
         meter = GivenMeter(order.spent, order.step)
         try:
-            perform(order.job, self._bench, meter.task, lambda: False, trained=trained)
+            perform(order.job, self._workspace, meter.task, lambda: False, trained=trained)
         except FAILURES as error:
             return f"{type(error).__name__}: {error}"
         return None
@@ -179,12 +179,14 @@ class Desk:
         """Train devices at once; nothing where that cannot be, whatever the reason: each then says it for itself."""
         task = jobs[0].task
         try:
-            is_sgd, correct = correction_of(build(ALGORITHMS, task.algorithm, "algorithm"))
-            own = [self._bench.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
-            network = stacked(self._bench.model(task.model).layers, own[0].examples.inputs.shape[1:])
+            algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), self._workspace.model(task.model)
+            is_sgd, correct = correction_of(algorithm)
+            own = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
+            network = stacked(model.layers, own[0].examples.inputs.shape[1:])
             if not is_sgd or network is None:
                 return []
-            return train(network, start_of(jobs[0], self._bench), own, task.assignment.hyper, correct)
+            start = read_parameters(jobs[0], model, algorithm)
+            return train(network, start, own, task.assignment.hyper, correct)
         except FAILURES as error:
             log.warning("round %d: trained one by one, because together: %s", task.round, error)
             return []

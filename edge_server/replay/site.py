@@ -22,7 +22,7 @@ from pathlib import Path
 from device_agent.agent import Agent
 from device_agent.build import compose
 from device_agent.config import AgentConfig
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.workspace import Workspace
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import Store
@@ -91,11 +91,11 @@ class Stage:
     _spare: list[Path] = field(default_factory=list)
     _entries: int = 0
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
-    _bench: Bench = field(init=False)
+    _workspace: Workspace = field(init=False)
 
     def __post_init__(self) -> None:
         """Number the devices. Those of split sessions take turns, and their shares together are one data set."""
-        self._bench = Bench(read=cache(self.scale.shelf.load))
+        self._workspace = Workspace(read=cache(self.scale.shelf.load))
         self._numbers = {device.name: number for number, device in enumerate(self.fleet)}
 
     @property
@@ -171,7 +171,7 @@ class Stage:
         config = AgentConfig(
             device=name, site=SITE, state_dir=str(folder), data=share(self.plan, self.fleet, number), report_s=REPORT_S
         )
-        trainer = ReplayTrainer(behaviour, self.scale, self.jobs, self.clock, self._bench)
+        trainer = ReplayTrainer(behaviour, self.scale, self.jobs, self.clock, self._workspace)
         agent = compose(
             *(config, folder, link, trainer),
             clock=self.clock,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from torch import nn
 from device_agent.exchange.split_session import Exchange
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer.interface import Job
-from device_agent.trainer.task import performing
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.task import begin_split_training
+from device_agent.trainer.workspace import Workspace
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.jobs import FAILURES, Jobs
 from edge_server.replay.pool import Order
@@ -79,35 +79,37 @@ class Pass:
         spent.exchange_joules = None if watts is None else watts * self.exchange_s
 
 
-async def play(job: Job, bench: Bench, exchange: Exchange, clock: Clock, passed: Pass) -> None:
+async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock, passed: Pass) -> None:
     """Do a split session's job, in this process; several devices' take turns.
+
+    Args:
+        job: What to do.
+        workspace: What the devices of this process train with.
+        exchange: How steps reach the server.
+        clock: Virtual time.
+        passed: What the session takes its device.
 
     Raises:
         TaskFailed: The device half cannot go on.
         SessionLost: The server has lost the session.
     """
     await asyncio.sleep(passed.effort.lag_s)
-    work = performing(job, bench, passed.metered, lambda: False, carried=lambda: exchange.carried)
-    with closing(work):
-        try:
-            step, up = 1, next(work)
-            while True:
+    try:
+        with begin_split_training(job, workspace, passed.metered, lambda: False) as training:
+            while training.up is not None:
                 await asyncio.sleep(passed.forward * passed.step_s)
                 passed.ups, handed = passed.ups + 1, clock()
-                came = await exchange(step, up)
+                answer = await exchange(training.step, training.up)
                 passed.exchange_s += clock() - handed
-                if isinstance(came, Missed):
-                    step += came.steps
-                else:
+                if not isinstance(answer, Missed):
                     await asyncio.sleep((1 - passed.forward) * passed.step_s)
-                    passed.downs, step = passed.downs + 1, step + 1
-                up = work.send(came)
-        except StopIteration:
-            return
-        except SessionLost:
-            raise
-        except FAILURES as error:
-            raise TaskFailed(f"{type(error).__name__}: {error}") from error
+                    passed.downs += 1
+                training.advance(answer)
+            training.carried = exchange.carried
+    except SessionLost:
+        raise
+    except FAILURES as error:
+        raise TaskFailed(f"{type(error).__name__}: {error}") from error
 
 
 AT_ONCE_S = 1e-9
@@ -236,14 +238,14 @@ class ReplayTrainer:
         scale: How much work a task is.
         jobs: Has it done.
         clock: Virtual time.
-        bench: For split sessions, which are computed here, step by step.
+        workspace: For split sessions, which are computed here, step by step.
     """
 
     behaviour: Behaviour
     scale: Scale
     jobs: Jobs
     clock: Clock
-    bench: Bench
+    workspace: Workspace
 
     async def ready(self) -> None:
         """There is nothing to wait for."""
@@ -253,7 +255,7 @@ class ReplayTrainer:
         if exchange:
             work, forward = self.scale.session(job)
             effort = self.behaviour.compute(work, self.clock())
-            await play(job, self.bench, exchange, self.clock, Pass(effort, forward, work.steps))
+            await play(job, self.workspace, exchange, self.clock, Pass(effort, forward, work.steps))
             return
         seconds, order = self._order(job)
         ticket = self.jobs.submit(order)

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from edge_server.study.result import Began, Ended, Order
+from shared.runtime.processes import wait_or_kill
 
 Tell: TypeAlias = Callable[[Began | Ended], None]
 
@@ -108,12 +109,7 @@ async def _process(log: Path) -> AsyncIterator[Process]:
     finally:
         assert process.stdin
         process.stdin.close()
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        await wait_or_kill(process, PATIENCE_S)
         sweep(process.pid)
 
 

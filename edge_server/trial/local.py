@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 
-from edge_server.fleet.broker import PrivateBroker, end, running
+from edge_server.fleet.broker import PrivateBroker, running
 from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.trial.progress import follow
 from shared import registry
 from shared.errors import TaskFailed
+from shared.runtime.processes import terminate
 
 log = logging.getLogger(__name__)
 
@@ -149,4 +150,4 @@ async def _child(place: Path, name: str, module: str, config: dict[str, Any]) ->
     try:
         yield process
     finally:
-        await end(process, patience_s=10.0)
+        await terminate(process, patience_s=10.0)

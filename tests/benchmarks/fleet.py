@@ -24,9 +24,10 @@ import numpy as np
 import psutil
 from counter import Counted, counting
 
-from edge_server.fleet.broker import end, free_port, running
+from edge_server.fleet.broker import free_port, running
 from edge_server.journal.records import RoundClosed, closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
+from shared.runtime.processes import terminate
 from shared.transfer.to_file import NOTED_BYTES
 
 WARM_UP = 2
@@ -128,7 +129,7 @@ class Place:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdin=DEVNULL, stdout=output, stderr=output
         )
-        self.stack.push_async_callback(end, process)
+        self.stack.push_async_callback(terminate, process)
         self.pids.append(process.pid)
         self.processes[name] = process
         return process.pid

@@ -21,7 +21,8 @@ from pathlib import Path
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_server.fleet.broker import end, running
+from edge_server.fleet.broker import running
+from shared.runtime.processes import terminate
 
 FRAME, WINDOW = 256 * 1024, 16
 HEAD = struct.Struct("<I")
@@ -131,7 +132,7 @@ async def measure(*, model_bytes: int, devices: int, rounds: int) -> list[float]
             for index in range(devices):
                 command = [sys.executable, __file__, str(broker.port), f"d{index}", str(model_bytes)]
                 process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL)
-                stack.push_async_callback(end, process)
+                stack.push_async_callback(terminate, process)
             await asyncio.to_thread(server.join, 300)
             return results[2:]
 

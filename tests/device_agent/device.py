@@ -1,4 +1,4 @@
-"""A device's folders and its trainer's bench, without a process."""
+"""A device's folders and its trainer's workspace, without a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.trainer.task import perform
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.workspace import Workspace
 from shared.codecs.dense import dense
 from shared.protocol import payload
 from shared.protocol.messages import Update
@@ -29,12 +29,12 @@ class Device:
     folder: Path
     make_job: Callable
     outbox: Outbox
-    bench: Bench = field(default_factory=Bench)
+    workspace: Workspace = field(default_factory=Workspace)
 
     def perform(self, task, meter=METER.task, superseded=lambda: False, **fields) -> Path:
         """Do a task on what `fields` of the job say; return its draft."""
         draft = self.outbox.draft(task.run, task.round)
-        perform(msgspec.structs.replace(self.make_job(task, draft), **fields), self.bench, meter, superseded)
+        perform(msgspec.structs.replace(self.make_job(task, draft), **fields), self.workspace, meter, superseded)
         return draft
 
     def params(self, tree: Tree) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 import torch
 
 from device_agent.exchange.outbox import Outbox
+from device_agent.trainer.task import SplitTraining
 from shared.codecs.dense import dense
 from shared.protocol import payload
 from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Task
@@ -42,15 +44,14 @@ def answer(parts: Iterable[memoryview]) -> memoryview:
     return memoryview(bytearray(b"".join(payload.pack(dense().encode(down, None)[0]))))
 
 
-def finish(work) -> int:
-    """Drive a session to its end in this process; return its steps."""
-    parts, count = next(work), 1
-    try:
-        while True:
-            parts = work.send(answer(parts))
+def finish(splitting: AbstractContextManager[SplitTraining]) -> int:
+    """Drive a split training to its end in this process; return its steps."""
+    count = 0
+    with splitting as training:
+        while training.up is not None:
+            training.advance(answer(training.up))
             count += 1
-    except StopIteration:
-        return count
+    return count
 
 
 @dataclass

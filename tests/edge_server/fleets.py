@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -18,8 +18,8 @@ from device_agent.config import LinkConfig as AgentLink
 from device_agent.exchange.split_session import Exchange
 from device_agent.measurement.task_meter import GivenMeter, Spent
 from device_agent.trainer.interface import Job
-from device_agent.trainer.task import perform, performing
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.task import begin_split_training, perform
+from device_agent.trainer.workspace import Workspace
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
@@ -28,7 +28,6 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.rounds.run import run_plan
 from shared.errors import TaskFailed
-from shared.protocol.messages import Missed
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import inline
@@ -92,7 +91,7 @@ class Trainer:
     trained: list[tuple[str, int]] = field(default_factory=list)
     stepped: list[tuple[str, int, int]] = field(default_factory=list)
     broken: str = ""
-    bench: Bench = field(default_factory=Bench)
+    workspace: Workspace = field(default_factory=Workspace)
 
     async def ready(self) -> None:
         """There is nothing to wait for."""
@@ -104,17 +103,15 @@ class Trainer:
             raise TaskFailed(self.broken)
         meter = GivenMeter(Spent(compute_s=self.compute_s)).task
         if exchange is None:
-            perform(job, self.bench, meter, lambda: False)
+            perform(job, self.workspace, meter, lambda: False)
             await asyncio.sleep(self.compute_s)
             return
-        with closing(performing(job, self.bench, meter, lambda: False)) as work, suppress(StopIteration):
-            step, up = 1, next(work)
-            while True:
+        with begin_split_training(job, self.workspace, meter, lambda: False) as training:
+            while training.up is not None:
                 await asyncio.sleep(self.compute_s)
-                came = await exchange(step, up)
-                self.stepped.append((job.task.device, job.task.round, step))
-                step += came.steps if isinstance(came, Missed) else 1
-                up = work.send(came)
+                answer = await exchange(training.step, training.up)
+                self.stepped.append((job.task.device, job.task.round, training.step))
+                training.advance(answer)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from edge_server.trial.chaos.kills import Kind
 from edge_server.trial.chaos.log_reader import Logs
 from edge_server.trial.local import SERVER, Local, agent, server
 from shared.errors import Unreachable
+from shared.runtime.processes import kill
 
 ATTEMPTS = 5
 GONE_S, POLL_S = 20.0, 0.002
@@ -54,8 +55,7 @@ class Part:
         process = self._process
         if process is None or process.returncode is not None:
             return False
-        process.kill()
-        await process.wait()
+        await kill(process)
         return True
 
     async def close(self) -> None:

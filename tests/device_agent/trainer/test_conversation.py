@@ -13,9 +13,9 @@ from shared.protocol.messages import Missed
 CHILD = """
 import sys
 from device_agent.trainer.pipe_messages import Done, Failed, Step, frame
-from device_agent.trainer.main import Inlet
-inlet = Inlet(sys.stdin.buffer)
-inlet.start()
+from device_agent.trainer.main import MessageReader
+reader = MessageReader(sys.stdin.buffer)
+reader.start()
 def say(message, data=b""):
     sys.stdout.buffer.write(frame(message) + data)
     sys.stdout.buffer.flush()
@@ -59,9 +59,9 @@ def test_payloads_of_any_size_pass_both_ways_unchanged() -> None:
 for step, size in ((1, 0), (2, 1), (3, 7), (4, 3 << 20)):
     data = bytes(range(251)) * (size // 251 + 1)
     say(Step(step, size), data[:size])
-    came = inlet.answer()
+    came = reader.wait_for_answer()
     right = came.steps == 2 if step == 3 else came == data[:size] and not came.readonly
-    if not right or inlet.carried != (3, 4):
+    if not right or reader.carried != (3, 4):
         say(Failed(f"step {step}"))
         sys.exit()
 say(Done())
@@ -73,7 +73,7 @@ say(Done())
 
 def test_a_step_of_a_job_that_was_given_up_is_not_exchanged() -> None:
     """The child was computing when it was told: its last step is on its way, and no server should see it."""
-    script = "inlet.cancelled.wait(); say(Step(1, 5), b'stale'); say(Failed('superseded'))"
+    script = "reader.cancelled.wait(); say(Step(1, 5), b'stale'); say(Failed('superseded'))"
     echo = Echo()
 
     async def story(one: Conversation) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.trainer.main import EXIT_GARBLED, Inlet
+from device_agent.trainer.main import EXIT_GARBLED, MessageReader
 from device_agent.trainer.pipe_messages import Cancel, Start, frame
 from device_agent.trainer.process import TrainerProcess
 from tests.device_agent.host import is_locked, until
@@ -22,10 +22,12 @@ LIMIT_S = 60.0
 
 def test_messages_come_whole_and_in_order(make_job, make_task, tmp_path) -> None:
     jobs = [make_job(make_task(round=number), tmp_path) for number in (1, 2)]
-    inlet = Inlet(io.BytesIO(frame(Start(jobs[0])) + frame(Cancel()) + frame(Start(jobs[1])) + frame(Cancel())))
-    inlet.run()
-    assert [inlet.jobs.get() for _ in range(3)] == [*jobs, None]
-    assert inlet.cancelled.is_set()
+    reader = MessageReader(
+        io.BytesIO(frame(Start(jobs[0])) + frame(Cancel()) + frame(Start(jobs[1])) + frame(Cancel()))
+    )
+    reader.run()
+    assert [reader.jobs.get() for _ in range(3)] == [*jobs, None]
+    assert reader.cancelled.is_set()
 
 
 def test_an_agent_that_dies_in_the_middle_of_a_message_is_gone_and_no_fault(make_job, make_task, tmp_path) -> None:
@@ -33,10 +35,10 @@ def test_an_agent_that_dies_in_the_middle_of_a_message_is_gone_and_no_fault(make
     job = make_job(make_task(), tmp_path)
     whole = frame(Start(job))
     for cut in range(len(whole)):
-        inlet = Inlet(io.BytesIO(whole + whole[:cut]))
-        inlet.run()
-        assert [inlet.jobs.get(), inlet.jobs.get()] == [job, None]
-        assert inlet.jobs.empty()
+        reader = MessageReader(io.BytesIO(whole + whole[:cut]))
+        reader.run()
+        assert [reader.jobs.get(), reader.jobs.get()] == [job, None]
+        assert reader.jobs.empty()
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ PROGRAM = """
 import sys
 import msgspec
 from device_agent.trainer.interface import Job
-from device_agent.trainer.workspace import Bench
-from device_agent.trainer.task import performing
+from device_agent.trainer.workspace import Workspace
+from device_agent.trainer.task import begin_split_training
 from tests.device_agent.device import METER
 from tests.device_agent.halves import STEPS, finish
 
 job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
-assert finish(performing(job, Bench(), METER.task, lambda: False)) == STEPS
+assert finish(begin_split_training(job, Workspace(), METER.task, lambda: False)) == STEPS
 print(*(name for name in ("sympy", "torch._dynamo", "torch._inductor", "onnxruntime") if name in sys.modules), "done")
 """
 

@@ -17,7 +17,7 @@ import pytest
 from device_agent.exchange import outbox as files
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
-from device_agent.trainer.task import performing
+from device_agent.trainer.task import begin_split_training
 from shared.errors import SessionLost, TaskFailed, TrainerDied
 from tests.device_agent.device import METER, Device
 from tests.device_agent.halves import STEPS, Exchanged, below, finish, payload_of, split
@@ -79,7 +79,7 @@ def test_a_session_through_the_pipes_gives_the_bits_of_one_in_process(host, make
     draft = host.outbox.draft("trial", 9)
     job = msgspec.structs.replace(host.make_job(task, draft), params=below(tmp_path, host.parameters))
     device = Device(tmp_path, host.make_job, host.outbox)
-    assert finish(performing(job, device.bench, METER.task, lambda: False)) == STEPS
+    assert finish(begin_split_training(job, device.workspace, METER.task, lambda: False)) == STEPS
     assert (draft / files.PAYLOAD).read_bytes() == came
     missing = Exchanged(miss={2: 2})
     host.do(host.session(msgspec.structs.replace(task, round=2), missing))

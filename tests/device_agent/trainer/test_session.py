@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import msgspec
 import pytest
 import torch
 
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import ProcessMeter
-from device_agent.trainer.task import exchanged, performing
+from device_agent.trainer.task import SplitTraining, begin_split_training
 from shared.codecs.dense import dense
 from shared.errors import Superseded, TaskFailed
 from shared.protocol.messages import Missed, Spec, mix
@@ -19,30 +21,37 @@ from tests.device_agent.halves import STEPS, answer, below, finish, split
 
 @pytest.fixture
 def begin(device, make_task, parameters):
-    """Begin a split task; return the work and its draft."""
+    """Prepare a split task; return its training, not entered yet, and its draft."""
 
-    def start(meter=METER.task, superseded=lambda: False, carried=lambda: None, job=None, **fields):
+    def start(meter=METER.task, superseded=lambda: False, job=None, **fields):
         task = split(make_task(), **fields)
         draft = device.outbox.draft(task.run, task.round)
         given = {"params": below(device.folder, parameters)} | (job or {})
         one = msgspec.structs.replace(device.make_job(task, draft), **given)
-        return performing(one, device.bench, meter, superseded, carried=carried), draft
+        return begin_split_training(one, device.workspace, meter, superseded), draft
 
     return start
 
 
 def test_a_session_yields_a_payload_a_step_and_leaves_a_whole_update(begin, device) -> None:
     """The update has the part below the cut alone; nothing of the network above it was ever made."""
-    work, draft = begin(carried=lambda: (1234, 567))
-    assert finish(work) == STEPS
+    splitting, draft = begin()
+    with splitting as training:
+        for step in range(1, STEPS + 1):
+            assert training.step == step
+            with training.waiting():
+                down = answer(training.up)
+            training.advance(down)
+        assert training.up is None
+        training.carried = 1234, 567
     update = update_of(draft)
     assert update.num_examples == STEPS * 8 - 2  # 30 examples in batches of 8: the fourth has six
     assert (update.cost.features_bytes, update.cost.gradient_bytes) == (1234, 567)
     assert update.cost.exchange_s > 0
     tree = dense().decode(unpack(memoryview(bytearray((draft / outbox.PAYLOAD).read_bytes())))).tree
     assert tree.keys() == {"1.weight", "1.bias"}
-    assert device.bench.models == {}
-    assert all(leaf.is_meta for leaf in next(iter(device.bench.skeletons.values())).tree().values())
+    assert device.workspace.models == {}
+    assert all(leaf.is_meta for leaf in next(iter(device.workspace.skeletons.values())).tree().values())
 
 
 def test_sessions_that_take_turns_in_one_process_learn_what_each_learns_alone(begin, device) -> None:
@@ -56,14 +65,12 @@ def test_sessions_that_take_turns_in_one_process_learn_what_each_learns_alone(be
     drafts = {name: device.outbox._folder / f".{name}2@{number + 1:06d}" for number, name in enumerate("ab")}
     for draft in drafts.values():
         draft.mkdir(exist_ok=True)  # making a draft cleans away those of others
-    ups = {name: next(work) for name, work in works.items()}
-    while works:
-        for name, work in list(works.items()):
-            torch.rand(3)
-            try:
-                ups[name] = work.send(answer(ups[name]))
-            except StopIteration:
-                del works[name]
+    with ExitStack() as stack:
+        trainings = [stack.enter_context(work) for work in works.values()]
+        while any(training.up is not None for training in trainings):
+            for training in trainings:
+                torch.rand(3)
+                training.advance(answer(training.up))
     assert {name: (draft / outbox.PAYLOAD).read_bytes() for name, draft in drafts.items()} == alone
 
 
@@ -83,13 +90,13 @@ def test_every_step_draws_as_its_own_number_says_and_leaves_torch_s_generator_as
             return METER.task()
 
     before = torch.random.get_rng_state()
-    work = exchanged(session(), task, Quiet())
-    next(work)
+    training = SplitTraining(session(), task, Quiet())
     down = memoryview(bytearray(b"".join(pack(dense().encode({"gradient": torch.ones(1)}, None)[0]))))
-    work.send(down)
-    work.send(Missed(3))
-    with pytest.raises(StopIteration, match="ended"):
-        work.send(Missed(6))
+    training.advance(down)
+    training.advance(Missed(3))
+    assert training.up is not None
+    training.advance(Missed(6))
+    assert (training.up, training.outcome) == (None, "ended")
     assert drawn == [mix(5, step, "board") for step in (1, 2, 5)]
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -97,14 +104,12 @@ def test_every_step_draws_as_its_own_number_says_and_leaves_torch_s_generator_as
 def test_what_the_server_takes_is_exchange_and_not_computing(begin) -> None:
     """On a clock that moves only while the work waits: every second of it is exchange."""
     now = [100.0]
-    work, draft = begin(meter=ProcessMeter(clock=lambda: now[0]).task)
-    parts = next(work)
-    for _ in range(STEPS - 1):
-        now[0] += 7.0
-        parts = work.send(answer(parts))
-    now[0] += 7.0
-    with pytest.raises(StopIteration):
-        work.send(answer(parts))
+    splitting, draft = begin(meter=ProcessMeter(clock=lambda: now[0]).task)
+    with splitting as training:
+        while training.up is not None:
+            with training.waiting():
+                now[0] += 7.0
+            training.advance(answer(training.up))
     cost = update_of(draft).cost
     assert (cost.exchange_s, cost.compute_s) == (7.0 * STEPS, 0.0)
     assert cost.provenance["exchange_s"].quality == "measured"
@@ -112,20 +117,17 @@ def test_what_the_server_takes_is_exchange_and_not_computing(begin) -> None:
 
 def test_a_session_that_misses_everything_still_ends_with_an_update(begin) -> None:
     """What it was given goes up again, with no loss: nothing was learned, and nothing pretends so."""
-    work, draft = begin()
-    next(work)
-    with pytest.raises(StopIteration):
-        work.send(Missed(STEPS))
+    splitting, draft = begin()
+    with splitting as training:
+        training.advance(Missed(STEPS))
+        assert training.up is None
     assert update_of(draft).loss is None
 
 
 def test_a_superseded_session_ends_at_its_next_batch_and_leaves_no_update(begin) -> None:
-    over = []
-    work, draft = begin(superseded=lambda: bool(over))
-    parts = next(work)
-    over.append(1)
+    splitting, draft = begin(superseded=iter([False, True]).__next__)
     with pytest.raises(Superseded):
-        work.send(answer(parts))
+        finish(splitting)
     assert not (draft / outbox.UPDATE).exists()
 
 
@@ -139,7 +141,7 @@ def test_a_step_s_bytes_are_views_of_the_features_and_not_copies(make_task) -> N
         def exchanging(self):
             return METER.task()
 
-    parts = next(exchanged(session(), split(make_task()), Quiet()))
+    parts = SplitTraining(session(), split(make_task()), Quiet()).up
     before = bytes(parts[-1])
     features.zero_()
     assert bytes(parts[-1]) != before
@@ -148,7 +150,7 @@ def test_a_step_s_bytes_are_views_of_the_features_and_not_copies(make_task) -> N
 @pytest.mark.parametrize("fields", [{"evaluate": True}, {"measure_s": 1.0}, {"train": False}])
 def test_what_needs_the_whole_network_is_refused(begin, fields) -> None:
     with pytest.raises(TaskFailed, match="only the part below the cut"):
-        next(begin(**fields)[0])
+        finish(begin(**fields)[0])
 
 
 def test_who_cannot_exchange_steps_says_so(device, make_task, parameters) -> None:
@@ -159,4 +161,4 @@ def test_who_cannot_exchange_steps_says_so(device, make_task, parameters) -> Non
 
 def test_parameters_of_another_network_are_refused(begin) -> None:
     with pytest.raises(Exception, match="shape"):
-        next(begin(model=Spec(name="mlp", options={"features": 5, "hidden": 8, "classes": 2}))[0])
+        finish(begin(model=Spec(name="mlp", options={"features": 5, "hidden": 8, "classes": 2}))[0])

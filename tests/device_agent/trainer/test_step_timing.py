@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from device_agent.measurement.task_meter import Spent
-from device_agent.trainer.step_timing import BLOCKS, WARM_STEPS, Steps, measure
+from device_agent.trainer.step_timing import BLOCKS, WARM_STEPS, Steps, time_steps
 from shared.errors import TaskFailed
 
 
@@ -52,7 +52,7 @@ def test_steps_begin_anew_where_the_examples_end():
 def test_the_first_steps_do_not_count():
     """35 seconds are five blocks of seven steps of one second, whatever the slow first one took."""
     board = Board()
-    cost = measure(board.train, Pairs(), board.meter, seconds=35.0, weights=5, flops=11)
+    cost = time_steps(board.train, Pairs(), board.meter, seconds=35.0, weights=5, flops=11)
     assert [len(labels) for labels in board.trained] == [WARM_STEPS, 1, 1, *[7] * BLOCKS]
     assert (cost.steps, cost.seconds, cost.joules, cost.cycles) == (35, 1.0, 2.0, 1e9)
     assert (cost.idle_w, cost.hertz, cost.weights, cost.flops) == (0.5, 1e9, 5, 11)
@@ -60,7 +60,7 @@ def test_the_first_steps_do_not_count():
 
 def test_at_least_one_step_a_block_is_timed_however_slow_it_is():
     board = Board()
-    assert measure(board.train, Pairs(), board.meter, seconds=0.1, weights=1, flops=1).steps == BLOCKS
+    assert time_steps(board.train, Pairs(), board.meter, seconds=0.1, weights=1, flops=1).steps == BLOCKS
 
 
 def test_a_block_in_which_the_board_was_busy_otherwise_does_not_count():
@@ -72,7 +72,7 @@ def test_a_block_in_which_the_board_was_busy_otherwise_does_not_count():
         if len(board.trained) == 4:
             board.now += 8 * len(board.trained[-1])
 
-    cost = measure(train, Pairs(), board.meter, seconds=10.0, weights=1, flops=1)
+    cost = time_steps(train, Pairs(), board.meter, seconds=10.0, weights=1, flops=1)
     assert (cost.seconds, cost.joules, cost.cycles) == (1.0, 2.0, 1e9)
 
 
@@ -85,7 +85,7 @@ def test_a_board_that_is_held_up_while_blocks_are_sized_has_them_long_enough_all
         if len(board.trained) == held_up:
             board.now += 100
 
-    assert measure(train, Pairs(), board.meter, seconds=35.0, weights=1, flops=1).steps == 35
+    assert time_steps(train, Pairs(), board.meter, seconds=35.0, weights=1, flops=1).steps == 35
 
 
 def test_without_a_sensor_there_are_no_joules():
@@ -97,10 +97,10 @@ def test_without_a_sensor_there_are_no_joules():
             yield spent
         spent.joules = spent.cycles = spent.idle_w = None
 
-    cost = measure(board.train, Pairs(), blind, seconds=2.0, weights=1, flops=1)
+    cost = time_steps(board.train, Pairs(), blind, seconds=2.0, weights=1, flops=1)
     assert (cost.seconds, cost.joules, cost.cycles, cost.idle_w) == (1.0, None, None, None)
 
 
 def test_a_device_without_examples_says_so():
     with pytest.raises(TaskFailed, match="no example"):
-        measure(Board().train, Nothing(), Board().meter, seconds=1.0, weights=1, flops=1)
+        time_steps(Board().train, Nothing(), Board().meter, seconds=1.0, weights=1, flops=1)

@@ -11,7 +11,7 @@ import torch
 from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from device_agent.measurement.task_meter import GivenMeter, Spent
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.workspace import Workspace
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed
 from shared.protocol import payload
@@ -45,7 +45,7 @@ def test_the_payload_is_how_far_training_moved(device, make_task, parameters) ->
         key: leaf.clone().requires_grad_()
         for key, leaf in dense().decode(payload.unpack(memoryview(bytearray(parameters)))).tree.items()
     }
-    own = next(iter(device.bench.examples.values()))[0]
+    own = next(iter(device.workspace.examples.values()))[0]
     hidden = torch.relu(own.inputs @ start["1.weight"].T + start["1.bias"])
     loss = torch.nn.functional.cross_entropy(hidden @ start["3.weight"].T + start["3.bias"], own.labels)
     loss.backward()
@@ -62,7 +62,7 @@ def test_the_same_task_gives_the_same_bytes(device, make_task) -> None:
     first = (device.perform(task) / outbox.PAYLOAD).read_bytes()
     device.perform(make_task(round=2))
     assert (device.perform(task) / outbox.PAYLOAD).read_bytes() == first
-    device.bench = Bench()
+    device.workspace = Workspace()
     assert (device.perform(task) / outbox.PAYLOAD).read_bytes() == first
     other = msgspec.structs.replace(task, assignment=Assignment(seed=6, hyper=task.assignment.hyper))
     assert (device.perform(other) / outbox.PAYLOAD).read_bytes() != first
@@ -105,15 +105,15 @@ def test_a_device_that_holds_nothing_back_evaluates_nothing(device, make_task, e
 def test_validation_is_apart_from_training_and_from_evaluation(device, examples) -> None:
     """Of 40: 10 held out, of the 30 left 6 to validate with; every example is in one part, and what is held out stays
     what it is without."""
-    parts = device.bench.data(msgspec.structs.replace(examples, validation=0.2))
+    parts = device.workspace.data(msgspec.structs.replace(examples, validation=0.2))
     assert [len(part) for part in parts] == [24, 10, 6]
-    before = device.bench.data(examples)
+    before = device.workspace.data(examples)
     assert [len(part) for part in before] == [30, 10, 0]
     assert torch.equal(before[1].inputs, parts[1].inputs)
     rows = [tuple(row.tolist()) for part in parts for row in part.inputs.flatten(1)]
     assert sorted(rows) == sorted(tuple(row.tolist()) for part in before for row in part.inputs.flatten(1))
     told = Assignment(seed=1, hyper=Hyper())
-    batches = device.bench.batches(msgspec.structs.replace(examples, validation=0.2), told, lambda: False)
+    batches = device.workspace.batches(msgspec.structs.replace(examples, validation=0.2), told, lambda: False)
     assert batches.num_examples == 24
     assert torch.equal(batches.validation[0], parts[2].inputs)
     assert torch.equal(batches.validation[1], parts[2].labels)
@@ -129,16 +129,16 @@ def test_a_task_of_no_epochs_moves_nothing_and_has_no_loss(device, make_task) ->
 def test_examples_and_network_are_kept_between_tasks(device, make_task, examples) -> None:
     """The file is read once: a second task works after it is gone; another spec replaces what was kept."""
     device.perform(make_task())
-    network = next(iter(device.bench.models.values()))
+    network = next(iter(device.workspace.models.values()))
     path = Path(examples.path)
     hidden = path.rename(path.with_suffix(".gone"))
     try:
         device.perform(make_task(round=2))
     finally:
         hidden.rename(path)
-    assert next(iter(device.bench.models.values())) is network
+    assert next(iter(device.workspace.models.values())) is network
     device.perform(make_task(round=3), data=msgspec.structs.replace(examples, holdout=0.5))
-    assert len(device.bench.examples) == 1
+    assert len(device.workspace.examples) == 1
 
 
 def test_a_method_without_state_leaves_no_state_file(device, make_task) -> None:
@@ -159,7 +159,7 @@ def test_state_and_codec_memory_outlive_a_task_and_a_restart(device, make_task) 
         (device.folder / "state" / "trial").write_bytes(b"the old one must not be needed again")
         outbox.commit(draft)
         device.outbox = Outbox(device.folder / "outbox", device.folder / "state")
-        device.bench = Bench()
+        device.workspace = Workspace()
         found = file.load(device.folder / "state" / "trial")
         assert found.facts == kept.facts
         assert found.tree.keys() == tree.keys()

@@ -10,7 +10,7 @@ from device_agent.exchange import outbox
 from device_agent.measurement.board import Meters
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.trainer.interface import Job
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.workspace import Workspace
 from shared.data.spec import Data
 from shared.models.cost import step_flops
 from shared.protocol.measurements import Cost
@@ -29,14 +29,14 @@ def test_real_steps_are_timed_and_nothing_is_kept(device, make_task) -> None:
     assert (update.params, update.failure, (draft / outbox.STATE).exists()) == (None, None, False)
     assert step.steps > 1
     assert 0.1 < step.steps * step.seconds < 2.0
-    own = next(iter(device.bench.examples.values()))[0]
+    own = next(iter(device.workspace.examples.values()))[0]
     assert step.flops == step_flops(measuring.model, own.inputs.shape[1:], 10)
-    assert step.weights == sum(leaf.numel() for leaf in device.bench.model(measuring.model).layers.parameters())
+    assert step.weights == sum(leaf.numel() for leaf in device.workspace.model(measuring.model).layers.parameters())
     assert step.joules is None
 
     trained = make_task(assignment=Assignment(seed=1, hyper=Hyper(batch_size=10)))
     after = (device.perform(trained) / outbox.PAYLOAD).read_bytes()
-    device.bench = Bench()
+    device.workspace = Workspace()
     assert (device.perform(trained) / outbox.PAYLOAD).read_bytes() == after
 
 

@@ -10,7 +10,7 @@ import torch
 from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer import device_state
-from device_agent.trainer.workspace import Bench
+from device_agent.trainer.workspace import Workspace
 from shared.algorithms.local_training import MODEL_SEED
 from shared.models.build import initial
 from shared.models.evaluate import score
@@ -30,7 +30,7 @@ def personal(make_task, device):
 
 
 def expected(device, tree: Tree) -> dict[str, float]:
-    model, held = initial(SPEC, 0), next(iter(device.bench.examples.values()))[1]
+    model, held = initial(SPEC, 0), next(iter(device.workspace.examples.values()))[1]
     found = score(model.layers.eval(), tree, held)
     return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held))}
 
@@ -53,7 +53,7 @@ def test_evaluation_alone_is_of_the_model_on_disk(device, personal):
     outbox.commit(draft)
     for number in (8, 9):
         device.outbox = Outbox(device.folder / "outbox", device.folder / "state")
-        device.bench = Bench()
+        device.workspace = Workspace()
         before = (device.folder / "state" / "trial").read_bytes()
         alone = device.perform(personal(round=number, train=False, evaluate=True), params=device.sent)
         assert update_of(alone).metrics == after

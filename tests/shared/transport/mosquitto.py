@@ -13,6 +13,7 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.fleet.broker import PrivateBroker
+from shared.runtime.processes import terminate
 
 
 @asynccontextmanager
@@ -34,4 +35,4 @@ async def configured(folder: Path, *lines: str, port: int = 0) -> AsyncIterator[
         await broker._listening(process, port, folder / "own.log")
         yield PrivateBroker(port, "mosquitto", process)
     finally:
-        await broker.end(process)
+        await terminate(process)
