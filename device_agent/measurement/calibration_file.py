@@ -9,7 +9,7 @@ import msgspec
 from device_agent.config import BoardConfig
 from device_agent.profile.schema import PowerModel, Profile
 from shared.errors import CorruptFile
-from shared.runtime.durable import explained, sync
+from shared.runtime.durable import replace_file
 
 FILE = "calibration.json"
 MAX_BYTES = 1 << 16
@@ -60,12 +60,7 @@ def save(folder: Path, calibration: Calibration) -> Path:
         Unwritable: The disk takes nothing.
     """
     path = folder / FILE
-    partial = path.with_name(f"{FILE}.partial")
-    with explained(path):
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
-        sync(partial)
-        partial.replace(path)
-        sync(folder)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
     return path
 
 

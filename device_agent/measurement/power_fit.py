@@ -1,4 +1,4 @@
-"""Fit what a board draws to how busy and how fast it was: least squares, by hand, since an agent has no numpy.
+"""Fit a board's power model by least squares: watts over busy cores, clock and traffic.
 
 The model is that of `device_agent.profile.schema.PowerModel`. Given the exponent it is linear in all else; the exponent
 is searched for, and only where more than one clock was seen.
@@ -21,7 +21,8 @@ SAME_CLOCK = 0.05
 """Clocks that differ by a smaller share tell nothing of the exponent."""
 BUSY_CORES = 0.1
 """Fewer are none."""
-SINGULAR = 1e-9
+SINGULAR = 3e-5
+"""Least share of a direction of the figures in their widest one that is more than noise."""
 HEADROOM = 1.1
 
 
@@ -80,10 +81,10 @@ def fit_model(seen: Sequence[Seen], cores: int) -> tuple[PowerModel, Quality]:
             for one in seen
         ]
 
-    exponent = min(exponents, key=lambda tried: _left(rows(tried), watts, least_squares(rows(tried), watts)))
-    found = least_squares(rows(exponent), watts)
-    quality = judge(watts, predicted(rows(exponent), found))
-    idle_w, core_w, *rest = found
+    exponent = min(exponents, key=lambda tried: _squares_left(rows(tried), watts, least_squares(rows(tried), watts)))
+    coefficients = least_squares(rows(exponent), watts)
+    quality = judge(watts, predict(rows(exponent), coefficients))
+    idle_w, core_w, *rest = coefficients
     if idle_w <= 0 or core_w <= 0:
         raise NoData(f"the fit says {idle_w:.2f} W idle and {core_w:.2f} W a core, which cannot be", lack="invalid")
     extra = dict(zip(radio, (max(0.0, one) for one in rest), strict=True))
@@ -109,42 +110,34 @@ def fit_line(seen: Sequence[Seen]) -> tuple[Line, Quality]:
     both = [(one.sensed_w, one.watts) for one in seen if one.sensed_w is not None]
     rows, watts = [[sensed, 1.0] for sensed, _ in both], [watts for _, watts in both]
     gain, offset_w = least_squares(rows, watts)
-    quality = judge(watts, predicted(rows, [gain, offset_w]))
+    quality = judge(watts, predict(rows, [gain, offset_w]))
     if gain <= 0:
         raise NoData(f"the meter falls when the board's own sensor rises (gain {gain:.2f})", lack="invalid")
     return Line(gain=gain, offset_w=offset_w, uncertainty=quality.residual_ratio), quality
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Return the x that leaves the least of `rows x = values`, by the normal equations.
+    """Return the x that leaves the least of `rows x = values`.
 
     Raises:
         NoData: The rows do not tell their columns apart.
     """
-    width = len(rows[0]) if rows else 0
-    scale = [math.sqrt(math.fsum(row[i] ** 2 for row in rows)) or 1.0 for i in range(width)]
-    matrix = [
-        [math.fsum(row[i] * row[j] for row in rows) / (scale[i] * scale[j]) for j in range(width)]
-        + [math.fsum(row[i] * value for row, value in zip(rows, values, strict=True)) / scale[i]]
-        for i in range(width)
-    ]
-    for i in range(width):
-        pivot = max(range(i, width), key=lambda row: abs(matrix[row][i]))
-        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        if abs(matrix[i][i]) < SINGULAR:
-            raise NoData("the load hardly changed: there is nothing to fit to", lack="invalid")
-        for row in range(width):
-            if row != i:
-                factor = matrix[row][i] / matrix[i][i]
-                matrix[row] = [one - factor * other for one, other in zip(matrix[row], matrix[i], strict=True)]
-    if not width:
+    import numpy as np  # noqa: PLC0415 - the agent, which imports what lies beside this, loads none
+
+    if not rows:
         raise NoData("nothing was seen", lack="busy")
-    return [matrix[i][width] / matrix[i][i] / scale[i] for i in range(width)]
+    matrix = np.asarray(rows, dtype=np.float64)
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    solution, _, rank, _ = np.linalg.lstsq(matrix / scale, np.asarray(values, dtype=np.float64), rcond=SINGULAR)
+    if rank < matrix.shape[1]:
+        raise NoData("the load hardly changed: there is nothing to fit to", lack="invalid")
+    return [float(one) for one in solution / scale]
 
 
-def predicted(rows: Sequence[Sequence[float]], found: Sequence[float]) -> list[float]:
+def predict(rows: Sequence[Sequence[float]], coefficients: Sequence[float]) -> list[float]:
     """Return `rows x`."""
-    return [math.fsum(one * other for one, other in zip(row, found, strict=True)) for row in rows]
+    return [math.fsum(one * other for one, other in zip(row, coefficients, strict=True)) for row in rows]
 
 
 def judge(values: Sequence[float], fitted: Sequence[float]) -> Quality:
@@ -167,5 +160,5 @@ def judge(values: Sequence[float], fitted: Sequence[float]) -> Quality:
     return Quality(residual_w, residual_w / mean, r_squared)
 
 
-def _left(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> float:
-    return math.fsum((value - one) ** 2 for value, one in zip(values, predicted(rows, found), strict=True))
+def _squares_left(rows: Sequence[Sequence[float]], values: Sequence[float], coefficients: Sequence[float]) -> float:
+    return math.fsum((value - one) ** 2 for value, one in zip(values, predict(rows, coefficients), strict=True))

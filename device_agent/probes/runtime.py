@@ -22,6 +22,7 @@ from device_agent.hardware.tools import LIVE, python
 from device_agent.probes.base import Found
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
+from shared.runtime.durable import replace_file
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch",),
@@ -149,10 +150,9 @@ def remember(state_dir: Path, verdict: Verdict) -> None:
     """Keep a verdict that will stand; where the disk does not take it, the next start tries again."""
     if verdict.state not in LASTING:
         return
-    partial = state_dir / f"{CACHE}.part"
+    verdicts = _stored(state_dir) | {verdict.library: verdict}
     with contextlib.suppress(OSError):
-        partial.write_bytes(msgspec.json.encode(_stored(state_dir) | {verdict.library: verdict}))
-        partial.replace(state_dir / CACHE)
+        replace_file(state_dir / CACHE, msgspec.json.encode(verdicts), durable=False)
 
 
 def _stored(state_dir: Path) -> dict[str, Verdict]:

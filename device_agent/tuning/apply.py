@@ -22,7 +22,7 @@ from device_agent.profile.schema import Profile
 from device_agent.tuning.plan import Run, Settings, Step, Target, Write, back, plan
 from device_agent.tuning.settings import power_mode, settings
 from shared.errors import ConfigError, NoData
-from shared.runtime.durable import aside, explained, sync
+from shared.runtime.durable import aside, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -175,12 +175,7 @@ def _run(root: Path, profile: Profile, step: Run, run: Tool) -> None:
 
 def _note(journal: Path, change: Change) -> None:
     """Write the journal so that it survives a power cut: the power mode does too."""
-    partial = journal.with_suffix(".part")
-    with explained(journal):
-        partial.write_bytes(msgspec.json.encode(change))
-        sync(partial)
-        partial.replace(journal)
-        sync(journal.parent)
+    replace_file(journal, msgspec.json.encode(change))
 
 
 def _noted(journal: Path) -> Change | None:

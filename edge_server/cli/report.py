@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -100,17 +99,12 @@ def write(path: Path, text: str) -> None:
         Unwritable: The disk is full or cannot be written.
     """
     from shared.errors import ConfigError  # noqa: PLC0415
-    from shared.runtime.durable import explained  # noqa: PLC0415
+    from shared.runtime.durable import replace_file  # noqa: PLC0415
 
-    part = path.with_name(f".{path.name}.part-{os.getpid()}")
     try:
-        with explained(path):
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+        replace_file(path, text.encode(), durable=False, concurrent=True)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
         raise ConfigError(f"--out {path}: {error.strerror}; name a file in a folder that is there") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _page(runs: Sequence[Digest], targets: Sequence[float]) -> str:

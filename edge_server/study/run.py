@@ -23,7 +23,7 @@ from edge_server.study.result import Began, Ended, Order, Result, finished, orde
 from edge_server.study.spec import Study
 from edge_server.study.summary import Summary, summarise
 from edge_server.study.tables import cells_csv, groups_csv
-from shared.runtime.durable import explained
+from shared.runtime.durable import explained, replace_file
 from shared.runtime.folder_lock import held
 
 PART = ".part"
@@ -93,14 +93,14 @@ def conduct(
             results = results_in(folder, cells)
             settings = {cell.name: {"variant": cell.variant, **cell.settings, **cell.seeds} for cell in cells}
             as_run = AsRun(study=study, plan=plan, versions=versions(), cells=settings)
-            _write(folder / "study.json", _json(as_run))
+            replace_file(folder / "study.json", _json(as_run), durable=False)
             run([order_of(cell, part) for cell in cells if cell.name not in results], part, settle)
             summary = summarise(study.name, cells, results_in(folder, cells), causes, study.report.target)
-            _write(folder / "summary.json", _json(summary))
-            _write(folder / "summary.csv", groups_csv(summary.groups).encode())
-            _write(folder / "cells.csv", cells_csv(summary.rows).encode())
+            replace_file(folder / "summary.json", _json(summary), durable=False)
+            replace_file(folder / "summary.csv", groups_csv(summary.groups).encode(), durable=False)
+            replace_file(folder / "cells.csv", cells_csv(summary.rows).encode(), durable=False)
             if (found := page_of(summary, folder)) is not None:
-                _write(folder / "report.html", found.encode())
+                replace_file(folder / "report.html", found.encode(), durable=False)
             if summary.whole:
                 shutil.rmtree(part, ignore_errors=True)
     return summary
@@ -108,13 +108,6 @@ def conduct(
 
 def _json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one."""
-    partial = path.with_name(f".{path.name}")
-    partial.write_bytes(data)
-    partial.replace(path)
 
 
 def page_of(summary: Summary, folder: Path) -> str | None:

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shared.errors import Unwritable
@@ -34,6 +34,33 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = True, concurrent: bool = False) -> None:
+    """Write a file so that every reader finds the old content or the new one, whole.
+
+    Args:
+        path: Of the file.
+        data: Its new content.
+        durable: Whether to wait until it is on the disk; if not, a power cut may bring the old content back.
+        concurrent: Whether several processes may write it at once.
+
+    Raises:
+        Unwritable: The disk takes nothing more; the old content is untouched.
+    """
+    partial = path.with_name(f".{path.name}.part" + (f"-{os.getpid()}" if concurrent else ""))
+    with explained(path):
+        try:
+            partial.write_bytes(data)
+            if durable:
+                sync(partial)
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()  # it may be what fills the disk
+            raise
+        if durable:
+            sync(path.parent)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from shared.protocol import wire
 from shared.protocol.messages import Status
 from shared.protocol.topics import topic
+from shared.runtime.durable import replace_file
 from shared.transport.base import Presence
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,8 @@ class Session:
         return number if 0 < number < MAX_SESSIONS - 1 else 0  # one out of these bounds could not even be sent
 
     def _store(self, number: int) -> None:
-        partial = self.counter.with_suffix(".part")
         try:
-            partial.write_text(f"{number}\n")
-            partial.replace(self.counter)
+            replace_file(self.counter, b"%d\n" % number, durable=False)
         except OSError as error:
             self._warn(error)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from shared.errors import Unwritable
-from shared.runtime.durable import drop_oldest, explained
+from shared.runtime.durable import drop_oldest, explained, replace_file
 
 
 def test_a_full_disk(disk):
@@ -61,3 +61,23 @@ def test_of_what_was_set_aside_the_newest_few_stay(tmp_path):
         time.sleep(0.02)  # noqa: TID251 - the file system's clock ticks
     drop_oldest(tmp_path.glob("old-*"), keep=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old-1", "old-2", "old-4"]
+
+
+def test_a_file_is_replaced_whole_over_what_a_crash_left(tmp_path):
+    path = tmp_path / "record.json"
+    (tmp_path / ".record.json.part").write_bytes(b"cut short by a crash")
+    for content in (b"old", b"newer"):
+        replace_file(path, content)
+    assert path.read_bytes() == b"newer"
+    replace_file(path, b"last", durable=False, concurrent=True)
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("record.json", b"last")]
+
+
+def test_where_the_disk_takes_nothing_the_old_content_stays_and_nothing_else(disk):
+    path = disk.path / "record.json"
+    replace_file(path, b"old")
+    disk.fill()
+    with pytest.raises(Unwritable, match="make room there"):
+        replace_file(path, bytes(1 << 16))
+    assert path.read_bytes() == b"old"
+    assert not list(disk.path.glob(".record*"))

@@ -41,7 +41,7 @@ def test_the_number_is_on_disk_before_it_is_used(counter):
     """A crash right after being told a number never gives that number twice."""
     birth, _ = begin(counter)
     assert int(counter.read_text()) == birth.session
-    counter.with_suffix(".part").write_text("of a crash while writing")
+    counter.with_name(f".{counter.name}.part").write_text("of a crash while writing")
     assert begin(counter)[0].session == birth.session + 1
     assert [entry.name for entry in counter.parent.iterdir()] == ["session"]
 

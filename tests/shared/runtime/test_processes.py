@@ -1,0 +1,53 @@
+"""Child processes end when told to, and also where they do not listen."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+
+import pytest
+
+from shared.runtime.processes import kill, terminate, wait_or_kill
+
+LIMIT_S = 60.0
+READS = "import sys; print('up', flush=True); sys.stdin.read()"
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READS
+
+
+def end(script: str, how) -> int:
+    """Start a child, end it once it is up, and return its exit code."""
+
+    async def story() -> int:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdin=PIPE, stdout=PIPE)
+        assert await process.stdout.readline() == b"up\n"
+        await how(process)
+        await how(process)  # of one that is gone nothing is wanted
+        assert process.returncode is not None
+        return process.returncode
+
+    return asyncio.run(asyncio.wait_for(story(), LIMIT_S))
+
+
+async def close_input(process: Process) -> None:
+    process.stdin.close()
+    await wait_or_kill(process)
+
+
+async def terminate_soon(process: Process) -> None:
+    await terminate(process, patience_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("script", "how", "code"),
+    [
+        (READS, close_input, 0),
+        (READS, terminate, -signal.SIGTERM),
+        (DEAF, terminate_soon, -signal.SIGKILL),
+        (READS, kill, -signal.SIGKILL),
+    ],
+    ids=["input closed", "asked", "deaf", "killed"],
+)
+def test_a_child_ends(script: str, how, code: int) -> None:
+    assert end(script, how) == code
