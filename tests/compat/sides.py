@@ -14,7 +14,7 @@ import sysconfig
 import time
 import tomllib
 import venv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,21 @@ PACKAGES = ("shared", "device_agent", "edge_server", "firmware_profiles")
 PATIENCE_S = 120.0
 KILLED_TOGETHER = (signal.SIGSTOP, signal.SIGKILL)
 """Stopped first, so that none of them sees another one die, as in a power cut."""
+
+
+COMMANDS = """
+import contextlib, io, json, runpy, sys
+found = []
+for sys.argv in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as written:
+        try:
+            runpy.run_module("edge_server", run_name="__main__")
+        except SystemExit as ended:
+            assert ended.code == 0, sys.argv
+    found.append(written.getvalue())
+print(json.dumps(found))
+"""
+"""Does what `python -m edge_server` does, once for each list of arguments."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +77,11 @@ class Side:
         assert process.returncode == 0, f"{self.name}: {arguments}: {errors.decode()[-2000:]}"
         return written.decode()
 
-    def figures(self, *arguments: object) -> Any:
-        """Return what a command of its edge server prints as JSON."""
-        return json.loads(self.output("-m", "edge_server", *arguments, "--format", "json"))
+    def commands(self, *commands: Sequence[object]) -> list[str]:
+        """Run commands of its edge server in one process, which loads torch once; return what each of them wrote."""
+        given = json.dumps([["edge-server", *map(str, arguments)] for arguments in commands])
+        written: list[str] = json.loads(self.output("-c", COMMANDS, given))
+        return written
 
 
 def after() -> Side:

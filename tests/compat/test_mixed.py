@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import psutil
 import pytest
 
@@ -40,7 +42,8 @@ def test_every_round_counts_every_update(mixed, new, name):
     """Three rounds, all aggregated, nothing missed, failed or refused, and the server ends with code 0."""
     site, agents, server = mixed
     run = site.serve(server, short(name), name)
-    rounds = new.figures("show", run)["rounds"]
+    [shown] = new.commands(["show", run, "--format", "json"])
+    rounds = json.loads(shown)["rounds"]
     assert [(one["round"], one["outcome"], one["arrived"]) for one in rounds] == [
         (number, "aggregated", list(site.devices)) for number in range(1, ROUNDS + 1)
     ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,23 @@ def outbox(site: Site) -> dict[str, dict[str, Any]]:
     }
 
 
-@cache
-def shown(side: Side, run: Path) -> list[dict[str, Any]]:
-    """Return the rounds of a finished run as a side shows them."""
-    rounds: list[dict[str, Any]] = side.figures("show", run)["rounds"]
-    return rounds
+def asked(side: Side, begun: Begun, folder: Path) -> dict[str, Any]:
+    """Return what a side's commands print as JSON, of the undisturbed run and of the cut one; export a trace of each.
+
+    Before asks only of the run that is all its own.
+    """
+    commands: dict[str, list[object]] = {}
+    for name, run in (("whole", begun.whole), ("cut", begun.cut))[: 2 if side.name == "after" else 1]:
+        commands[f"show {name}"] = ["show", run]
+        commands[f"report {name}"] = ["report", run]
+        commands[f"runs {name}"] = ["runs", "--data-dir", run.parent]
+        commands[f"devices {name}"] = ["devices", "--data-dir", run.parent]
+        if "optimizer" in begun.method.sections:  # else there is nothing to explain
+            commands[f"explain {name}"] = ["explain", run, CUT]
+    asking = [[*command, "--format", "json"] for command in commands.values()]
+    traces = [["trace", "export", run, "--out", folder / run.parent.name] for run in (begun.whole, begun.cut)]
+    written = side.commands(*asking, *traces[: 2 if side.name == "after" else 1])
+    return {name: json.loads(text) for name, text in zip(commands, written, strict=False)}
 
 
 def cut_by_before(site: Site, method: Method, old: Side) -> dict[str, dict[str, Any]]:
@@ -84,6 +95,13 @@ def begun(request, old, new, make_site) -> Begun:
     return Begun(method, site, whole, cut, waiting)
 
 
+@pytest.fixture(scope="module")
+def shown(begun, old, new, tmp_path_factory) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Return, by side, a folder of traces and what its commands print."""
+    folders = {side.name: tmp_path_factory.mktemp(f"traces-{side.name}") for side in (old, new)}
+    return {side.name: (folders[side.name], asked(side, begun, folders[side.name])) for side in (old, new)}
+
+
 def test_a_cut_run_ends_at_the_bits_of_the_undisturbed_one(begun):
     """The server's final state; in every method, since all devices were in every round and every step."""
     name = f"checkpoints/round-{ROUNDS:06d}.safetensors"
@@ -92,15 +110,16 @@ def test_a_cut_run_ends_at_the_bits_of_the_undisturbed_one(begun):
     assert found == content(begun.whole / name)
 
 
-def test_a_cut_run_has_the_rounds_of_the_undisturbed_one(begun, old, new):
+def test_a_cut_run_has_the_rounds_of_the_undisturbed_one(begun, shown):
     """Figures and devices of every round, those before the cut and those behind it; it was one run, begun once."""
-    rounds = [shown(old, begun.whole), shown(new, begun.cut)]
+    past, present = shown["before"][1], shown["after"][1]
+    rounds = [past["show whole"]["rounds"], present["show cut"]["rounds"]]
     assert [[one["round"], one["arrived"], one["missed"]] for one in rounds[1]] == [
         [number, sorted(begun.method.devices), {}] for number in range(1, ROUNDS + 1)
     ]
     one, other = ([{key: row[key] for key in SAME} for row in side] for side in rounds)
     assert one == other
-    [listed] = new.figures("runs", "--data-dir", begun.cut.parent)
+    [listed] = present["runs cut"]
     assert (listed["outcome"], listed["rounds"], listed["of"]) == ("finished", ROUNDS, ROUNDS)
 
 
@@ -114,14 +133,13 @@ def test_devices_end_with_the_states_of_the_undisturbed_run(begun):
             assert content(paths[0]) == content(paths[1])
 
 
-def test_a_waiting_update_is_delivered_not_trained_again(begun, new, tmp_path):
+def test_a_waiting_update_is_delivered_not_trained_again(begun, shown):
     """What lay in the outboxes of before counts in the round after the cut, with the seconds it took then."""
     if begun.method.split:
         assert begun.waiting == {}
         return
     assert begun.waiting
-    new.output("-m", "edge_server", "trace", "export", begun.cut, "--out", tmp_path / "trace")
-    with (tmp_path / "trace" / "tasks.csv").open() as file:
+    with (shown["after"][0] / "cut" / "tasks.csv").open() as file:
         tasks = {(row["device"], int(row["round"])): row for row in csv.DictReader(file)}
     for device, update in begun.waiting.items():
         assert update["round"] == CUT + 1
@@ -131,32 +149,36 @@ def test_a_waiting_update_is_delivered_not_trained_again(begun, new, tmp_path):
     assert outbox(begun.site) == {}
 
 
-def test_a_journal_of_before_shows_the_same_figures(begun, old, new):
+def test_a_journal_of_before_shows_the_same_figures(shown):
     """All that before prints of its own run by any command, after prints as well, and may print more."""
-    folder = ("--data-dir", begun.whole.parent)
-    assert lacking(shown(old, begun.whole), shown(new, begun.whole)) == []
-    commands = [("report", begun.whole), ("runs", *folder), ("devices", *folder)]
-    if "optimizer" in begun.method.sections:  # else there is nothing to explain
-        commands.append(("explain", begun.whole, CUT))
-    for command in commands:
-        with ThreadPoolExecutor() as both:
-            one, other = both.map(lambda side, given=command: side.figures(*given), (old, new))
-        if command[0] == "devices":
-            for device in (*one["devices"], *other["devices"]):
+    past, present = shown["before"][1], shown["after"][1]
+    assert {"show whole", "report whole", "runs whole", "devices whole"} <= past.keys() < present.keys()
+    for name, one in past.items():
+        if name == "devices whole":
+            for device in (*one["devices"], *present[name]["devices"]):
                 device.pop("age_s")  # of the moment when it was asked
         assert one
-        assert lacking(one, other) == [], command
+        assert lacking(one, present[name]) == [], name
 
 
-def test_a_trace_of_before_replays_to_the_same_bits(begun, old, new, tmp_path):
+def test_a_trace_of_before_replays_to_the_same_bits(begun, shown, new, tmp_path):
     """Exported by before, replayed by after, compared with the run: model, starts and every update."""
-    trace = tmp_path / "trace"
-    old.output("-m", "edge_server", "trace", "export", begun.whole, "--out", trace)
-    new.output("-m", "edge_server", "trace", "check", trace)
+    trace = shown["before"][0] / "whole"
     shutil.copytree(begun.whole, tmp_path / "runs" / begun.whole.name)
-    places = ("--compare", begun.whole, "--data-dir", tmp_path / "runs", "--workers", 1)
-    found = new.figures("replay", trace, *places)
+    places = ("--compare", begun.whole, "--data-dir", tmp_path / "runs", "--workers", 1, "--format", "json")
+    found = json.loads(new.commands(["trace", "check", trace], ["replay", trace, *places])[1])
     assert (found["model"], found["rounds"]) == ("same", ROUNDS)
     count = ROUNDS * len(begun.method.devices)
     assert found["updates"] == {"same": count, "of": count}
     assert found["starts"]["same"] == found["starts"]["of"] >= count
+
+
+def test_both_sides_export_the_same_trace(shown):
+    """Of a run of before: every row and figure; after may add columns."""
+    past, present = (shown[side][0] / "whole" for side in ("before", "after"))
+    tables = sorted(path.name for path in past.glob("*.csv"))
+    assert tables
+    for name in tables:
+        one, other = (list(csv.DictReader((folder / name).read_text().splitlines())) for folder in (past, present))
+        assert lacking(one, other) == [], name
+    assert lacking(*(json.loads((folder / "trace.json").read_text()) for folder in (past, present))) == []
