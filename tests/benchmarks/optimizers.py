@@ -19,7 +19,7 @@ from edge_server.allocation.optimizers import bandwidth, bandwidth_problem, hcef
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
 from edge_server.allocation.optimizers.base import Array
 from edge_server.allocation.optimizers.hcef_problem import Terms, joules, steps_cap, terms, value
-from tests.edge_server.optimizers import instances
+from tests.edge_server.allocation.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))
 QUICK_INSTANCES = 3

@@ -10,7 +10,7 @@ import pytest
 from edge_server.allocation.optimizers.bandwidth import solve
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, terms
 from edge_server.allocation.optimizers.base import Bound
-from tests.edge_server.optimizers.instances import BANDWIDTHS, bandwidth
+from tests.edge_server.allocation.optimizers.instances import BANDWIDTHS, bandwidth
 
 SEEDS = range(6)
 

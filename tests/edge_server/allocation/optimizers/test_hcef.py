@@ -18,7 +18,7 @@ from edge_server.allocation.optimizers.hcef_problem import (
     terms,
     value,
 )
-from tests.edge_server.optimizers.instances import CONTROLS, control
+from tests.edge_server.allocation.optimizers.instances import CONTROLS, control
 
 SEEDS = range(5)
 COUNTS = (1, 4, 30)

@@ -10,7 +10,7 @@ from edge_server.allocation.optimizers.hcef import solve as by_turns
 from edge_server.allocation.optimizers.hcef_few import within
 from edge_server.allocation.optimizers.hcef_joint import solve
 from edge_server.allocation.optimizers.hcef_problem import Hcef, joules, steps_cap, terms, value
-from tests.edge_server.optimizers.instances import CONTROLS, control
+from tests.edge_server.allocation.optimizers.instances import CONTROLS, control
 
 
 @pytest.mark.parametrize("kind", CONTROLS)
