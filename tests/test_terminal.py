@@ -109,6 +109,7 @@ SERVER = {
     "explain": ("explain", "RUN", 1),
     "devices": ("devices",),
     "device": ("devices", "raspberry-pi-3", "--plot", "power.total_watts"),
+    "plan": ("plan", "schema"),
     "models": ("models",),
     "model": ("models", "vgg19"),
 }
@@ -124,7 +125,7 @@ def of_server(site: Path, name: str) -> Callable[[], None]:
     """Return a command on the site's run and readings."""
     run = folder_of(site / "runs").name
     words = [run if word == "RUN" else word for word in SERVER[name]]
-    places = () if words[0] == "models" else ("--data-dir", site / "runs")
+    places = () if words[0] in ("models", "plan") else ("--data-dir", site / "runs")
     return lambda: run_server(*words, *places)
 
 

@@ -50,16 +50,16 @@ class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
     """Of `bandwidth`: pruning ratios and shares of the bandwidth of paper 004.
 
     Attributes:
-        most_pruned: rho_max, which no device goes beyond where all can keep to it; 1 for no such floor.
-        bits_per_weight: q of an upload.
+        most_pruned: rho_max, which no device goes beyond where all can keep to it; 1 for no such bound.
+        bits_per_weight: q, bits of a weight in an upload.
         equal: The paper's baseline, every device with an equal share: `latency`: with the ratio that meets the
             deadline; `ratio`: with the ratio that it would have with its best share.
         compute: How the seconds of an iteration depend on its weights: `paper`: in proportion to those that it trains;
             `dense`: not at all, as it is where masks save bytes and no work.
         marks: Whether what goes up beside the weights counts: which they are (a bit of each, or 32 of each that is
             held), and biases, which are never pruned.
-        margin: Share of the deadline that is left for what nobody counts.
-        step_s: Seconds of a local iteration on a device of which nothing is known.
+        margin: Share of the deadline that is kept for what is not counted.
+        step_s: Time of a local iteration on a device that has measured nothing.
     """
 
     most_pruned: float = 0.95

@@ -38,11 +38,11 @@ class KeepOptions(MeasuringOptions, frozen=True, kw_only=True):
 
     Attributes:
         keep: The ratios to choose from.
-        joules: Of one device's task; absent: its part of what is left of `[budget] joules`, or no limit.
+        joules: Energy of one device's task; absent: its part of what is left of `[budget] joules`, or no limit.
         curve: How the work of a step depends on the ratio: `frozen`: (2 + p^2) / 3, since only weight gradients are
             saved; `smaller`: p^2, of a network that is physically smaller.
-        steps: Training steps of a task, so that a step that was timed before round 1 tells of a task; 0: nobody knows.
-        task_s: Seconds of a task of the whole model on a device of which nothing is known.
+        steps: Training steps of a task, so that a task follows from a step that was timed before round 1; 0: unknown.
+        task_s: Time of a task of the whole model on a device that has measured nothing.
     """
 
     keep: str = "0.2,0.4,0.6,0.8,1"

@@ -22,12 +22,13 @@ class MeasuringOptions(Options, frozen=True, kw_only=True):
     """What optimizers that decide from measurements have in common.
 
     Attributes:
-        deadline_s: Seconds within which a task is to be done; T_th of paper 004. Absent: the deadline of `[round]`.
+        deadline_s: Time within which a task is to be done; T_th of paper 004. Absent: the deadline of `[round]`.
         smoothing: Weight of the last figure beside a new measurement; 0 takes each as it is.
         jump: By how much a measurement may differ from the last good one in one round; the rest waits for the next.
         stale_s: Age after which a reading is the last good one and no measurement.
         calibrated: Whether predictions are put right by the errors of earlier ones.
-        up_bits_per_s, down_bits_per_s: Of a device of which nothing is known.
+        up_bits_per_s: Uplink of a device that has measured nothing.
+        down_bits_per_s: Downlink of a device that has measured nothing.
     """
 
     deadline_s: float | None = None

@@ -21,15 +21,15 @@ class DevicePlan(Section, frozen=True, kw_only=True):
     """One device, or many alike: its name, and in replay how long its tasks take and how fast its link is.
 
     Attributes:
-        name: Its id; with partition `client` also the client whose examples it has.
-        count: So many devices, `name-0`, `name-1`, ...; 0 for one of this very name.
-        compute_s: Replay: seconds of one task.
-        up_mbit_s: Replay: link rate from the device, in Mbit/s; absent for no limit.
-        down_mbit_s: Replay: link rate to the device.
-        delay_s: Replay: one-way delay.
+        name: Name of the device; with partition `client` also the client whose examples it has.
+        count: How many devices this stands for, named `name-0`, `name-1` and so on; 0 for one of this very name.
+        compute_s: Replay: time of one task.
+        up_mbit_s: Replay: link rate from the device; absent for no limit.
+        down_mbit_s: Replay: link rate to the device; absent for no limit.
+        delay_s: Replay: one-way delay of the link.
         compute: Replay: what its tasks take, in place of `compute_s`.
         link: Replay: its link, in place of the two rates and `delay_s`.
-        power: Replay: what it draws; absent: its joules are not known.
+        power: Replay: the power it draws; absent: its energy is unknown.
     """
 
     name: str

@@ -33,8 +33,8 @@ class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
     """What all links have.
 
     Attributes:
-        delay_s: One way, each way.
-        loss: Share of frames that vanish, each way.
+        delay_s: One-way delay, each way.
+        loss: Share of frames that are lost, each way.
     """
 
     delay_s: float = 0.0
@@ -47,7 +47,12 @@ class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class GivenLink(Way, frozen=True, kw_only=True, tag="given"):
-    """Rates in Mbit/s; absent for no limit."""
+    """Fixed rates.
+
+    Attributes:
+        up_mbit_s: Rate from the device; absent for no limit.
+        down_mbit_s: Rate to the device; absent for no limit.
+    """
 
     up_mbit_s: float | None = None
     down_mbit_s: float | None = None
@@ -58,10 +63,12 @@ class GivenLink(Way, frozen=True, kw_only=True, tag="given"):
 
 
 class RangeLink(Way, frozen=True, kw_only=True, tag="ranges"):
-    """Rates drawn from ranges, in Mbit/s; absent for no limit.
+    """Rates drawn from ranges.
 
     Attributes:
-        again: When they are drawn anew.
+        up_mbit_s: Rate from the device, or the range it is drawn from; absent for no limit.
+        down_mbit_s: Rate to the device, or the range it is drawn from; absent for no limit.
+        again: When they are drawn anew: never, with every round, or after so many seconds.
     """
 
     up_mbit_s: Span | None = None
@@ -79,18 +86,18 @@ class WirelessLink(Way, frozen=True, kw_only=True, tag="wireless"):
 
     Attributes:
         bandwidth_hz: B, of each way.
-        share: Of the bandwidth, which this device has: b_k of pruned personalization.
-        distance_m: To the base station.
+        share: Share of the bandwidth that this device has: b_k of pruned personalization.
+        distance_m: Distance to the base station, or the range it is drawn from.
         path_loss: `3gpp`: 128.1 + 37.6 log10(d in km) dB; `exponent`: loss_db_1m + 10 * exponent * log10(d in m) dB;
             `none`: h is 1.
-        exponent: For `exponent`.
-        loss_db_1m: For `exponent`: the loss at one metre.
-        tx_dbm: p of the device.
+        exponent: Of path loss `exponent`: its n.
+        loss_db_1m: Of path loss `exponent`: the loss at one metre.
+        tx_dbm: p, the power with which the device sends.
         server_dbm: p of the base station.
-        noise_dbm_hz: N / B.
-        noise_w: N itself; absent for noise_dbm_hz * B.
+        noise_dbm_hz: N / B, density of the noise.
+        noise_w: N, power of the noise; absent for `noise_dbm_hz` times the bandwidth.
         fading: `none`: g is `gain`; `rayleigh`: g is drawn from an exponential distribution with that mean.
-        gain: See there.
+        gain: g, or its mean; see `fading`.
         again: When the fading is drawn anew; a number is the coherence time. All else is drawn once.
     """
 
@@ -136,14 +143,14 @@ class TraceLink(Way, frozen=True, kw_only=True, tag="trace"):
 
     Attributes:
         path: A CSV file, perhaps compressed (.gz); a relative path starts at the data root.
-        name: Of the trace, in the column `trace`; absent for another one each device, in the file's order.
+        name: Name of the trace, in the column `trace`; empty for another one each device, in the file's order.
         where: What other columns must hold, such as `{ network = "wifi" }`.
-        up_column: Of the rates up; absent for `ul_mbps`, or else `mbps`.
-        down_column: Of the rates down; absent for `dl_mbps`, or else `mbps`. A column `direction` that holds `up` and
-            `down` tells its rows apart.
+        up_column: Column of the rates up; empty for `ul_mbps`, or else `mbps`.
+        down_column: Column of the rates down; empty for `dl_mbps`, or else `mbps`. A column `direction` that holds
+            `up` and `down` tells its rows apart.
         scale: What the rates are multiplied by.
         offset_s: Where in the trace the replay begins; a range lets every device begin elsewhere.
-        after: What comes behind its end.
+        after: What follows the end of the trace: its last value, the trace again, or zero.
     """
 
     path: str

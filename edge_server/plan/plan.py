@@ -1,4 +1,4 @@
-"""A trial plan: everything that decides what a run does, in one TOML file. The README documents every key.
+"""A trial plan: everything that decides what a run does, in one TOML file. `REFERENCE.md` has every key.
 
 What a plan trains with where its data is not there, so that an example runs everywhere.
 """
@@ -35,7 +35,10 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
 
     Attributes:
         data: Other data, which need no download.
-        model, algorithm, hyper, optimizer: Such as fit them; the plan's own where left out.
+        model: That fits these data; the plan's own where left out.
+        algorithm: Likewise.
+        hyper: Likewise.
+        optimizer: Likewise.
     """
 
     data: Data
@@ -58,7 +61,7 @@ class CohortPlan(Section, frozen=True, kw_only=True):
         over_selection: Devices asked beyond `size`, as a share of it, so that the slowest need not be waited for; the
             round ends with the first `size` updates, and those that come later are late.
         min_devices: Devices that must be connected before a round begins.
-        wait_s: Seconds to wait for them before the round counts as missed.
+        wait_s: Time to wait for them before the round counts as missed.
     """
 
     size: int = 0
@@ -80,11 +83,12 @@ class RoundPlan(Section, frozen=True, kw_only=True):
     """How a round ends.
 
     Attributes:
-        deadline_s: Seconds after which late updates no longer count.
+        deadline_s: Time after which late updates no longer count.
         quorum: Share of the cohort whose updates end the round at once.
-        min_updates: Updates without which the model stays as it is and the round counts as missed.
-        on_missed: What a missed round does to the run.
-        step_deadline_s: Seconds after the first features of a split step at which it goes on with who has delivered.
+        min_updates: With fewer updates the model stays as it is, and the round counts as missed.
+        on_missed: Whether the run continues after a missed round, or stops.
+        step_deadline_s: Time after the first activations of a split step at which it continues with the devices that
+            have delivered.
     """
 
     deadline_s: float = 120.0
@@ -102,7 +106,17 @@ class RoundPlan(Section, frozen=True, kw_only=True):
 
 
 class PartitionPlan(Section, frozen=True, kw_only=True):
-    """How local agents and replayed devices share one data set; a real device brings its own examples."""
+    """How local agents and replayed devices share one data set; a real device brings its own examples.
+
+    Attributes:
+        kind: `none`: every device has all examples; `dirichlet`: shares of the classes are drawn for each device;
+            `shards`: each has a few runs of the examples sorted by class; `even`: equal parts; `client`: the examples
+            of the client of the data set (`[data] client_column`) that is named as the device is.
+        alpha: Of `dirichlet`: concentration; 0.1 is very unequal, 100 nearly even.
+        shards_per_device: Of `shards`: how many runs of examples each device has.
+        min_examples: Of `dirichlet`: no device has fewer.
+        seed: Of what is drawn.
+    """
 
     kind: Literal["none", "dirichlet", "shards", "even", "client"] = "none"
     alpha: float = 0.5
@@ -117,20 +131,31 @@ class PartitionPlan(Section, frozen=True, kw_only=True):
 
 
 class Plan(Section, frozen=True, kw_only=True):
-    """A whole trial.
+    """Keys of the whole trial; each table has a section of its own below.
 
     Attributes:
-        name: Of the trial; runs are named after it.
-        rounds: How many.
-        seed: Of everything random: initial model, cohorts, batches.
-        algorithm, model, codec: By name, with options.
-        cut_codec: Of the features and gradients of a split session, which are lossless unless it says otherwise.
+        name: Name of the trial; runs are named after it.
+        rounds: How many rounds the run has.
+        seed: Seed of everything random: initial model, cohorts, batches.
+        algorithm: The learning method, by name, with its options.
+        model: The network, by name, with its options; `module:function` for one of your own, where the server's file
+            and each agent's list it under `models`.
+        codec: How an update travels, by name, with its options.
+        cut_codec: Codec of the activations and gradients of split learning.
         hyper: Local training.
+        cohort: Which devices take part.
+        round: How a round ends.
+        evaluation: When models are evaluated.
+        measure: What is measured on the devices before the first round.
         data: Where examples come from, for local agents, replay and the server's test set.
-        optimizer: Who decides what each device is given in a round; absent: nobody.
-        fallback: What it trains with where its data is not there.
-        device: Devices of local trials and of replay; a live run takes these alone, where there are any.
-        local: Agents that `trial run` starts on this machine unless it is told otherwise; 0 for the connected fleet.
+        partition: How local agents and replayed devices share that data.
+        budget: What the whole run may take.
+        replay: How a replay computes.
+        optimizer: What decides how much each device is given in a round; absent: every device is given the same.
+        fallback: What the plan trains with where its data is not there.
+        device: Devices of local trials and of replay; a live run uses these alone, where there are any.
+        local: Agents that `trial run` starts on this machine unless `--local` says otherwise; 0 for the connected
+            fleet.
     """
 
     name: str

@@ -22,11 +22,24 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Chosen(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A registered thing by name; its options stand under `options`."""
+    """A choice by name.
+
+    Attributes:
+        name: One of the names that have a section of options below.
+        options: Options of that choice.
+    """
 
 
 class HyperPlan(Hyper, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Local training; on the wire unknown keys are ignored, in a plan they are mistakes."""
+    """Local training on a device.
+
+    Attributes:
+        local_epochs: Passes over a device's examples in a round; 0 trains nothing.
+        batch_size: Examples of a training step.
+        learning_rate: Step size of SGD.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Share of each weight that is added to its gradient.
+    """
 
 
 class BudgetPlan(Section, frozen=True, kw_only=True):
@@ -36,8 +49,8 @@ class BudgetPlan(Section, frozen=True, kw_only=True):
     A replay whose devices cannot keep to it at all says so before it begins.
 
     Attributes:
-        time_s: Seconds of its rounds together, waiting for devices included.
-        joules: Of all devices together. One that tells none takes no part after its first task.
+        time_s: Time of all rounds together, with waiting for devices.
+        joules: Energy of all devices together. A device that reports none takes no part after its first task.
     """
 
     time_s: float | None = None
@@ -56,10 +69,10 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
     """When models are evaluated.
 
     Attributes:
-        every: On the server's test data, after every n-th round and the last; 0 never.
-        on_device: On the devices' held-out examples: by the devices of each round, and after the last round.
-        devices_every: Likewise by all devices that are there, each of them, after every n-th round and the last; 0 for
-            what `on_device` says. Of a personal method, each tries its own model.
+        every: The server evaluates on its test data after every n-th round and the last; 0: never.
+        on_device: Whether devices evaluate on their held-out examples: those of each round, and after the last round.
+        devices_every: All connected devices evaluate after every n-th round and the last; 0: never. With a method that
+            gives devices models of their own, each evaluates its own.
     """
 
     every: int = 1
@@ -80,7 +93,8 @@ class MeasurePlan(Section, frozen=True, kw_only=True):
     """What is measured on the devices before the first round.
 
     Attributes:
-        seconds: Of training steps that every device times; 0 to measure nothing. Two give a sensor of 5 Hz ten samples.
+        seconds: Time for which every device times training steps; 0: nothing is measured. Two seconds give a sensor of
+            5 Hz ten samples.
     """
 
     seconds: float = 0.0
@@ -103,12 +117,12 @@ class ReplayPlan(Section, frozen=True, kw_only=True):
 
 
 class OptimizerPlan(Section, frozen=True, kw_only=True):
-    """Who decides what each device is given in a round, and within which limits.
+    """What decides how much each device is given in a round, and within which limits.
 
     Attributes:
-        name: Of the optimizer, in `edge_server.allocation.coordinator.ALLOCATORS`.
-        solver: `numpy`, or `cvxpy`, which is slower by far and there to compare.
-        options: Of that optimizer.
+        name: One of the optimizers that have a section of options below.
+        solver: `numpy`, or for `bandwidth` also `cvxpy`, which is slower by far and there to compare.
+        options: Options of that optimizer.
     """
 
     name: str

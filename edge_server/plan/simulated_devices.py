@@ -49,7 +49,11 @@ def require_amounts(**figures: float | None) -> None:
 
 
 class GivenCompute(Section, frozen=True, kw_only=True, tag_field="kind", tag="given"):
-    """A task takes so many seconds."""
+    """Every task takes the same time.
+
+    Attributes:
+        seconds: Time of a task.
+    """
 
     seconds: float
 
@@ -58,13 +62,13 @@ class GivenCompute(Section, frozen=True, kw_only=True, tag_field="kind", tag="gi
 
 
 class Cycles(Section, frozen=True, kw_only=True, tag_field="kind"):
-    """How many CPU cycles training takes; exactly one is given.
+    """How many CPU cycles training takes; exactly one of the four is given.
 
     Attributes:
-        cycles_per_step: For one training step, on one batch.
-        cycles_per_example: For one example, once through the network and back.
-        cycles_per_weight: For one weight in one training step: C_k of pruned personalization.
-        cycles_per_flop: For one floating-point operation of the network's, counted from its shapes.
+        cycles_per_step: Cycles of one training step, on one batch.
+        cycles_per_example: Cycles of one example, once through the network and back.
+        cycles_per_weight: Cycles of one weight in one training step: C_k of pruned personalization.
+        cycles_per_flop: Cycles of one floating-point operation of the network, counted from its shapes.
     """
 
     cycles_per_step: float | None = None
@@ -83,8 +87,8 @@ class RangeCompute(Cycles, frozen=True, kw_only=True, tag="ranges"):
     """A clock drawn from a range; a task takes cycles / f(t).
 
     Attributes:
-        hertz: Of the CPU.
-        again: When the clock is drawn anew.
+        hertz: Clock of the CPU, or the range it is drawn from.
+        again: When the clock is drawn anew: never, with every round, or after so many seconds.
     """
 
     hertz: Span
@@ -101,8 +105,9 @@ class ProfileCompute(Cycles, frozen=True, kw_only=True, tag="profile"):
 
     Attributes:
         board: The profile's id, or the path of its TOML file.
-        hertz: The clock; absent for the highest that the profile names.
+        hertz: Clock of the CPU, or the range it is drawn from; absent for the highest that the profile names.
         cores: Mean number of cores that compute.
+        again: When the clock is drawn anew: never, with every round, or after so many seconds.
     """
 
     board: str
@@ -120,7 +125,14 @@ Compute: TypeAlias = GivenCompute | RangeCompute | ProfileCompute
 
 
 class GivenPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="given"):
-    """Watts of the whole device: computing, idle, sending, receiving; absent where nobody knows them."""
+    """Fixed power of the whole device; what is absent is unknown.
+
+    Attributes:
+        busy_w: Power while it computes.
+        idle_w: Power while it does nothing.
+        tx_w: Power while it sends.
+        rx_w: Power while it receives.
+    """
 
     busy_w: float
     idle_w: float | None = None
@@ -135,10 +147,10 @@ class CyclesPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="cyc
     """What the papers charge: kappa * C * f^2 joules for C cycles at f hertz, and p * t for a transfer.
 
     Attributes:
-        kappa: Effective capacitance, in J s^2 per cycle.
-        idle_w: Watts that flow all the while, besides the others; the papers count none.
-        tx_w: p while it sends; absent for the power that a wireless link sends with, or unknown.
-        rx_w: While it receives; absent: unknown.
+        kappa: Effective capacitance.
+        idle_w: Power that flows all the while, besides the others; the papers count none.
+        tx_w: p, power while it sends; absent for the power that a wireless link sends with, or unknown.
+        rx_w: Power while it receives; absent: unknown.
     """
 
     kappa: float
@@ -152,25 +164,29 @@ class CyclesPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="cyc
 
 
 class ProfilePower(Section, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
-    """The power model of a board's firmware profile, at the clock and cores of `compute`."""
+    """The power model of a board's firmware profile, at the clock and cores of `compute`.
+
+    Attributes:
+        board: The profile's id, or the path of its TOML file.
+    """
 
     board: str
 
 
 class TracePower(Section, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
-    """A recorded power curve as watts over the busy time; each task begins at its begin.
+    """A recorded power curve, in watts over the busy time; every task starts at the beginning of the curve.
 
     Attributes:
         path: A CSV file, perhaps compressed (.gz); a relative path starts at the data root.
-        name: Of the curve, in `key_column`; absent for another one each device, in the file's order.
+        name: Name of the curve, in `key_column`; empty for another one each device, in the file's order.
         key_column: Column that names the curves.
-        column: Of the power.
+        column: Column of the power.
         scale: Watts in one of the column's unit; 0.001 for milliwatts.
         offset_s: Where in the curve a task begins.
-        after: What comes behind its end.
-        tx_name: Of the curve while it sends; absent: unknown.
-        rx_name: Of the curve while it receives; absent: unknown.
-        idle_w: Of the device that was recorded; absent: unknown.
+        after: What follows the end of the curve: its last value, or the curve again.
+        tx_name: Name of the curve while it sends; empty: unknown.
+        rx_name: Name of the curve while it receives; empty: unknown.
+        idle_w: Power of the recorded device while it did nothing; absent: unknown.
     """
 
     path: str

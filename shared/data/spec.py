@@ -46,7 +46,14 @@ class Dirichlet(
 
 
 class Shards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="shards"):
-    """Part `index` of `parts`, each with a few runs of the examples sorted by label; see `partition.shards`."""
+    """Part `index` of `parts`, each with a few runs of the examples sorted by label; see `partition.shards`.
+
+    Attributes:
+        shards_per_device: How many runs of examples each part has.
+        parts: How many devices share the data set.
+        index: Which of them this one is, from 0.
+        seed: The same on all of them, or their parts overlap.
+    """
 
     shards_per_device: int = 2
     parts: int
@@ -61,7 +68,13 @@ class Shards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Even(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="even"):
-    """Part `index` of `parts` of equal size and, but for chance, equal class shares."""
+    """Part `index` of `parts` of equal size and, but for chance, equal class shares.
+
+    Attributes:
+        parts: How many devices share the data set.
+        index: Which of them this one is, from 0.
+        seed: The same on all of them, or their parts overlap.
+    """
 
     parts: int
     index: int
@@ -73,7 +86,11 @@ class Even(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="client"):
-    """The examples of one client of the data set: a writer, a subject, a sensor."""
+    """The examples of one client of the data set: a writer, a subject, a sensor.
+
+    Attributes:
+        client: Name of the client, as in the data set.
+    """
 
     client: str
 
@@ -86,16 +103,18 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Where a process's examples come from and which of them it takes.
 
     Attributes:
-        source: The reader: a key of `shared.data.load.SOURCES`.
-        path: File or folder that it reads; relative to the working directory. `digits` needs none.
+        source: What reads the files; `device_agent/README.md` says what each source expects.
+        path: File or folder that it reads; relative to the folder of data sets, of an agent to the working directory.
+            `digits` needs none.
         split: The half of the data set that its authors set aside for training or for testing.
-        partition: This device's share; None for all.
+        partition: This device's share; absent for all. In a plan, `[partition]` deals the data instead.
         holdout: Share of this device's own examples kept for evaluation on the device, in [0, 1).
         validation: Share of what is left after that, kept for validation during training, in [0, 1).
-        mean, std: What is taken from each channel, and by what the rest is divided; one number for all of them or one a
-            channel. The same for all devices, hence no device's own; empty for inputs as they are.
+        mean: What is subtracted from each channel: one number for all or one a channel, the same for all devices; empty
+            for inputs as they are.
+        std: What each channel is divided by after that; likewise.
         augment: What is done to pictures that are trained on: `crop-flip` moves and mirrors them.
-        limit: At most this many examples, drawn with a fixed seed before the partition; None for all.
+        limit: At most this many examples, drawn with a fixed seed before the partition; absent for all.
         label_column: Name of the CSV column that holds the class.
         client_column: Who produced an example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
             beside MNIST's (`idx`). Empty for nobody in particular.

@@ -15,7 +15,9 @@ from shared.models.base import Model
 def cnn(
     channels: int = 1, side: int = 28, width: int = 16, hidden: int = 64, classes: int = 10, *, kernel: int = 3
 ) -> Model:
-    """Build the model. With kernels of 5, a width of 32 and 2048 hidden features it is LEAF's network for FEMNIST.
+    """Build two convolutions and two linear layers.
+
+    With kernels of 5, a width of 32 and 2048 hidden features it is LEAF's network for FEMNIST.
 
     Args:
         channels: Of the input, of shape (N, channels, side, side).
@@ -44,7 +46,7 @@ def cnn(
 
 
 def cnn1d(channels: int = 9, window: int = 128, width: int = 32, hidden: int = 64, classes: int = 6) -> Model:
-    """Build the model; the defaults fit UCI-HAR, three sensors of three axes each and six activities.
+    """Build two convolutions over time; the defaults fit UCI-HAR: three sensors of three axes, six activities.
 
     Args:
         channels: Of the input, of shape (N, channels, window).
@@ -65,6 +67,12 @@ def cnn1d(channels: int = 9, window: int = 128, width: int = 32, hidden: int = 6
 
 
 def mlp(features: int = 64, hidden: int = 32, classes: int = 10) -> Model:
-    """Build the model; inputs of shape (N, features) or any shape that flattens to it."""
+    """Build two linear layers; inputs of shape (N, features) or any shape that flattens to it.
+
+    Args:
+        features: Numbers of one input.
+        hidden: Features of the hidden layer.
+        classes: Outputs, of shape (N, classes).
+    """
     layers = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
     return Model(layers, {1: 3}, example=(features,))

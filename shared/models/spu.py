@@ -22,7 +22,7 @@ def _checked(width: int, side: int, least: int) -> None:
 
 
 def spu_emnist(channels: int = 1, side: int = 28, width: int = 20, classes: int = 62) -> Model:
-    """Build the model for handwritten characters.
+    """Build FedSPU's network for handwritten characters.
 
     Args:
         channels: Of the input, of shape (N, channels, side, side).
@@ -40,7 +40,7 @@ def spu_emnist(channels: int = 1, side: int = 28, width: int = 20, classes: int 
 
 
 def spu_cifar(channels: int = 3, side: int = 32, width: int = 6, classes: int = 10) -> Model:
-    """Build the model for coloured pictures.
+    """Build FedSPU's network for coloured pictures.
 
     Args:
         channels: Of the input, of shape (N, channels, side, side).
@@ -61,7 +61,7 @@ def spu_cifar(channels: int = 3, side: int = 32, width: int = 6, classes: int = 
 
 
 def spu_speech(channels: int = 1, side: int = 32, width: int = 50, classes: int = 35) -> Model:
-    """Build the model for spectrograms of spoken words.
+    """Build FedSPU's network for spectrograms of spoken words.
 
     Args:
         channels: Of the input, of shape (N, channels, side, side).

@@ -1,0 +1,100 @@
+"""JSON Schema of a plan, with which editors complete and check the TOML file.
+
+The shapes are those of the structs, as msgspec describes them; the meanings of keys and the options of what is chosen
+by name come from the reference.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from edge_server.allocation.coordinator import ALLOCATORS
+from edge_server.cli.plan_reference import CHOICES, meanings, option_function, summary
+from edge_server.plan.plan import Plan
+from edge_server.plan.sections import Chosen, OptimizerPlan
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+OWN_MODEL = "^[^:]+:[^:]+$"
+"""A model of the user's own, `module:function`; its options are for that function to judge."""
+SCALARS = {"type": ["boolean", "number", "string"]}
+
+
+def plan_schema() -> dict[str, Any]:
+    """Return the schema: every key with its meaning and default, every choice with its own options."""
+    (reference,), structs = msgspec.json.schema_components([Plan], ref_template="#/$defs/{name}")
+    options = [one.options for one in ALLOCATORS.values()]
+    definitions = {**structs, **msgspec.json.schema_components(options, ref_template="#/$defs/{name}")[1]}
+    for struct in _every_struct(Plan).union(options):
+        _describe(definitions[struct.__name__], struct)
+    for what, builders in CHOICES.items():
+        definitions[f"{what}_choice"] = {"anyOf": _choices(what, builders)}
+    for name in ("Plan", "FallbackPlan"):
+        for key in definitions[name]["properties"].keys() & CHOICES.keys():
+            _refer(definitions[name]["properties"], key)
+    chosen = definitions[OptimizerPlan.__name__]
+    chosen["anyOf"] = [
+        {
+            "properties": {
+                "name": {"const": name},
+                "solver": {"enum": list(one.solvers)},
+                "options": {"$ref": f"#/$defs/{one.options.__name__}"},
+            }
+        }
+        for name, one in ALLOCATORS.items()
+    ]
+    del definitions[Chosen.__name__]
+    return {"$schema": DIALECT, "title": "fieldfleet plan", **reference, "$defs": dict(sorted(definitions.items()))}
+
+
+def _every_struct(hint: Any) -> set[type[msgspec.Struct]]:
+    """Return a struct and those in it, at any depth."""
+    found = {hint} if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else set()
+    parts = [one.type for struct in found for one in msgspec.structs.fields(struct)] or [*get_args(hint)]
+    return found.union(*map(_every_struct, parts))
+
+
+def _describe(definition: dict[str, Any], struct: type) -> None:
+    """Put the meaning of each key beside it, in place of a docstring for all of them."""
+    definition["description"] = summary(struct)
+    notes = meanings(struct)
+    for name, entry in definition["properties"].items():
+        if name in notes:
+            entry["description"] = notes[name]
+
+
+def _refer(properties: dict[str, Any], key: str) -> None:
+    """Have a key refer to the choices that it has, with their options."""
+    kept = {name: value for name, value in properties[key].items() if name in ("description", "default")}
+    properties[key] = {**kept, "$ref": f"#/$defs/{key}_choice"}
+
+
+def _choices(what: str, builders: Mapping[str, Callable[..., object]]) -> list[dict[str, Any]]:
+    found = [_choice({"const": name}, _options(builder)) for name, builder in builders.items()]
+    if what == "model":
+        found.append(_choice({"pattern": OWN_MODEL}, {"type": "object", "additionalProperties": SCALARS}))
+    return found
+
+
+def _choice(name: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    properties = {"name": {"type": "string", **name}, "options": options}
+    return {"type": "object", "properties": properties, "required": ["name"], "additionalProperties": False}
+
+
+def _options(builder: Callable[..., object]) -> dict[str, Any]:
+    """Return the schema of a builder's options, with the defaults of a variant of it."""
+    function = option_function(builder)
+    hints, notes = get_type_hints(function), meanings(function)
+    properties: dict[str, Any] = {}
+    others: object = False
+    for name, option in inspect.signature(builder).parameters.items():
+        if option.kind is option.VAR_KEYWORD:
+            others = SCALARS
+            continue
+        shape = msgspec.json.schema(hints[name])
+        given = {} if option.default is option.empty else {"default": option.default}
+        properties[name] = {**shape, **given, "description": notes.get(name, "")}
+    return {"type": "object", "properties": properties, "additionalProperties": others}
