@@ -32,7 +32,7 @@ from edge_server.replay.devices.behaviour import Behaviour, Part
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale
 from edge_server.rounds.run import run_plan
-from edge_server.rounds.split.top_model import Top
+from edge_server.rounds.split.top_model import TopModel
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
 from shared.protocol.topics import channel_of, device_of, topic
@@ -259,7 +259,7 @@ def busy(store: Store, seconds: Callable[[int], float], step_s: float = 0.0) -> 
             number, *_ = args
             assert isinstance(number, int)
             await asyncio.sleep(seconds(number))
-        elif getattr(function, "__func__", None) is Top.serve:
+        elif getattr(function, "__func__", None) is TopModel.serve:
             await asyncio.sleep(step_s)
         return result
 

@@ -29,7 +29,7 @@ from edge_server.rounds.assign import WHAT, Assigning, Purpose, everybody
 from edge_server.rounds.broadcast import Outgoing, audiences
 from edge_server.rounds.check_update import keep_only, read, require_like
 from edge_server.rounds.collect_updates import Gather
-from edge_server.rounds.split.session import Splitting, account, begin
+from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
@@ -170,7 +170,7 @@ class Rounds:
                 await self.opening()
             await self.persist(self.store.append, opened)
         us, told = (self.plan, self.algorithm, self.model, self.server, self.link), opened.assignments
-        split = await self.server.worker(begin, *us, number=number, state=state, assignments=told)
+        split = await self.server.worker(open_split_round, *us, number=number, state=state, assignments=told)
         gather = await self.exchange(number, state, told, accepted=accepted, split=split)
         after, scored = await self._after(split.top.state if split else state, told, gather), None
         if after is not None:
@@ -182,7 +182,7 @@ class Rounds:
         personal = self.algorithm.serves is not None
         closed = closing(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
         at = self.server.clock()
-        closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **account(split))
+        closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **split_figures(split))
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
@@ -211,7 +211,7 @@ class Rounds:
         *,
         accepted: dict[str, UpdateAccepted],
         purpose: Purpose = "train",
-        split: Splitting | None = None,
+        split: SplitRound | None = None,
     ) -> Gather:
         """Give every device its task and take what comes back, until quorum or deadline."""
         broadcast = (purpose == "evaluate" and self.algorithm.shows) or self.algorithm.broadcast

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edge_server.config import LinkConfig
+from edge_server.rounds.split.device_session import DeviceSession
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Features, Message
@@ -21,25 +23,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Coming:
-    """One device's features on their way.
+class FeaturesIn:
+    """The features of one step, which lie in the sessions of the devices.
 
     Attributes:
-        offer: What was offered.
-        receiving: What of it is here.
-    """
-
-    offer: Features
-    receiving: Receiver[MemorySink]
-
-
-@dataclass
-class Incoming:
-    """The features of one step, by device.
-
-    Attributes:
-        paces: How fast they come from each device; outlives the step, and the round.
-        coming: Those that are not read yet.
+        sessions: Of the round's devices.
+        paces: How fast features come from each device; outlives the step, and the round.
     """
 
     site: str
@@ -47,62 +36,65 @@ class Incoming:
     clock: Clock
     link: LinkConfig
     paces: dict[str, Pace]
-    coming: dict[str, Coming] = field(default_factory=dict)
+    sessions: Mapping[str, DeviceSession]
     _policy: Policy = field(init=False)
 
     def __post_init__(self) -> None:
         """Take the limits of features from the link's."""
         self._policy = self.link.policy(self.link.max_features_mb << 20)
 
-    async def begin(self, device: str, offer: Features) -> None:
-        """Ask for the features of an offer, or for what lacks of them.
+    async def begin(self, session: DeviceSession, offer: Features) -> None:
+        """Ask for the features of an offer, or for what is missing of them.
 
         Raises:
             WireError: There are more than this server takes; no memory was taken for them.
         """
-        one, now = self.coming.get(device), self.clock()
-        if one and one.offer.params == offer.params:
-            one.receiving.offered_again(offer.pushed, now)
+        now, receiver = self.clock(), session.receiver
+        session.offer, session.features = offer, None
+        if receiver and receiver.transfer == offer.params:
+            receiver.offered_again(offer.pushed, now)
         else:
-            self.coming.pop(device, None)
-            pace = self.pace(device)
-            receiving = Receiver(offer.params, MemorySink, self._policy, pace, now, pushed=offer.pushed)
-            one = self.coming[device] = Coming(offer, receiving)
-        await self._ask(device, one)
+            session.receiver = None
+            pace = self.pace(session.device)
+            session.receiver = Receiver(offer.params, MemorySink, self._policy, pace, now, pushed=offer.pushed)
+        await self._ask(session)
 
-    async def frame(self, device: str, data: bytes) -> bool:
+    async def take(self, session: DeviceSession, data: bytes) -> bool:
         """Take a frame of features; tell whether they are whole.
 
         Raises:
             WireError: It is damaged or does not fit the offer.
         """
-        frame, one = frames.decode(data), self.coming.get(device)
-        if one is None or frame.digest != one.offer.params.digest:
+        frame, receiver = frames.decode(data), session.receiver
+        if receiver is None or frame.digest != receiver.transfer.digest:
             return False  # of a step that is over
-        one.receiving.take(frame, self.clock())
-        await self._ask(device, one)
-        return one.receiving.complete
+        receiver.take(frame, self.clock())
+        await self._ask(session)
+        return receiver.complete
 
-    async def returned(self, device: str) -> None:
-        """Ask a device that has connected anew for all that lacks: what was under way is lost."""
-        if one := self.coming.get(device):
-            one.receiving.lost(self.clock())
-            await self._ask(device, one)
+    async def ask_anew(self, session: DeviceSession) -> None:
+        """Ask a device that has connected anew for all that is missing: what was under way is lost."""
+        if session.receiver:
+            session.receiver.lost(self.clock())
+            await self._ask(session)
 
-    async def damaged(self, device: str, error: WireError) -> bool:
-        """Ask for a device's features anew if they were damaged on their way; tell whether there is hope."""
-        one = self.coming[device]
-        if error.reason != "digest" or one.receiving.is_hopeless:
+    async def retry(self, session: DeviceSession, error: WireError) -> bool:
+        """Ask for features anew if they were damaged on their way; tell whether there is hope."""
+        if session.receiver is None or error.reason != "digest" or session.receiver.is_hopeless:
             return False
-        await self._ask(device, one)
+        await self._ask(session)
         return True
 
     async def ask_again(self) -> None:
         """Ask anew for what does not come."""
-        for device, one in list(self.coming.items()):
-            if not one.receiving.left_s(self.clock()):
-                one.receiving.gave_up(self.clock())
-                await self._ask(device, one)
+        for session in self.coming():
+            if session.receiver and not session.receiver.left_s(self.clock()):
+                session.receiver.gave_up(self.clock())
+                await self._ask(session)
+
+    def coming(self) -> list[DeviceSession]:
+        """Return the sessions whose features are on their way, or not read yet."""
+        return [session for session in self.sessions.values() if session.receiver]
 
     def pace(self, device: str) -> Pace:
         """Return how fast frames come from a device; small ones first, since its link is not known yet."""
@@ -113,15 +105,21 @@ class Incoming:
     @property
     def window(self) -> int:
         """Frames that one device may have under way; all together have no more than the budget."""
-        return self._policy.share(len(self.coming))
+        return self._policy.share(sum(1 for session in self.sessions.values() if session.receiver))
 
-    async def _ask(self, device: str, one: Coming) -> None:
-        if want := one.receiving.want(self.window):
-            await self.tell(device, want, assured=False)
+    async def _ask(self, session: DeviceSession) -> None:
+        if session.receiver and (want := session.receiver.want(self.window)):
+            await self.send(session.device, want, assured=False)
 
-    async def tell(self, device: str, message: Message, *, assured: bool = True) -> None:
-        """Say something to a device; what does not reach it, it will cause again by another offer."""
+    async def send(self, device: str, message: Message, *, assured: bool = True) -> None:
+        """Send a message to a device; what does not reach it, it will cause again by another offer.
+
+        Args:
+            device: Whose topic.
+            message: What.
+            assured: Whether the broker is to acknowledge it.
+        """
         try:
             await self.transport.publish(topic(self.site, device, "gradient"), wire.encode(message), assured=assured)
         except Unreachable as error:
-            log.debug("not told, %s will offer again: %s", device, error)
+            log.debug("not sent, %s will offer again: %s", device, error)

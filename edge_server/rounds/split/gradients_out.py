@@ -1,20 +1,19 @@
-"""What of a split step goes down: each device's last gradient, kept until its next, and sent as it is asked for."""
+"""Send each device its gradient of a split step, kept until its next, as it is asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from edge_server.rounds.split.device_session import DeviceSession
 from shared.errors import Unreachable
 from shared.protocol import wire
 from shared.protocol.messages import Features, Gradient, Room, Want
 from shared.protocol.topics import topic
 from shared.transfer.pace import Pace
 from shared.transfer.receiver import room
-from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -24,42 +23,31 @@ MOST_WANTS = 16
 
 
 @dataclass
-class Gradients:
-    """The gradients of one round's devices.
-
-    Attributes:
-        here: By device; nothing while a step is being computed.
-    """
+class GradientsOut:
+    """Sends the gradients that lie in the sessions of one round's devices."""
 
     site: str
     transport: Transport
-    here: dict[str, Sender] = field(default_factory=dict)
-    _frames: asyncio.Queue[tuple[str, Iterator[bytes]]] = field(default_factory=asyncio.Queue)
-    _waiting: Counter[str] = field(default_factory=Counter)
+    _frames: asyncio.Queue[tuple[DeviceSession, Iterator[bytes]]] = field(default_factory=asyncio.Queue)
 
-    def forget(self, devices: Iterable[str]) -> None:
-        """Part with what was computed of an earlier step: who is at this one has it."""
-        for device in devices:
-            self.here.pop(device, None)
-
-    async def tell(self, device: str, offer: Features, pace: Pace, window: int) -> None:
-        """Say that a device's gradient is here, and send at once what it has room for.
+    async def announce(self, session: DeviceSession, offer: Features, pace: Pace, window: int) -> None:
+        """Announce a device's gradient, and send at once what it has room for.
 
         Args:
-            device: Whose; if it has none, nothing is said: the one that belongs to its offer is being computed.
+            session: Of the device; if it has no gradient, nothing is sent: the one for its offer is being computed.
             offer: The features that it answers.
             pace: Of what comes from the device.
             window: Frames that it may have under way.
         """
-        gradient = self.here.get(device)
+        gradient = session.gradient
         if gradient is None:
             return
-        unasked = offer.room if self._waiting[device] < MOST_WANTS else Room()
+        unasked = offer.room if session.queued < MOST_WANTS else Room()
         pushed, frames = gradient.push(unasked, self.transport.max_payload_bytes)
         header = Gradient(
             run=offer.run,
             round=offer.round,
-            device=device,
+            device=session.device,
             start=offer.start,
             step=offer.step,
             answers=offer.params.digest,
@@ -67,38 +55,40 @@ class Gradients:
             pushed=pushed,
             room=room(pace, window),
         )
-        telling = self.transport.publish(topic(self.site, device, "gradient"), wire.encode(header))
-        told, _ = await asyncio.gather(telling, self._push(device, frames), return_exceptions=True)  # in this order
-        if isinstance(told, Unreachable):
-            log.debug("not told, %s will offer again: %s", device, told)
-        elif told is not None:
-            raise told
+        announcing = self.transport.publish(topic(self.site, session.device, "gradient"), wire.encode(header))
+        ended, _ = await asyncio.gather(
+            announcing, self._push(session, frames), return_exceptions=True
+        )  # in this order
+        if isinstance(ended, Unreachable):
+            log.debug("not announced, %s will offer again: %s", session.device, ended)
+        elif ended is not None:
+            raise ended
 
-    async def _push(self, device: str, frames: Iterator[bytes]) -> None:
-        """Send frames right behind the header, without waiting for the broker's word that it has that."""
-        self._send(device, frames)
+    async def _push(self, session: DeviceSession, frames: Iterator[bytes]) -> None:
+        """Queue frames right behind the header, without waiting until the broker has acknowledged that."""
+        self._queue(session, frames)
 
-    def want(self, device: str, want: Want) -> None:
+    def answer(self, session: DeviceSession, want: Want) -> None:
         """Send what a device asks for.
 
         Raises:
             WireError: It asks for what does not exist.
         """
-        gradient = self.here.get(device)
-        if gradient and gradient.transfer.digest == want.digest and self._waiting[device] < MOST_WANTS:
-            self._send(device, gradient.answer(want, self.transport.max_payload_bytes))
+        gradient = session.gradient
+        if gradient and gradient.transfer.digest == want.digest and session.queued < MOST_WANTS:
+            self._queue(session, gradient.answer(want, self.transport.max_payload_bytes))
 
-    def _send(self, device: str, frames: Iterator[bytes]) -> None:
-        self._waiting[device] += 1
-        self._frames.put_nowait((device, frames))
+    def _queue(self, session: DeviceSession, frames: Iterator[bytes]) -> None:
+        session.queued += 1
+        self._frames.put_nowait((session, frames))
 
     async def send(self) -> None:
         """Send the frames that are due, one device's after the other's, until cancelled."""
         while True:
-            device, frames = await self._frames.get()
-            self._waiting[device] -= 1
+            session, frames = await self._frames.get()
+            session.queued -= 1
             try:
                 for frame in frames:
-                    await self.transport.publish(topic(self.site, device, "gradient"), frame, assured=False)
+                    await self.transport.publish(topic(self.site, session.device, "gradient"), frame, assured=False)
             except Unreachable as error:
-                log.debug("frames for %s not sent, they will be asked for again: %s", device, error)
+                log.debug("frames for %s not sent, they will be asked for again: %s", session.device, error)

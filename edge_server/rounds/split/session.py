@@ -1,7 +1,4 @@
-"""Serve the steps of one split round: features come up, the barrier says when a step is due, gradients go down.
-
-What a round of a split method has besides: somebody who serves its steps.
-"""
+"""Serve the steps of one split round: features come up, the barrier says when a step is due, gradients go down."""
 
 from __future__ import annotations
 
@@ -16,10 +13,11 @@ from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server, skip
 from edge_server.plan.plan import Plan
 from edge_server.rounds.collect_updates import Gather
-from edge_server.rounds.split.barrier import Barrier, Word
-from edge_server.rounds.split.features_in import Coming, Incoming
-from edge_server.rounds.split.gradients_out import Gradients
-from edge_server.rounds.split.top_model import Top, own
+from edge_server.rounds.split.barrier import Barrier, Reply
+from edge_server.rounds.split.device_session import DeviceSession
+from edge_server.rounds.split.features_in import FeaturesIn
+from edge_server.rounds.split.gradients_out import GradientsOut
+from edge_server.rounds.split.top_model import TopModel, copy_state
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
 from shared.errors import WireError
@@ -31,6 +29,8 @@ from shared.runtime.executor import Worker
 from shared.runtime.tasks import background
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
+from shared.transfer.in_memory import MemorySink
+from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender
 
 log = logging.getLogger(__name__)
@@ -39,25 +39,23 @@ TICK_S, LONG_S = 0.25, 3600.0
 
 
 @dataclass
-class Splitting:
-    """One open round's steps. Whoever hears hands offers and frames in; `serve` alone takes steps.
+class SplitRound:
+    """One open round's steps. The hub hands offers and frames in; `serve` alone takes steps.
 
     Attributes:
         top: The server's part of the network.
-        barrier: Who is in, and which step is open.
-        incoming: What comes up.
-        gradients: What goes down.
+        barrier: Which step is open, and the sessions of the devices.
+        features: Receives what comes up.
+        gradients: Sends what goes down.
     """
 
     clock: Clock
     worker: Worker
-    top: Top
+    top: TopModel
     barrier: Barrier
-    incoming: Incoming
-    gradients: Gradients
+    features: FeaturesIn
+    gradients: GradientsOut
     _gather: Gather = field(init=False)
-    _offers: dict[str, Features] = field(default_factory=dict)
-    _ups: dict[str, Tree] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
@@ -67,10 +65,10 @@ class Splitting:
     def is_void(self, device: str, update: Update) -> bool:
         """Tell whether an update is of a session that an earlier process served: the top that belongs to it is lost."""
         is_ours = update.failure is None and update.start in (b"", self._gather.starts[device])
-        return is_ours and self.barrier.knows(device) and not self.barrier.done(device)
+        return is_ours and self.barrier.is_member(device) and not self.barrier.is_done(device)
 
     async def offer(self, device: str, offer: Features) -> None:
-        """Answer an offer of features: ask for what lacks, or say where the session is.
+        """Answer an offer of features: ask for what is missing of them, or say where the session is.
 
         Raises:
             WireError: It is in the name of another device, or of none of this round, or of no step.
@@ -79,23 +77,22 @@ class Splitting:
             raise WireError(f"features in the name of {offer.device!r}", reason="identity")
         if not 1 <= offer.step <= self.barrier.steps:
             raise WireError(f"features of step {offer.step} of {self.barrier.steps}", reason="step")
-        if offer.start != self._gather.starts[device] or not self.barrier.knows(device):
-            return  # of before the round was begun anew from other parameters, which its newer task tells; or it failed
+        if offer.start != self._gather.starts[device] or not self.barrier.is_member(device):
+            return  # of before the round was begun anew from other parameters, as its newer task says; or it failed
+        session = self.barrier.sessions[device]
         answer = self.barrier.offer(device, offer.step, offer.params.digest)
-        if answer is Word.TAKE:
-            await self._take(device, offer)
-        elif answer is Word.AGAIN:
-            await self._tell_gradient(device, offer)
+        if answer is Reply.TAKE:
+            await self._take(session, offer)
+        elif answer is Reply.AGAIN:
+            await self._announce(session, offer)
         elif isinstance(answer, int):
-            await self.incoming.tell(device, skip(offer, answer))
+            await self.features.send(device, skip(offer, answer))
 
-    async def _take(self, device: str, offer: Features) -> None:
-        self._offers[device] = offer
-        self._ups.pop(device, None)
+    async def _take(self, session: DeviceSession, offer: Features) -> None:
         try:
-            await self.incoming.begin(device, offer)
+            await self.features.begin(session, offer)
         except WireError as error:
-            self._refuse(device, error)
+            self._refuse(session, error)
         self._wake.set()  # from now on a silence is to be noticed
 
     async def frame(self, device: str, data: bytes) -> None:
@@ -104,7 +101,10 @@ class Splitting:
         Raises:
             WireError: It is damaged or does not fit the offer.
         """
-        if await self.incoming.frame(device, data):
+        session = self.barrier.sessions.get(device) or DeviceSession(
+            device
+        )  # a stranger's frame is checked all the same
+        if await self.features.take(session, data):
             self._wake.set()
 
     def join(self, gather: Gather) -> None:
@@ -113,11 +113,13 @@ class Splitting:
 
     def want(self, device: str, want: Want) -> None:
         """Send what a device asks for of its last gradient."""
-        self.gradients.want(device, want)
+        if session := self.barrier.sessions.get(device):
+            self.gradients.answer(session, want)
 
     async def returned(self, device: str) -> None:
         """Note that a device has connected anew."""
-        await self.incoming.returned(device)
+        if session := self.barrier.sessions.get(device):
+            await self.features.ask_anew(session)
 
     async def serve(self, reachable: Callable[[], Awaitable[bool]]) -> None:
         """Serve step after step, until cancelled.
@@ -128,90 +130,89 @@ class Splitting:
         async with background(self.gradients.send()):
             while True:
                 self._wake.clear()
-                self._drop_failed()
-                for device, one in list(self.incoming.coming.items()):
-                    if one.receiving.complete:
-                        await self._read(device, one)
+                for device in self._gather.failed:
+                    self.barrier.drop(device)
+                for session in self.features.coming():
+                    if session.receiver and session.receiver.complete:
+                        await self._read(session, session.receiver)
                 if self.barrier.left_s(self.clock()) > 0:
-                    await self.incoming.ask_again()
+                    await self.features.ask_again()
                     await self._until_due()
-                elif self.barrier.lacking and not await reachable():
+                elif self.barrier.awaited and not await reachable():
                     self.barrier.postpone(self.clock())
                 else:
                     await self._step()
 
-    def _drop_failed(self) -> None:
-        for device in self._gather.failed:
-            self.barrier.drop(device)
-            for kept in (self.incoming.coming, self._ups, self.gradients.here):
-                kept.pop(device, None)
-
-    async def _read(self, device: str, one: Coming) -> None:
+    async def _read(self, session: DeviceSession, receiver: Receiver[MemorySink]) -> None:
         """Decode and check features that are whole."""
         try:
-            up = await self.worker(self.top.read, device, one.receiving)
+            features = await self.worker(self.top.read, session.device, receiver)
         except WireError as error:
-            if self.incoming.coming.get(device) is not one:
+            if session.receiver is not receiver:
                 return  # it has begun anew meanwhile
-            if await self.incoming.damaged(device, error):
+            if await self.features.retry(session, error):
                 self._gather.refused["digest"] += 1
             else:
-                del self.incoming.coming[device]
-                self._refuse(device, error)
+                session.receiver = None
+                self._refuse(session, error)
         else:
-            if self.incoming.coming.get(device) is one:
-                del self.incoming.coming[device]
-                self._ups[device] = up
-                self.barrier.deliver(device, one.offer.params.digest, self.clock())
+            if session.receiver is receiver:
+                session.receiver, session.features = None, features
+                self.barrier.deliver(session.device, receiver.transfer.digest, self.clock())
 
-    def _refuse(self, device: str, error: WireError) -> None:
+    def _refuse(self, session: DeviceSession, error: WireError) -> None:
         if not self._gather.refused[error.reason]:
-            log.warning("step %d goes on without %s: %s", self.barrier.step, device, error)
+            log.warning("step %d goes on without %s: %s", self.barrier.step, session.device, error)
         self._gather.refused[error.reason] += 1
-        self.barrier.refuse(device, self.clock())
+        self.barrier.refuse(session.device, self.clock())
         self._wake.set()
 
     async def _step(self) -> None:
-        """Take the step that is due, and tell everybody what came of it."""
-        number, absent = self.barrier.step, self.barrier.lacking
+        """Take the step that is due, and send everybody what came of it."""
+        number, absent, sessions = self.barrier.step, self.barrier.awaited, self.barrier.sessions
         devices, in_vain = self.barrier.serve()
         log.debug("step of round %d: number=%d devices=%d", self._gather.number, number, len(devices))
         if absent:
             log.info("round %d: step %d goes on without %s", self._gather.number, number, ", ".join(sorted(absent)))
-        for device in in_vain:
-            self.incoming.coming.pop(device, None)
-        words = {device: skip(self._offers[device], self.barrier.step) for device in in_vain}
-        offers = {device: self._offers[device] for device in devices}
-        ups = {device: self._ups.pop(device) for device in devices}
-        self.gradients.forget(devices)  # all of it before anything is waited for: offers come meanwhile
-        await asyncio.gather(*(self.incoming.tell(device, word) for device, word in words.items()))
+        skips = {device: skip(_offer(sessions[device]), self.barrier.step) for device in in_vain}
+        offers = {device: _offer(sessions[device]) for device in devices}
+        # All of it before anything is waited for: offers come meanwhile.
+        features = {device: sessions[device].take_features() for device in devices}
+        await asyncio.gather(*(self.features.send(device, message) for device, message in skips.items()))
         if devices:
-            self.gradients.here.update(await self._served(number, ups))
-        await asyncio.gather(*(self._tell_gradient(device, offer) for device, offer in offers.items()))
+            for device, gradient in (await self._compute(number, features)).items():
+                if sessions[device].is_alive:
+                    sessions[device].gradient = gradient
+        await asyncio.gather(*(self._announce(sessions[device], offer) for device, offer in offers.items()))
 
-    async def _served(self, number: int, ups: dict[str, Tree]) -> dict[str, Sender]:
+    async def _compute(self, number: int, features: dict[str, Tree]) -> dict[str, Sender]:
         """Take a step off the loop; when cancelled, wait: nobody else may draw or use the state meanwhile."""
-        link, transport = self.incoming.link, self.incoming.transport
+        link, transport = self.features.link, self.features.transport
         frame_bytes = frames.largest_frame(link.frame_bytes, transport.max_payload_bytes)
-        serving = asyncio.ensure_future(self.worker(self.top.serve, number, ups, frame_bytes))
+        serving = asyncio.ensure_future(self.worker(self.top.serve, number, features, frame_bytes))
         try:
             return await asyncio.shield(serving)
         except asyncio.CancelledError:
             await asyncio.wait({serving})
             raise
 
-    async def _tell_gradient(self, device: str, offer: Features) -> None:
-        await self.gradients.tell(device, offer, self.incoming.pace(device), self.incoming.window)
+    async def _announce(self, session: DeviceSession, offer: Features) -> None:
+        await self.gradients.announce(session, offer, self.features.pace(session.device), self.features.window)
 
     async def _until_due(self) -> None:
         """Wait until something has come, or the step is due."""
-        left_s = min(self.barrier.left_s(self.clock()), TICK_S if self.incoming.coming else LONG_S)
+        left_s = min(self.barrier.left_s(self.clock()), TICK_S if self.features.coming() else LONG_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._wake.wait()
 
 
-def begin(  # noqa: PLR0913 - what a round is made of
+def _offer(session: DeviceSession) -> Features:
+    assert session.offer is not None, "who has offered in a step has an offer"
+    return session.offer
+
+
+def open_split_round(  # noqa: PLR0913 - what a round is made of
     plan: Plan,
     algorithm: Algorithm,
     model: Model,
@@ -221,22 +222,32 @@ def begin(  # noqa: PLR0913 - what a round is made of
     number: int,
     state: State,
     assignments: Mapping[str, Assignment],
-) -> Splitting | None:
-    """Return who serves a round's steps, on a copy of the state; None where the devices train alone."""
+) -> SplitRound | None:
+    """Return what serves a round's steps, on a copy of the state; None where the devices train alone.
+
+    Args:
+        plan: The run's.
+        algorithm: Its method.
+        model: Its network, without storage.
+        server: The site's, with how fast features come from each device.
+        link: Window and limits of transfers.
+        number: The round, from 1.
+        state: The server's before the round.
+        assignments: What the devices are told.
+    """
     if algorithm.serve is None:
         return None
     steps = max((told.steps for told in assignments.values()), default=0)
     codec = build(CODECS, plan.cut_codec, "cut_codec")
-    top = Top(algorithm, model, own(state), codec, assignments, plan.seed, before=(number - 1) * steps)
+    top = TopModel(algorithm, model, copy_state(state), codec, assignments, plan.seed, before=(number - 1) * steps)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
-    incoming = Incoming(server.site, server.transport, server.clock, link, server.paces)
-    gradients = Gradients(server.site, server.transport)
-    return Splitting(server.clock, server.worker, top, barrier, incoming, gradients)
+    features = FeaturesIn(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
+    gradients = GradientsOut(server.site, server.transport)
+    return SplitRound(server.clock, server.worker, top, barrier, features, gradients)
 
 
-def account(splitting: Splitting | None) -> dict[str, Any]:
+def split_figures(split: SplitRound | None) -> dict[str, Any]:
     """Return what is recorded of a round's steps; nothing of one that is not split."""
-    if splitting is None:
+    if split is None:
         return {}
-    barrier = splitting.barrier
-    return {"steps": barrier.step - 1, "missed": dict(sorted(barrier.missed.items()))}
+    return {"steps": split.barrier.step - 1, "missed": split.barrier.missed}

@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 30
 
 
 @dataclass
-class Top:
+class TopModel:
     """Learns step by step, on a state of its own.
 
     Attributes:
@@ -77,7 +77,7 @@ class Top:
         }
 
 
-def own(state: State) -> State:
+def copy_state(state: State) -> State:
     """Return a state whose tensors nobody else has, so that steps may change them in place.
 
     In order of name: one that was read back from disk must come to the same, also where a method draws leaf by leaf.

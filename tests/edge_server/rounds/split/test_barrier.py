@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from edge_server.rounds.split.barrier import Answer, Barrier, Word
+from edge_server.rounds.split.barrier import Answer, Barrier, Reply
 
 DEADLINE_S = 10.0
 
@@ -20,8 +20,13 @@ def barrier(*devices: str, steps: int = 3) -> Barrier:
 
 def give(session: Barrier, device: str, now: float = 0.0) -> None:
     """Offer and deliver features of the open step."""
-    assert offer(session, device, session.step) is Word.TAKE
+    assert offer(session, device, session.step) is Reply.TAKE
     session.deliver(device, b"features", now)
+
+
+def absent(session: Barrier) -> set[str]:
+    """Return who is not waited for."""
+    return {name for name, one in session.sessions.items() if one.state == "absent"}
 
 
 def offer(session: Barrier, device: str, step: int, features: bytes = b"features") -> Answer:
@@ -64,7 +69,7 @@ def test_who_lacks_at_the_deadline_holds_up_no_later_step_until_it_is_back():
     give(session, "a")
     assert session.left_s(DEADLINE_S) == 0.0
     assert session.serve() == (["a"], []), "it had offered nothing"
-    assert session.absent == {"b"}
+    assert absent(session) == {"b"}
     give(session, "a", 20.0)
     assert session.left_s(20.0) == 0.0, "it waits for one who is absent"
     session.serve()
@@ -74,9 +79,9 @@ def test_who_lacks_at_the_deadline_holds_up_no_later_step_until_it_is_back():
     give(session, "b", 31.0)
     assert session.serve() == (["a", "b"], [])
     assert session.missed == {"b": 2}
-    assert session.over
-    assert session.done("a")
-    assert session.done("b")
+    assert session.is_over
+    assert session.is_done("a")
+    assert session.is_done("b")
 
 
 def test_who_speaks_and_does_not_deliver_is_not_waited_for_again_until_it_has_delivered():
@@ -100,10 +105,10 @@ def test_a_gradient_that_was_lost_is_given_again_however_far_the_others_are():
     give(session, "a")
     give(session, "b")
     session.serve()
-    assert offer(session, "b", 1) is Word.AGAIN
+    assert offer(session, "b", 1) is Reply.AGAIN
     give(session, "a", 1.0)
     session.serve()
-    assert offer(session, "b", 1) is Word.AGAIN, "it took part in that step"
+    assert offer(session, "b", 1) is Reply.AGAIN, "it took part in that step"
     assert offer(session, "b", 2) == 3
 
 
@@ -111,8 +116,8 @@ def test_a_device_of_an_earlier_process_begins_anew():
     """What it offers was never open here: it is told a step behind its own."""
     session = barrier()
     assert offer(session, "a", 3) == 1
-    assert offer(session, "a", 1) is Word.TAKE
-    assert not session.done("a"), "an update that it has from before is none of this session"
+    assert offer(session, "a", 1) is Reply.TAKE
+    assert not session.is_done("a"), "an update that it has from before is none of this session"
 
 
 def test_a_device_that_begins_anew_in_the_same_session_is_told_where_the_others_are():
@@ -122,7 +127,7 @@ def test_a_device_that_begins_anew_in_the_same_session_is_told_where_the_others_
         give(session, "a")
         session.serve()
     assert offer(session, "a", 1) == 4
-    assert offer(session, "a", 3) is Word.AGAIN
+    assert offer(session, "a", 3) is Reply.AGAIN
     assert offer(session, "a", 3, b"others") == 4, "it has not those features any more to which the gradient belongs"
 
 
@@ -130,11 +135,11 @@ def test_features_that_cannot_be_used_are_missed_and_hold_nobody_up():
     session = barrier()
     offer(session, "b", 1)
     session.refuse("b", 0.0)
-    assert offer(session, "b", 1) is Word.NOTHING
+    assert offer(session, "b", 1) is Reply.NOTHING
     give(session, "a")
     assert session.left_s(0.0) == 0.0
     assert session.serve() == (["a"], ["b"])
-    assert (session.absent, session.missed) == (set(), {"b": 1})
+    assert (absent(session), session.missed) == (set(), {"b": 1})
     assert offer(session, "b", 1) == 2
 
 
@@ -144,9 +149,9 @@ def test_where_all_that_came_is_refused_the_step_is_over_all_the_same():
     session.refuse("a", 0.0)
     assert session.left_s(0.0) == 0.0
     assert session.serve() == ([], ["a"])
-    assert session.over
+    assert session.is_over
     assert offer(session, "a", 1) == 2
-    assert session.done("a")
+    assert session.is_done("a")
 
 
 def test_a_device_that_failed_is_out_for_good():
@@ -154,7 +159,7 @@ def test_a_device_that_failed_is_out_for_good():
     give(session, "a")
     session.drop("b")
     assert session.left_s(0.0) == 0.0
-    assert not session.knows("b")
+    assert not session.is_member("b")
     session.serve()
     give(session, "a")
     session.drop("a")
@@ -164,8 +169,8 @@ def test_a_device_that_failed_is_out_for_good():
 def test_other_features_take_the_place_of_those_that_are_here():
     session = barrier()
     give(session, "a", 0.0)
-    assert offer(session, "a", 1) is Word.NOTHING
-    assert offer(session, "a", 1, b"others") is Word.TAKE
+    assert offer(session, "a", 1) is Reply.NOTHING
+    assert offer(session, "a", 1, b"others") is Reply.TAKE
     assert session.left_s(99.0) == math.inf
     session.deliver("a", b"others", 50.0)
     assert session.left_s(50.0) == DEADLINE_S
@@ -186,9 +191,9 @@ class Anything(RuleBasedStateMachine):
 
     def advance(self) -> None:
         """Let the honest device deliver, and the step be served if it is due."""
-        if self.session.over:
+        if self.session.is_over:
             return
-        if "honest" not in self.session.delivered:
+        if self.session.sessions["honest"].state != "delivered":
             give(self.session, "honest", self.now)
         assert self.session.left_s(self.now) <= DEADLINE_S
         if self.session.left_s(self.now) == 0.0:
@@ -200,14 +205,14 @@ class Anything(RuleBasedStateMachine):
     @rule(device=st.sampled_from(DEVICES), step=st.integers(1, STEPS), other=st.booleans(), delivers=st.booleans())
     def say(self, device: str, step: int, *, other: bool, delivers: bool) -> None:
         """Offer features of any step, and deliver them or not."""
-        if not self.session.knows(device):
+        if not self.session.is_member(device):
             return
         features = b"others" if other else b"features"
         word = offer(self.session, device, step, features)
         assert word != step, "it is told the step that it is at"
-        if word is Word.AGAIN:
+        if word is Reply.AGAIN:
             assert device in self.served[step - 1], "it has no gradient of that step"
-        if word is Word.TAKE:
+        if word is Reply.TAKE:
             assert step == self.session.step
             if delivers:
                 self.session.deliver(device, features, self.now)
@@ -217,7 +222,11 @@ class Anything(RuleBasedStateMachine):
     def refuse(self, device: str) -> None:
         """Offer what cannot be used."""
         open_step = self.session.step
-        if self.session.knows(device) and open_step <= STEPS and offer(self.session, device, open_step) is Word.TAKE:
+        if (
+            self.session.is_member(device)
+            and open_step <= STEPS
+            and offer(self.session, device, open_step) is Reply.TAKE
+        ):
             self.session.refuse(device, self.now)
             self.advance()
 
@@ -238,11 +247,11 @@ class Anything(RuleBasedStateMachine):
         for _ in range(2 * STEPS):
             self.advance()
             self.now += DEADLINE_S
-        assert self.session.over
+        assert self.session.is_over
         assert len(self.served) == STEPS
         assert "honest" not in self.session.missed
-        assert self.session.done("honest")
-        for device in filter(self.session.knows, DEVICES):
+        assert self.session.is_done("honest")
+        for device in filter(self.session.is_member, DEVICES):
             took_part = sum(device in takers for takers in self.served)
             assert self.session.missed.get(device, 0) + took_part == STEPS
 

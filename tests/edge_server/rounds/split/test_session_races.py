@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_server.rounds.split.gradients_out import MOST_WANTS, Gradients
+from edge_server.rounds.split.device_session import DeviceSession
+from edge_server.rounds.split.gradients_out import MOST_WANTS, GradientsOut
 from shared.algorithms import ALGORITHMS
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip
@@ -71,13 +72,13 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
 
     async def play() -> None:
         broker, data = MemoryTransport(), bytes(4 * BLOCK_BYTES)
-        gradients, sent = Gradients("lab", broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
+        gradients, sent = GradientsOut("lab", broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
         about = {"run": "trial", "round": 1, "device": "a", "start": bytes(16), "step": 1, "params": sent.transfer}
         offer = Features(**about, room=Room(blocks=1 << 40))
-        gradients.here["a"] = sent
+        session = DeviceSession("a", gradient=sent)
         async with broker.subscribe("#") as inbox:
             for _ in range(10 * MOST_WANTS):
-                await gradients.tell("a", offer, Pace(1.0, 0.0, BLOCK_BYTES), 16)
+                await gradients.announce(session, offer, Pace(1.0, 0.0, BLOCK_BYTES), 16)
             task = asyncio.create_task(gradients.send())
             await asyncio.sleep(1)
             task.cancel()

@@ -1,0 +1,76 @@
+"""A device's life in a split round, by its table: every state with every event, and what parts with what."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from edge_server.rounds.split.device_session import PATIENCE, TRANSITIONS, DeviceSession, Event, StepState
+
+STATES, EVENTS = get_args(StepState), get_args(Event)
+SPEAKS = {
+    "return": {"awaited": "awaited", "absent": "awaited"},
+    "offer": dict.fromkeys(("awaited", "absent", "offered", "delivered"), "offered"),
+    "deliver": {"offered": "delivered"},
+    "refuse": {"offered": "refused"},
+    "close": {
+        "delivered": "awaited",
+        "refused": "awaited",
+        "awaited": "absent",
+        "absent": "absent",
+        "offered": "absent",
+    },
+    "close overdue": dict.fromkeys(("awaited", "absent", "offered", "refused"), "absent"),
+    "fail": dict.fromkeys(STATES, "failed"),
+}
+"""By event, what the rules say of it; that a device speaks changes nothing where it has offered."""
+SPEAKS["return"] |= {state: state for state in ("offered", "delivered", "refused")}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("event", EVENTS)
+def test_every_state_with_every_event_goes_where_the_rules_say_or_is_a_fault(state: StepState, event: Event) -> None:
+    session = DeviceSession("a", state=state)
+    if state in SPEAKS[event]:
+        session.follow(event)
+        assert session.state == SPEAKS[event][state]
+    else:
+        with pytest.raises(ValueError, match=f"event '{event}' while a is {state}"):
+            session.follow(event)
+        assert session.state == state
+
+
+def test_every_state_is_reached_from_the_first_and_only_failing_is_for_good() -> None:
+    reached, new = set[str](), {"awaited"}
+    while new:
+        reached |= new
+        new = {following for state in new for following in TRANSITIONS[state].values()} - reached
+    assert reached == set(STATES) == set(TRANSITIONS)
+    assert {state for state in STATES if set(TRANSITIONS[state].values()) <= {state}} == {"failed"}
+
+
+@pytest.mark.parametrize("state", set(STATES) - {"failed"})
+@pytest.mark.parametrize("late", range(PATIENCE + 2))
+def test_a_step_closes_in_every_state_and_counts_once(state: StepState, late: int) -> None:
+    """It is answered or missed; only who was waited for in vain is later than before."""
+    if state == "awaited" and late >= PATIENCE:
+        return  # nobody waits for one that is overdue
+    session = DeviceSession("a", state=state, step=3, late=late, delivered=b"digest")
+    was_waited_for = session.is_waited_for
+    session.close(3)
+    took_part = state == "delivered"
+    assert (session.missed, session.answered) == ((0, 3) if took_part else (1, 0))
+    assert session.late == (0 if took_part else late + was_waited_for)
+    assert session.step == (4 if state in {"delivered", "offered", "refused"} else 3), (
+        "who has not offered is told later"
+    )
+    assert session.is_waited_for == (took_part or (state == "refused" and late < PATIENCE))
+
+
+def test_one_that_failed_keeps_nothing_and_is_waited_for_no_more() -> None:
+    session = DeviceSession("a", state="delivered", features={})
+    session.fail()
+    assert (session.features, session.receiver, session.gradient) == (None, None, None)
+    assert not session.is_alive
+    assert not session.is_waited_for
