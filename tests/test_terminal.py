@@ -198,17 +198,17 @@ def test_a_study_of_kills_and_a_calibration_fit_the_terminal(tmp_path):
 @pytest.mark.broker
 def test_a_live_trial_ends_with_whole_figures_on_80_columns(tmp_path):
     """Its progress and its table, on one terminal."""
-    plan = write_plan(tmp_path, rounds=2, **TINY)
-    words = (plan, "--data-dir", tmp_path / "runs", "--data-root", tmp_path, "--local", 4)
+    plan = write_plan(tmp_path, rounds=1, **TINY)
+    words = (plan, "--data-dir", tmp_path / "runs", "--data-root", tmp_path, "--local", 2)
     seen = on_terminal(lambda: live("trial", "run", *words), 80)
     require_whole(seen, [], 80)
     text = "\n".join(seen)
-    assert re.search(r"round 2, updates \d/4", text)
+    assert re.search(r"round 1, updates \d/2", text)
     assert re.search(r"accuracy 0\.\d{4}  loss \d\.\d{4}", text)
     [headings] = [line.split() for line in seen if line.startswith("round updates") or "  updates  accuracy" in line]
     assert headings[:7] == ["round", "updates", "accuracy", "loss", "seconds", "slowest", "joules"]
-    assert any(line.split()[:2] == ["2", "4"] for line in seen)
-    assert any(line.split() == ["round", *(f"device-{number}" for number in range(4))] for line in seen)
+    assert any(line.split()[:2] == ["1", "2"] for line in seen)
+    assert any(line.split()[-2:] == ["device-0", "device-1"] for line in seen)
 
 
 def live(*words: object) -> None:

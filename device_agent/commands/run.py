@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="TOML file, see the README")
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="TOML file, see device_agent/README.md"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

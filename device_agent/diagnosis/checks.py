@@ -226,7 +226,7 @@ BROKEN: Mapping[tuple[str, ...], str] = {
         "no answer",
     ): "nobody answers: is the gateway on, is host of [broker] right, does a firewall drop it?",
     ("unreachable", "no route"): "there is no way to it: is this board's network up?",
-    ("denies",): "allow it in the broker's access list, see the README",
+    ("denies",): "allow it in the broker's access list, see edge_server/README.md",
     ("authori", "user name or password"): "the broker wants a login, which agents do not have: `allow_anonymous true` "
     "on the listener of this site's network",
     ("",): "is it an MQTT broker? Look at its log",

@@ -1,4 +1,4 @@
-"""A study's file: one plan, what of it is varied, and what is asked of the results. The README documents every key.
+"""A study's file: one plan, what of it is varied, what is asked of its results (`edge_server/replay/README.md`).
 
 Where in a TOML file a key stands, so that an error can name its line.
 """
