@@ -11,23 +11,21 @@ from device_agent.probes.base import Found
 from device_agent.profile.load import NOBODY
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Reading
+from shared.protocol.units import BINARY_BYTES, Unit, Units, fitting, prefixed
 from shared.runtime.text_table import TextColumn, TextTable, fold_text, table_lines
 
-PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-BINARY_PREFIXES = ((2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"))
-UNITS: Mapping[str, tuple[str, Sequence[tuple[float, str]]]] = {
-    "_hertz": ("Hz", PREFIXES),
-    "_watts": ("W", ()),
-    "_joules": ("J", PREFIXES),
-    "_celsius": ("°C", ()),
-    "_bytes": ("B", BINARY_PREFIXES),
-    "_bits_per_s": ("bit/s", PREFIXES),
-    "_per_s": ("/s", ()),
-    "_seconds": ("s", ()),
-    "_dbm": ("dBm", ()),
-    "_count": ("", ()),
+UNITS: Mapping[str, Units] = {
+    "_hertz": prefixed("Hz"),
+    "_watts": [Unit("W", 1.0, 0.0)],
+    "_joules": prefixed("J"),
+    "_celsius": [Unit("°C", 1.0, 0.0)],
+    "_bytes": BINARY_BYTES,
+    "_bits_per_s": prefixed("bit/s"),
+    "_per_s": [Unit("/s", 1.0, 0.0)],
+    "_seconds": [Unit("s", 1.0, 0.0)],
+    "_dbm": [Unit("dBm", 1.0, 0.0)],
 }
-"""By the ending of a figure's name: its unit, and the prefixes that bring it to everyday size."""
+"""By the ending of a figure's name, the first one that fits; a count has none."""
 
 MISSING = (
     ("power.total_watts", "no power figure: name a meter under [board.meter], or run `device-agent calibrate`"),
@@ -72,10 +70,10 @@ def human(name: str, value: float) -> str:
         return "yes" if value else "no"
     if name.endswith("_ratio"):
         return f"{100 * value:.1f} %"
-    unit, prefixes = next((form for ending, form in UNITS.items() if name.endswith(ending)), ("", ()))
-    factor, prefix = next(((size, prefix) for size, prefix in prefixes if abs(value) >= size), (1.0, ""))
-    figure = f"{value / factor:.4g}" if abs(value / factor) < 1e4 else f"{value / factor:.0f}"  # noqa: PLR2004
-    return f"{figure} {prefix}{unit}".rstrip()
+    units = next((units for ending, units in UNITS.items() if name.endswith(ending)), [Unit("", 1.0, 0.0)])
+    unit = fitting(value, units)
+    scaled = value / unit.size
+    return f"{scaled:.4g} {unit.name}".rstrip() if abs(scaled) < 1e4 else f"{scaled:.0f} {unit.name}".rstrip()  # noqa: PLR2004
 
 
 def columns(rows: Iterable[Sequence[str]], headings: Sequence[str] = (), *, width: int | None = None) -> list[str]:

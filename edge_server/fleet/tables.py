@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from edge_server.fleet.view import Device
 from shared.protocol.measurements import Cost, Quality, Reading
+from shared.protocol.units import SECONDS, fitting
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
 MARKS: Mapping[Quality, str] = {"measured": "", "corrected": "~", "modelled": "≈"}
@@ -18,7 +19,6 @@ LEGEND = (
     "s, J: of the last task, compute/upload; throttled: was: since it booted"
 )
 BARS = "▁▂▃▄▅▆▇█"
-MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 MEGA, GIGA, MEBI, WHOLE, WIDE = 1e6, 1e9, float(1 << 20), 1e15, 1e6
 
 
@@ -161,10 +161,8 @@ def _level(mean: float, least: float, span: float) -> int:
 
 def duration(seconds: float) -> str:
     """Return seconds in the unit that fits them."""
-    for unit, size in (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    unit = fitting(seconds, SECONDS, between=("d", "s"))
+    return f"{seconds / unit.size:.0f} {unit.name}"
 
 
 def _online(device: Device) -> str:

@@ -11,6 +11,7 @@ from edge_server.fleet.tables import MARKS
 from edge_server.report.digest import Amount
 from edge_server.report.html import NOTHING
 from shared.protocol.messages import Spec
+from shared.protocol.units import BYTES, JOULES, SECONDS, Units, fitting
 
 AT_LEAST = "\N{GREATER-THAN OR EQUAL TO}"
 PLAIN = (1e-3, 1e6)
@@ -31,20 +32,15 @@ MOVED: Mapping[str, str] = {
 }
 """In a run with a split session."""
 
-UNITS: Mapping[str, tuple[tuple[float, str, float], ...]] = {
-    "seconds": (
-        *((2 * 86_400.0, "d", 86_400.0), (2 * 3600.0, "h", 3600.0), (2 * 60.0, "min", 60.0)),
-        *((0.1, "s", 1.0), (0.0, "ms", 1e-3)),
-    ),
-    "joules": ((1e6, "MJ", 1e6), (1e3, "kJ", 1e3), (0.1, "J", 1.0), (0.0, "mJ", 1e-3)),
-    "bytes": ((1e9, "GB", 1e9), (1e6, "MB", 1e6), (1e3, "kB", 1e3), (0.0, "B", 1.0)),
-}
-"""Units by what they are of: the least figure that each is used for, its name, and its size in the SI unit."""
+UNITS: Mapping[str, Units] = {"seconds": SECONDS, "joules": JOULES, "bytes": BYTES}
 
 
 def unit_of(most: float, kind: str) -> tuple[str, float]:
     """Return the unit that fits figures up to `most`, and its size in the SI unit; what is counted has none."""
-    return next(((name, size) for least, name, size in UNITS.get(kind, ()) if most >= least), ("", 1.0))
+    if kind not in UNITS:
+        return "", 1.0
+    unit = fitting(most, UNITS[kind])
+    return unit.name, unit.size
 
 
 def amount(one: Amount, kind: str) -> str:

@@ -28,10 +28,9 @@ from edge_server.study.summary import Summary
 from edge_server.study.tables import tables
 from edge_server.trial.progress import NewsBar, print_line
 from shared.errors import ConfigError
+from shared.protocol.units import SECONDS, fitting
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.text_table import write_text
-
-MINUTE_S, HOUR_S = 60.0, 3600.0
 
 
 class Display:
@@ -70,9 +69,8 @@ class Display:
 
 
 def _span(seconds: float) -> str:
-    if seconds >= 2 * HOUR_S:
-        return f"{seconds / HOUR_S:.1f} h"
-    return f"{seconds / MINUTE_S:.0f} min" if seconds >= 2 * MINUTE_S else f"{seconds:.0f} s"
+    unit = fitting(seconds, SECONDS, between=("h", "s"))
+    return f"{seconds / unit.size:.{1 if unit.name == 'h' else 0}f} {unit.name}"
 
 
 EXIT_SHORT = 1

@@ -11,6 +11,7 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
 from edge_server.journal.runs import Summary
 from shared.protocol.measurements import Cost
+from shared.protocol.units import BYTES, fitting
 from shared.runtime.text_table import TextColumn, TextTable
 
 MAX_DEVICE_COLUMNS = 6
@@ -163,4 +164,5 @@ def figure(value: float | None) -> str:
 
 def unit_of(count: int) -> tuple[str, float]:
     """Return the unit that fits a number of bytes, and how many bytes it is."""
-    return next(((unit, scale) for unit, scale in (("GB", 1e9), ("MB", 1e6)) if count >= scale), ("kB", 1e3))
+    unit = fitting(count, BYTES, between=("GB", "kB"))
+    return unit.name, unit.size
