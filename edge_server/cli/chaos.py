@@ -16,7 +16,7 @@ from rich.console import Console
 from edge_server.plan.plan import Plan
 from edge_server.trial.chaos.kills import KINDS, schedule
 from edge_server.trial.chaos.site import Site, sweep
-from edge_server.trial.chaos.study import Struck, Study
+from edge_server.trial.chaos.study import ChaosStudy, Struck
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import Local
 from edge_server.trial.progress import print_line
@@ -79,7 +79,7 @@ async def conduct(
     """
     folder, problem = local.data_dir.parent.resolve(), ""
     site = Site(local, folder / SITE)
-    study = Study(site, deque(schedule(kills, seed)), expected, tell)
+    study = ChaosStudy(site, deque(schedule(kills, seed)), expected, tell)
     try:
         async with site.living():
             await study.run()
@@ -99,7 +99,7 @@ async def conduct(
     )
 
 
-def teller(console: Console, kills: int) -> Callable[[Struck | Account], None]:
+def line_printer(console: Console, kills: int) -> Callable[[Struck | Account], None]:
     """Return what prints a line for every kill and for every run that has ended."""
     made = count(1)
 

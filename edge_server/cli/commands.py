@@ -135,8 +135,8 @@ def replay(options: argparse.Namespace) -> int:
     from edge_server.journal.runs import Run  # noqa: PLC0415
 
     logs.configure("warning")
-    recorded = command.recorded(options)
-    folder, records = command.play(options)
+    recorded = command.find_recorded(options)
+    folder, records = command.run_command(options)
     if recorded:
         return command.compared(options, recorded, Run(folder, records))
     _show(options, folder, records)
@@ -155,7 +155,7 @@ def trial(options: argparse.Namespace) -> int:
 
 def devices(options: argparse.Namespace) -> int:
     """Show the devices of a site and what they measured last."""
-    from edge_server.cli.devices import show as show_devices  # noqa: PLC0415
+    from edge_server.cli.devices import show_devices  # noqa: PLC0415
 
     logs.configure("warning")
     return show_devices(options)
@@ -163,7 +163,7 @@ def devices(options: argparse.Namespace) -> int:
 
 def models(options: argparse.Namespace) -> int:
     """List the networks, or show what each cut of one means."""
-    from edge_server.cli.models import show as show_models  # noqa: PLC0415
+    from edge_server.cli.models import show_models  # noqa: PLC0415
 
     return show_models(options)
 
@@ -175,7 +175,7 @@ def chaos(options: argparse.Namespace) -> int:
     from edge_server.cli import chaos as command  # noqa: PLC0415
     from edge_server.journal.runs import new_name  # noqa: PLC0415
     from edge_server.plan.plan import devices  # noqa: PLC0415
-    from edge_server.replay.run import exactly, replay  # noqa: PLC0415
+    from edge_server.replay.run import plan_for_exact_bits, replay  # noqa: PLC0415
     from edge_server.rounds.check_plan import load  # noqa: PLC0415
     from edge_server.trial.local import Local  # noqa: PLC0415
     from edge_server.trial.progress import print_line  # noqa: PLC0415
@@ -192,12 +192,12 @@ def chaos(options: argparse.Namespace) -> int:
     )
     console = Console(stderr=True)
     print_line(console, f"{plan.name}: {options.kills} kills, {count} agents, seed {options.seed}")
-    expected, _ = replay(exactly(plan), folder / command.REFERENCE, options.local)
+    expected, _ = replay(plan_for_exact_bits(plan), folder / command.REFERENCE, options.local)
 
     async def go() -> command.Outcome:
         _cancelled_by_signals()
         return await command.conduct(
-            local, options.kills, options.seed, expected, command.teller(console, options.kills)
+            local, options.kills, options.seed, expected, command.line_printer(console, options.kills)
         )
 
     outcome = asyncio.run(go())

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from edge_server.config import load
-from edge_server.fleet.tables import absences_table, devices_table, plain, plot, readings_table
-from edge_server.fleet.view import Device, Look, looking, rows
+from edge_server.fleet.tables import absences_table, devices_table, plot, readings_table, short_text
+from edge_server.fleet.view import Device, Look, device_rows, watch_site
 from edge_server.journal.report_history import FILE, Kept, history, latest
 from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.runtime.clock import utc_seconds
@@ -37,7 +37,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     history: list[tuple[float, float]] | None = None
 
 
-def show(options: argparse.Namespace) -> int:
+def show_devices(options: argparse.Namespace) -> int:
     """Show the devices once, or again and again.
 
     Raises:
@@ -58,7 +58,7 @@ async def _show(options: argparse.Namespace) -> None:
     if config is None:
         return await _repeat(options, path, None)
     try:
-        async with looking(config.broker, config.site) as look:
+        async with watch_site(config.broker, config.site) as look:
             return await _repeat(options, path, look)
     except Unreachable as error:
         if not path.is_file():
@@ -71,7 +71,7 @@ async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) ->
     while True:
         now_utc_s = utc_seconds()
         kept = _kept(path, required=look is None)
-        found = rows(look.fleet if look else None, kept, look.heard_now if look else {}, now_utc_s)
+        found = device_rows(look.fleet if look else None, kept, look.heard_now if look else {}, now_utc_s)
         if options.device:
             found = _only(found, options.device)
         if options.format == "json":
@@ -113,7 +113,7 @@ def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc
     if not options.device:
         return
     [one] = found
-    facts = (plain(f"{name}: {fact}") for name, fact in sorted(one.facts.items()))
+    facts = (short_text(f"{name}: {fact}") for name, fact in sorted(one.facts.items()))
     write_text(sys.stdout, readings_table(one), absences_table(one), *facts)
     if options.plot:
         since = now_utc_s - options.hours * HOUR_S

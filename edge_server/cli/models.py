@@ -37,7 +37,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     cuts: list[int]
 
 
-def show(options: argparse.Namespace) -> int:
+def show_models(options: argparse.Namespace) -> int:
     """List the networks, or show the cuts of one.
 
     Raises:

@@ -13,10 +13,10 @@ from edge_server.cli.report import write
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import Run, find
-from edge_server.replay.compare import Gap, Model, gap
+from edge_server.replay.compare import Gap, Model, compare_runs
 from edge_server.replay.compare_page import page
 from edge_server.replay.compare_text import lines, table
-from edge_server.replay.run import main
+from edge_server.replay.run import run_replay
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol import payload
@@ -26,7 +26,7 @@ EXIT_FAR = 1
 """A gap larger than was asked for."""
 
 
-def recorded(options: argparse.Namespace) -> Run | None:
+def find_recorded(options: argparse.Namespace) -> Run | None:
     """Return the run to compare with, None for none; asked for before the replay, so that nobody waits in vain.
 
     Raises:
@@ -40,13 +40,13 @@ def recorded(options: argparse.Namespace) -> Run | None:
     return None
 
 
-def play(options: argparse.Namespace) -> tuple[Path, list[AnyRecord]]:
+def run_command(options: argparse.Namespace) -> tuple[Path, list[AnyRecord]]:
     """Replay what the command line names; return the run's folder and its records.
 
     Raises:
         ConfigError: As `edge_server.replay.run.main`.
     """
-    return main(
+    return run_replay(
         *(options.plan, options.data_root, options.data_dir, options.devices, options.workers),
         instead=options.instead,
         exact=options.exact,
@@ -65,7 +65,7 @@ def compared(options: argparse.Namespace, run: Run, replayed: Run) -> int:
     Raises:
         Unwritable: The disk does not take the page.
     """
-    found = between(run, replayed)
+    found = gap_between_runs(run, replayed)
     if options.html:
         write(options.html, page(found))
     if options.format == "json":
@@ -77,14 +77,14 @@ def compared(options: argparse.Namespace, run: Run, replayed: Run) -> int:
     return code(found, options.fail_above)
 
 
-def between(recorded: Run, replayed: Run) -> Gap:
+def gap_between_runs(recorded: Run, replayed: Run) -> Gap:
     """Return how far a run is from another, with their final models.
 
     Raises:
         ConfigError: A journal does not say what run it is of.
     """
     model, why = models(recorded, replayed)
-    return gap(recorded.records, replayed.records, model, why)
+    return compare_runs(recorded.records, replayed.records, model, why)
 
 
 def code(found: Gap, most: float | None) -> int:
@@ -97,7 +97,7 @@ def code(found: Gap, most: float | None) -> int:
 
 def models(recorded: Run, replayed: Run) -> tuple[Model, str]:
     """Tell whether the parameters after the last round are the same bits, or why nobody knows."""
-    numbers = [last(run.records) for run in (recorded, replayed)]
+    numbers = [last_model_round(run.records) for run in (recorded, replayed)]
     if numbers[0] != numbers[1]:
         return "unknown", f"the last model is of round {numbers[0]}, that of the replay of round {numbers[1]}"
     try:
@@ -109,7 +109,7 @@ def models(recorded: Run, replayed: Run) -> tuple[Model, str]:
     return ("same", "") if one == other else ("different", "")
 
 
-def last(records: Sequence[AnyRecord]) -> int:
+def last_model_round(records: Sequence[AnyRecord]) -> int:
     """Return the last round that gave a model; 0 for none."""
     return max((one.round for one in closed_rounds(records) if one.outcome == "aggregated"), default=0)
 

@@ -59,9 +59,9 @@ def report(options: argparse.Namespace) -> int:
         Unwritable: The disk does not take the file.
     """
     from edge_server.journal.runs import find  # noqa: PLC0415
-    from edge_server.report.summarise import digest  # noqa: PLC0415
+    from edge_server.report.summarise import digest_run  # noqa: PLC0415
 
-    runs = distinct([digest(find(options.data_dir, run).records) for run in dict.fromkeys(options.runs)])
+    runs = distinct([digest_run(find(options.data_dir, run).records) for run in dict.fromkeys(options.runs)])
     kind = options.format or kind_of(options.out)
     text = WRITERS[kind](runs, options.target)
     out = options.out or (PAGE if kind == "html" else None)

@@ -40,7 +40,7 @@ def trace(options: argparse.Namespace) -> int:
     found = files.read(options.folder)
     check(found.header.plan, options.folder / header.FILE)
     if options.verb == "import":
-        _say(f"record: {transfer.bring(found, options.data_dir, options.name)}")
+        _say(f"record: {transfer.import_trace(found, options.data_dir, options.name)}")
     else:
         _say(transfer.summary(found))
     return 0

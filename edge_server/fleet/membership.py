@@ -19,7 +19,7 @@ MOST_NAMED = 32
 """Devices that a run's record names one by one as left out: anybody may connect under any number of names."""
 
 
-def named(plan: Plan) -> Members:
+def devices_of_plan(plan: Plan) -> Members:
     """Return the devices that a plan names, None where it names none."""
     return frozenset(device.name for device in expanded(plan.device)) or None
 
@@ -73,7 +73,7 @@ class Muster:
         return [found[device] for device in news]
 
 
-async def enough(
+async def wait_for_cohort(
     server: Server, muster: Muster, cohort: CohortPlan, tell: Callable[[tuple[str, ...]], None] | None = None
 ) -> bool:
     """Wait until as many devices are there as a cohort asks for; tell whether they came in `cohort.wait_s`.

@@ -81,7 +81,7 @@ MAX_FACT = 160
 
 
 @dataclass(frozen=True)
-class Told:
+class ObservedDevice:
     """What the journal says of a device so far: all of its last `Sensed` and the facts and sources before."""
 
     at: float
@@ -92,7 +92,7 @@ class Told:
     spent: tuple[str, int] | None
 
 
-def sensed(report: Report, told: Told | None, at: float) -> tuple[Sensed, Told] | None:
+def sense_report(report: Report, told: ObservedDevice | None, at: float) -> tuple[Sensed, ObservedDevice] | None:
     """Return what to record of a report, and what is told then; None where nothing of it is news.
 
     News are: a first report, the end of a task, a flag, a fact or a lack that changed; and, after a pause, a figure
@@ -106,7 +106,7 @@ def sensed(report: Report, told: Told | None, at: float) -> tuple[Sensed, Told] 
     }
     facts = {name: report.facts[name][:MAX_FACT] for name in FACTS if name in report.facts}
     spent = (report.spent.run, report.spent.round) if report.spent else None
-    now = Told(at, readings, sources, report.board[:MAX_SOURCE], facts, spent)
+    now = ObservedDevice(at, readings, sources, report.board[:MAX_SOURCE], facts, spent)
     if not readings and not facts and not now.board:
         return None
     if told and not _is_news(told, now):
@@ -115,7 +115,7 @@ def sensed(report: Report, told: Told | None, at: float) -> tuple[Sensed, Told] 
     return _record(report.device, told, now, ages), now
 
 
-def _is_news(told: Told, now: Told) -> bool:
+def _is_news(told: ObservedDevice, now: ObservedDevice) -> bool:
     if (told.readings.keys(), told.facts, told.board, told.spent) != (
         now.readings.keys(),
         now.facts,
@@ -131,8 +131,8 @@ def _has_moved(name: str, before: float, value: float) -> bool:
     return abs(value - before) > TOLERANCE[name] * abs(before)
 
 
-def _record(device: str, told: Told | None, now: Told, ages: Mapping[str, float]) -> Sensed:
-    known = told or Told(now.at, {}, {}, "", {}, None)
+def _record(device: str, told: ObservedDevice | None, now: ObservedDevice, ages: Mapping[str, float]) -> Sensed:
+    known = told or ObservedDevice(now.at, {}, {}, "", {}, None)
     return Sensed(
         device=device,
         at=now.at,
@@ -166,7 +166,7 @@ class Observing:
     _begun_s: float = 0.0
     _is_full: bool = False
     _known: dict[str, str] = field(default_factory=dict)
-    _told: dict[str, Told] = field(default_factory=dict)
+    _told: dict[str, ObservedDevice] = field(default_factory=dict)
     _allowance: Allowance = field(default_factory=Allowance)
     _heard: asyncio.Queue[AnyRecord] = field(default_factory=asyncio.Queue)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)
@@ -216,7 +216,9 @@ class Observing:
         """Take a report, where it is news."""
         at = self.clock()
         self._give_up_if_late(at)
-        if (found := sensed(report, self._told.get(report.device), at)) and self._allowance.take(report.device, at):
+        if (found := sense_report(report, self._told.get(report.device), at)) and self._allowance.take(
+            report.device, at
+        ):
             record, self._told[report.device] = found
             self._put(record)
 

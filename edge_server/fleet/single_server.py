@@ -17,7 +17,7 @@ SESSIONS = 2
 """Of another process, since ours was born: a single one may be the late will of whoever was here before."""
 
 
-async def another(inbox: Inbox, instance: str) -> bool:
+async def is_another_server(inbox: Inbox, instance: str) -> bool:
     """Return when another process has been the site's server since this one was: whether it was so before, too.
 
     Args:
@@ -38,14 +38,14 @@ async def another(inbox: Inbox, instance: str) -> bool:
     return False
 
 
-async def require(transport: Transport, site: str, instance: str, *, gives_way: bool) -> None:
+async def require_single_server(transport: Transport, site: str, instance: str, *, gives_way: bool) -> None:
     """Watch for another server until cancelled, and say so.
 
     Raises:
         ConfigError: There is one that was here first, and this one gives way.
     """
     async with transport.subscribe(topic(site, SERVER, "status")) as inbox:
-        is_second = await another(inbox, instance)
+        is_second = await is_another_server(inbox, instance)
     problem = (
         f"another server is at work at site {site!r}, and the two throw each other off the broker: "
         "end it, or give one of them a site of its own"

@@ -55,7 +55,7 @@ def observe(fleet: Fleet, message: Status | Report) -> Fleet:
     )
 
 
-def only(fleet: Fleet, takes: Callable[[str], bool]) -> Fleet:
+def select_devices(fleet: Fleet, takes: Callable[[str], bool]) -> Fleet:
     """Return what is known of those devices that `takes` says yes to."""
     return Fleet(
         {device: one for device, one in fleet.statuses.items() if takes(device)},

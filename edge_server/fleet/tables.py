@@ -49,10 +49,10 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
     )
     rows = [
         (
-            *(plain(one.device), _online(one), plain(one.board or NOTHING)),
+            *(short_text(one.device), _online(one), short_text(one.board or NOTHING)),
             *(cell(one, column) for column in COLUMNS),
             *(throttled(one), "/".join(cell(one, column) for column in LINK), cell(one, FREE)),
-            *(spent(one, "compute_s", "upload_s"), spent(one, "compute_joules", "upload_joules")),
+            *(task_cost_cell(one, "compute_s", "upload_s"), task_cost_cell(one, "compute_joules", "upload_joules")),
             NOTHING if one.age_s is None else duration(one.age_s),
         )
         for one in devices
@@ -65,13 +65,13 @@ def cell(device: Device, column: Column) -> str:
     """Return a figure with its mark, or why it is not there."""
     reading = device.readings.get(column.reading)
     if reading is None:
-        return lacking(device, column.reading)
+        return absence_cell(device, column.reading)
     value = reading.value / column.scale
     shown = f"{value:.{column.decimals}f}" if abs(value) < WIDE else f"{value:.3g}"  # else it takes the others' room
     return f"{shown}{MARKS[reading.quality]}"
 
 
-def lacking(device: Device, name: str) -> str:
+def absence_cell(device: Device, name: str) -> str:
     """Return a dash, with the reason where it is more than that the board has no such thing."""
     lack = device.lack(name)
     return NOTHING if lack is None or lack.lack == "not_present" else f"{NOTHING} {lack.lack}"
@@ -84,12 +84,12 @@ def throttled(device: Device) -> str:
     if volts is not None and volts.value:
         return f"volts{MARKS[volts.quality]}"
     if now is None:
-        return lacking(device, "throttle.now_flag")
+        return absence_cell(device, "throttle.now_flag")
     word = "yes" if now.value else "was" if since is not None and since.value else "no"
     return f"{word}{MARKS[now.quality]}"
 
 
-def spent(device: Device, *names: str) -> str:
+def task_cost_cell(device: Device, *names: str) -> str:
     """Return parts of what its last task cost, such as compute and upload."""
     cost = device.spent.cost if device.spent else Cost()
     return "/".join(cost_cell(cost, name) for name in names)
@@ -111,7 +111,17 @@ def readings_table(device: Device) -> TextTable:
     for name, one in sorted(device.readings.items()):
         spread = NOTHING if one.uncertainty is None else f"{one.uncertainty:.3g}"
         age = duration(max(0.0, (device.at or 0.0) - one.at))
-        rows.append((plain(name), number(one.value), spread, plain(one.unit), one.quality, plain(one.source), age))
+        rows.append(
+            (
+                short_text(name),
+                number(one.value),
+                spread,
+                short_text(one.unit),
+                one.quality,
+                short_text(one.source),
+                age,
+            )
+        )
     return TextTable(columns, rows, f"Readings of {device.device}")
 
 
@@ -120,7 +130,7 @@ def absences_table(device: Device) -> TextTable:
     rows = []
     for name, one in sorted(device.absent.items()):
         why = ": ".join(part for part in (one.lack.replace("_", " "), one.cause) if part)
-        rows.append((plain(f"{NOTHING} {name}"), plain(why)))
+        rows.append((short_text(f"{NOTHING} {name}"), short_text(why)))
     return TextTable((TextColumn(), TextColumn(least=24)), rows)
 
 
@@ -169,6 +179,6 @@ def _online(device: Device) -> str:
     return NOTHING if device.online is None else "yes" if device.online else "no"
 
 
-def plain(text: str) -> str:
+def short_text(text: str) -> str:
     """Return a device's text without control characters; no device's text is longer than `MAX_TEXT`."""
     return printable_text(text[:MAX_TEXT])

@@ -65,7 +65,7 @@ class Look:
 
 
 @asynccontextmanager
-async def looking(broker: Broker, site: str) -> AsyncIterator[Look]:
+async def watch_site(broker: Broker, site: str) -> AsyncIterator[Look]:
     """Listen while the block lasts; it begins when what the broker has retained is there.
 
     Raises:
@@ -128,7 +128,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         return self.absent.get(name) or self.absent.get(name.partition(".")[0])
 
 
-def rows(
+def device_rows(
     fleet: Fleet | None, kept: Mapping[str, Kept], heard_now: Mapping[str, float], now_utc_s: float
 ) -> list[Device]:
     """Return the devices in order of name.

@@ -10,7 +10,7 @@ import msgspec
 
 from edge_server.journal.records import AnyRecord, UpdateAccepted, valid
 from edge_server.report.digest import FLEET, Amount, Digest, RoundDigest, TaskDigest, fleet_figures, quantile
-from edge_server.report.summarise import digest
+from edge_server.report.summarise import digest_run
 
 Model: TypeAlias = Literal["same", "different", "unknown"]
 
@@ -44,11 +44,11 @@ FIGURES = (*ROUND, *TASK, PAYLOAD)
 """In the order of reports: of a round, then of a task; bytes but those of a payload are of frames, headers and all."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class GapPart(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the parts of a gap."""
 
 
-class Pair(Part, frozen=True, kw_only=True):
+class Pair(GapPart, frozen=True, kw_only=True):
     """One figure, twice; `device` is empty for a figure of a round."""
 
     figure: str
@@ -65,7 +65,7 @@ class Pair(Part, frozen=True, kw_only=True):
         return (self.replayed - self.recorded) / self.recorded if self.recorded else None
 
 
-class Spread(Part, frozen=True, kw_only=True):
+class ErrorSpread(GapPart, frozen=True, kw_only=True):
     """How the relative errors of one figure spread; the quantiles are of their sizes, whatever their sign.
 
     Attributes:
@@ -86,7 +86,7 @@ class Spread(Part, frozen=True, kw_only=True):
     median_signed: float
 
 
-class Skipped(Part, frozen=True, kw_only=True):
+class Skipped(GapPart, frozen=True, kw_only=True):
     """What could not be compared, why, and how often."""
 
     what: str
@@ -94,14 +94,14 @@ class Skipped(Part, frozen=True, kw_only=True):
     count: int
 
 
-class Same(Part, frozen=True, kw_only=True):
+class Same(GapPart, frozen=True, kw_only=True):
     """Of how many payloads that were compared both runs had the very same bits."""
 
     same: int
     of: int
 
 
-class Gap(Part, frozen=True, kw_only=True):
+class Gap(GapPart, frozen=True, kw_only=True):
     """A recorded run and its replay.
 
     Attributes:
@@ -125,15 +125,17 @@ class Gap(Part, frozen=True, kw_only=True):
     starts: Same
     updates: Same
     pairs: list[Pair]
-    spreads: list[Spread]
+    spreads: list[ErrorSpread]
     skipped: list[Skipped]
 
-    def spread(self, figure: str) -> Spread | None:
+    def spread(self, figure: str) -> ErrorSpread | None:
         """Return how the errors of a figure spread; None where it was not compared."""
         return next((one for one in self.spreads if one.figure == figure), None)
 
 
-def gap(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], model: Model = "unknown", why: str = "") -> Gap:
+def compare_runs(
+    recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], model: Model = "unknown", why: str = ""
+) -> Gap:
     """Return how far a replay is from a recorded run.
 
     Args:
@@ -145,7 +147,7 @@ def gap(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], model: Mod
     Raises:
         ConfigError: One of the journals does not say what run it is of.
     """
-    before, after = digest(recorded), digest(replayed)
+    before, after = digest_run(recorded), digest_run(replayed)
     skipped: Counter[tuple[str, str]] = Counter()
     pairs = [*_rounds(before, after, skipped), *_tasks(before, after, skipped)]
     told, said = _updates(recorded), _updates(replayed)
@@ -162,17 +164,17 @@ def gap(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], model: Mod
         starts=_same((told[key].update.start, said[key].update.start) for key in both),
         updates=_same((_digest(told[key]), _digest(said[key])) for key in sent),
         pairs=pairs,
-        spreads=[spread(name, own) for name in FIGURES if (own := [one for one in pairs if one.figure == name])],
+        spreads=[error_spread(name, own) for name in FIGURES if (own := [one for one in pairs if one.figure == name])],
         skipped=[Skipped(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
     )
 
 
-def spread(figure: str, pairs: Sequence[Pair]) -> Spread:
+def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
     """Return how the errors of a figure's pairs spread."""
     signed = sorted(one.error for one in pairs if one.error is not None)
     sizes = sorted(map(abs, signed))
     at = [quantile(sizes, share) if sizes else 0.0 for share in (0.1, 0.5, 0.9, 1.0)]
-    return Spread(
+    return ErrorSpread(
         figure=figure,
         count=len(pairs),
         exact=sum(one.error == 0 for one in pairs),

@@ -8,9 +8,9 @@ from typing import TypeAlias
 from edge_server.replay import compare_text
 from edge_server.replay.compare import ROUND, Gap, Pair
 from edge_server.report import formatting
-from edge_server.report.charts import Curve, Point, Slice, bar, chart, key, ticks, whole_ticks
+from edge_server.report.charts import Line, Point, Slice, bar, chart, key, ticks, whole_ticks
 from edge_server.report.html import Markup, document, element
-from edge_server.report.summarise import natural
+from edge_server.report.summarise import natural_order
 from edge_server.report.tables import table
 
 Ends: TypeAlias = tuple[str, str]
@@ -63,7 +63,7 @@ def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
     heights = [height for one in pairs for height in (one.recorded, one.replayed)]
     unit, size = formatting.unit_of(max(heights), "bytes") if "bytes" in figure else ("", 1.0)
     curves = [
-        Curve(name, colour, [Point(one.round, getattr(one, name) / size, _said(one, name)) for one in pairs])
+        Line(name, colour, [Point(one.round, getattr(one, name) / size, _said(one, name)) for one in pairs])
         for colour, name in enumerate(NAMES)
     ]
     least = min(heights) if figure in ROUND and figure != "round_s" else 0.0
@@ -84,4 +84,4 @@ def _by_device(gap: Gap) -> list[tuple[str, list[Pair]]]:
             by_device.setdefault(one.device, []).append(one)
     if len(by_device) > MOST_DEVICES:
         return []
-    return sorted(by_device.items(), key=lambda pair: natural(pair[0]))
+    return sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))

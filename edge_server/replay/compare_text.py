@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.replay.compare import Gap, Model, Same, Spread
+from edge_server.replay.compare import ErrorSpread, Gap, Model, Same
 from shared.runtime.text_table import TextColumn, TextTable
 
 MODELS: dict[Model, str] = {"same": "the same bits", "different": "DIFFERENT", "unknown": "not known"}
@@ -40,7 +40,7 @@ def percent(error: float) -> str:
     return "0" if error == 0 else f"{100 * error:.2f} %" if error >= TINY else f"{100 * error:.0e} %"
 
 
-def most(one: Spread) -> str:
+def most(one: ErrorSpread) -> str:
     """Return the largest error; without bound where zero was recorded and something else replayed."""
     return "no bound" if one.boundless else percent(one.most)
 

@@ -69,8 +69,10 @@ def least_round(plan: Plan, tasks: Iterable[Least]) -> Least:
     """
     found = list(tasks)
     size, over = plan.cohort.size, plan.cohort.over_selection
-    asked = len(assign.select([str(k) for k in range(len(found))], size=size, seed=0, number=0, over_selection=over))
-    needed = assign.needed(asked, size=size, quorum=plan.round.quorum)
+    asked = len(
+        assign.select_cohort([str(k) for k in range(len(found))], size=size, seed=0, number=0, over_selection=over)
+    )
+    needed = assign.updates_needed(asked, size=size, quorum=plan.round.quorum)
     seconds = sorted(task.seconds for task in found)[:needed]
     joules = sorted(task.joules or 0.0 for task in found if task.seconds <= plan.round.deadline_s)[:needed]
     is_known = any(task.joules is not None for task in found)

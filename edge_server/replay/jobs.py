@@ -22,8 +22,8 @@ from device_agent.measurement.task_meter import GivenMeter
 from device_agent.trainer.interface import Job
 from device_agent.trainer.task import perform, read_parameters
 from device_agent.trainer.workspace import Workspace
-from edge_server.replay.pool import Ending, Order, Pool
-from edge_server.replay.stacked_training import correction_of, stacked, train
+from edge_server.replay.pool import Ending, Pool, TrainingOrder
+from edge_server.replay.stacked_training import correction_of, stack_networks, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
 from shared.data.cache import Shelf
@@ -45,7 +45,7 @@ class Ticket:
     """
 
     number: int
-    order: Order
+    order: TrainingOrder
     batch: int = 0
     place: int = 0
     ended: asyncio.Future[Ending] = field(default_factory=asyncio.Future)
@@ -68,7 +68,7 @@ class Jobs:
         self._endings: dict[int, list[Ending]] = {}
         self._last = self._submitted = 0
 
-    def submit(self, order: Order) -> Ticket:
+    def submit(self, order: TrainingOrder) -> Ticket:
         """Begin a job, now or with others that are due together."""
         self._submitted += 1
         ticket = Ticket(self._submitted, order)
@@ -150,12 +150,12 @@ class Desk:
     def __init__(self, shelf: Shelf, *, together: bool = False) -> None:
         self._workspace, self._may = Workspace(read=shelf.load), together
 
-    def do(self, orders: Sequence[Order]) -> list[Ending]:
+    def do(self, orders: Sequence[TrainingOrder]) -> list[Ending]:
         """Leave the update of every order in its draft; return how each ended."""
         trained = self._together([order.job for order in orders]) if self._may else {}
         return [self._one(order, trained.get(place)) for place, order in enumerate(orders)]
 
-    def _one(self, order: Order, trained: Result | None) -> Ending:
+    def _one(self, order: TrainingOrder, trained: Result | None) -> Ending:
         meter = GivenMeter(order.spent, order.step)
         try:
             perform(order.job, self._workspace, meter.task, lambda: False, trained=trained)
@@ -182,7 +182,7 @@ class Desk:
             algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), self._workspace.model(task.model)
             is_sgd, correct = correction_of(algorithm)
             own = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
-            network = stacked(model.layers, own[0].examples.inputs.shape[1:])
+            network = stack_networks(model.layers, own[0].examples.inputs.shape[1:])
             if not is_sgd or network is None:
                 return []
             start = read_parameters(jobs[0], model, algorithm)

@@ -30,7 +30,7 @@ AHEAD = 8
 """Batches that wait for each process: while this one is busy with messages, none of them runs dry."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class TrainingOrder(msgspec.Struct, frozen=True):
     """A job, and what it costs its device.
 
     Attributes:
@@ -47,13 +47,13 @@ class Order(msgspec.Struct, frozen=True):
 Ending: TypeAlias = str | None
 """None for a job that is done, else the cause for which it could not be."""
 
-Do: TypeAlias = Callable[[Sequence[Order]], list[Ending]]
+Do: TypeAlias = Callable[[Sequence[TrainingOrder]], list[Ending]]
 
 
 class Pool(Protocol):
     """Does batches of orders."""
 
-    def give(self, number: int, orders: Sequence[Order]) -> None:
+    def give(self, number: int, orders: Sequence[TrainingOrder]) -> None:
         """Take a batch; it may be begun at once."""
         ...
 
@@ -75,7 +75,7 @@ class Here:
 
     def __init__(self, do: Do) -> None:
         self._do = do
-        self._given: dict[int, Sequence[Order]] = {}
+        self._given: dict[int, Sequence[TrainingOrder]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +83,7 @@ class Here:
     def __exit__(self, *_: object) -> None:
         """There is nothing to end."""
 
-    def give(self, number: int, orders: Sequence[Order]) -> None:
+    def give(self, number: int, orders: Sequence[TrainingOrder]) -> None:
         self._given[number] = orders
 
     def wait(self, number: int) -> list[Ending]:
@@ -100,7 +100,7 @@ class Beside:
         """Fork `count` processes; what `do` has read by now they need not read again."""
         self._orders, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._backlog: deque[tuple[int, Sequence[Order]]] = deque()
+        self._backlog: deque[tuple[int, Sequence[TrainingOrder]]] = deque()
         self._under_way: set[int] = set()
         self._done: dict[int, list[Ending]] = {}
         context, ours = multiprocessing.get_context("fork"), (self._orders, self._endings)
@@ -127,7 +127,7 @@ class Beside:
             process.join()
             process.close()
 
-    def give(self, number: int, orders: Sequence[Order]) -> None:
+    def give(self, number: int, orders: Sequence[TrainingOrder]) -> None:
         self._backlog.append((number, orders))
         self._pass_on()
 
@@ -177,7 +177,7 @@ def _serve(do: Do, orders: socket.socket, answers: socket.socket, theirs: Sequen
     torch.set_num_threads(1)
     for one in theirs:
         one.close()
-    decoder = msgspec.msgpack.Decoder(tuple[int, list[Order]])
+    decoder = msgspec.msgpack.Decoder(tuple[int, list[TrainingOrder]])
     while data := orders.recv(MESSAGE_BYTES):
         number, batch = decoder.decode(data)
         try:

@@ -34,8 +34,8 @@ from edge_server.replay.jobs import Desk, Jobs
 from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
 from edge_server.replay.site import Cast, play
-from edge_server.replay.source import fleet_of, found
-from edge_server.replay.stacked_training import shared_out
+from edge_server.replay.source import find_source, recorded_fleet
+from edge_server.replay.stacked_training import divide_cohort
 from edge_server.replay.trainer import Scale
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
@@ -83,7 +83,7 @@ Tell = Callable[[AnyRecord, float], None]
 """Is told of every record, and the virtual second."""
 
 
-def main(  # noqa: PLR0913 - what the command line says
+def run_replay(  # noqa: PLR0913 - what the command line says
     source: Path,
     data_root: Path,
     data_dir: Path,
@@ -110,9 +110,9 @@ def main(  # noqa: PLR0913 - what the command line says
     """
     if min(workers, count) < 0:
         raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
-    plan, trace = found(source, instead, data_dir, data_root)
+    plan, trace = find_source(source, instead, data_dir, data_root)
     if exact or (trace and not instead):
-        plan = exactly(plan)
+        plan = plan_for_exact_bits(plan)
     folder = data_dir / name_of(plan, trace, count)
     tell = Progress(plan.rounds).tell
     with _terminable(), folder_in(made(data_dir), PART_PREFIX) as place:
@@ -138,7 +138,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def exactly(plan: Plan) -> Plan:
+def plan_for_exact_bits(plan: Plan) -> Plan:
     """Return a plan whose replay computes bit for bit what a live run does."""
     return msgspec.structs.replace(plan, replay=ReplayPlan())
 
@@ -189,13 +189,13 @@ def replay(
             f"up to {together} devices train in one pass; a live run's models differ by the rounding of floats"
         )
     with (
-        folder_in(scratch(plan, fleet)) as aside,
+        folder_in(memory_folder(plan, fleet)) as aside,
         pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
         own_s = (recorded_gateway.seconds(trace), recorded_gateway.step_seconds(trace)) if trace else ()
         cast = Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", *own_s)
-        store = Told(folder, aside / "updates", runner.get_loop().time, tell)
+        store = ReportingStore(folder, aside / "updates", runner.get_loop().time, tell)
         try:
             state = runner.run(play(plan, folder.name, store, cast))
             store.extend([Noted(what=note) for note in notes])
@@ -223,7 +223,7 @@ def _devices(plan: Plan, count: int, trace: Trace | None) -> tuple[list[DevicePl
         fleet, notes = devices(plan, count), list[str]()
         behaviours = [behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
     else:
-        fleet, notes = fleet_of(trace, plan, count)
+        fleet, notes = recorded_fleet(trace, plan, count)
         behaviours = recorded.behaviours(trace, [device.name for device in fleet])
     return fleet, behaviours, notes + [warning for one in behaviours for warning in one.warnings]
 
@@ -235,7 +235,7 @@ def _warm(plan: Plan, fleet: list[DevicePlan], scale: Scale) -> None:
     scale.flops(plan.model, data, plan.hyper.batch_size)
 
 
-class Told(SqliteStore):
+class ReportingStore(SqliteStore):
     """A store that waits for no disk, keeps updates elsewhere, and tells of every record."""
 
     def __init__(self, folder: Path, updates: Path, clock: Callable[[], float], tell: Tell | None) -> None:
@@ -252,14 +252,14 @@ def _together(plan: Plan, fleet: Sequence[DevicePlan], scale: Scale) -> int:
     """Return how many devices train in one pass."""
     if not plan.replay.together:
         return 1
-    return shared_out(plan, _cohort(plan, fleet), scale.shelf.example(share(plan, fleet, 0)).shape)
+    return divide_cohort(plan, _cohort(plan, fleet), scale.shelf.example(share(plan, fleet, 0)).shape)
 
 
 def _cohort(plan: Plan, fleet: Sequence[DevicePlan]) -> int:
     return min(len(fleet), round(plan.cohort.size * (1 + plan.cohort.over_selection)) or len(fleet))
 
 
-def scratch(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
+def memory_folder(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
     """Return a folder in memory if there is room for what a cohort has on disk; None for the usual temporary one."""
     try:
         room = shutil.disk_usage(MEMORY).free

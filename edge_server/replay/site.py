@@ -241,13 +241,13 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     assert isinstance(loop, VirtualLoop)
     loop.before_time_moves(cast.jobs.settle)
     stage = Stage(plan, cast.fleet, cast.behaviours, cast.folder, MemoryTransport(), cast.jobs, cast.scale, loop.time)
-    worker = busy(store, cast.server_s, cast.step_s) if cast.server_s else inline
+    worker = charge_rounds(store, cast.server_s, cast.step_s) if cast.server_s else inline
     server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
     async with background(stage.run()), server.listening():
         return await run_plan(plan, run, server, store, LinkConfig(), started="")
 
 
-def busy(store: Store, seconds: Callable[[int], float], step_s: float = 0.0) -> Worker:
+def charge_rounds(store: Store, seconds: Callable[[int], float], step_s: float = 0.0) -> Worker:
     """Return a worker that runs inline, and lets a round's seconds pass when the state after that round is kept.
 
     Those of a split session's step pass when it is served.

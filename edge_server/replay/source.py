@@ -10,11 +10,11 @@ from edge_server.plan.plan import Plan, placed
 from edge_server.rounds.check_plan import check, load
 from edge_server.trace import files
 from edge_server.trace.trace import Trace
-from edge_server.trace.transfer import of_run
+from edge_server.trace.transfer import trace_of_run
 from shared.errors import ConfigError
 
 
-def found(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -> tuple[Plan, Trace | None]:
+def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -> tuple[Plan, Trace | None]:
     """Return the plan to play and, where its devices are recorded ones, their trace.
 
     Args:
@@ -29,7 +29,7 @@ def found(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -
     if files.is_trace(source):
         trace = files.read(source)
     elif exists(data_dir, str(source)) or exists(source.parent, source.name):
-        trace = of_run(data_dir, str(source), data_root)
+        trace = trace_of_run(data_dir, str(source), data_root)
     elif not source.exists():
         raise ConfigError(
             f"{source}: no plan, no trace and no run in {data_dir} has this name; "
@@ -45,7 +45,7 @@ def found(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -
     return (placed(trace.header.plan, data_root) if instead is None else load(instead, data_root)), trace
 
 
-def fleet_of(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[DevicePlan], list[str]]:
+def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[DevicePlan], list[str]]:
     """Return the devices to replay, and what the record must say of them.
 
     Args:

@@ -105,7 +105,7 @@ class Vectors(nn.Module):
         return inputs.flatten(2)
 
 
-def stacked(layers: nn.Module, example: torch.Size) -> nn.Sequential | None:
+def stack_networks(layers: nn.Module, example: torch.Size) -> nn.Sequential | None:
     """Return a network for the examples of several devices, its parameters named as the layers' own.
 
     It takes inputs of shape (K, B, ...) and returns outputs of shape (K, B, classes), once `lay_in` has given it
@@ -176,7 +176,7 @@ def _stack(leaf: Tensor, count: int) -> Tensor:
     return stack.mT.clone(memory_format=torch.contiguous_format).mT if leaf.ndim == MATRIX else stack.clone()
 
 
-def lay_in(network: nn.Sequential, stacks: Tree, count: int) -> None:
+def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
     """Have the network compute with the first devices of the stacks, in place; the others stay as they are."""
     for name, stack in stacks.items():
         owner, _, own = name.rpartition(".")
@@ -211,7 +211,7 @@ def correction_of(algorithm: Algorithm) -> tuple[bool, Correction | None]:
             return half is local_sgd, None
 
 
-def at_once(layers: nn.Module, example: torch.Size, batch_size: int) -> int:
+def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) -> int:
     """Return how many devices train in one pass; 1 where the network cannot be stacked, or that does not pay.
 
     As many as have room in the cache with all that a step touches: parameters, gradients, momentum and change, and what
@@ -222,14 +222,14 @@ def at_once(layers: nn.Module, example: torch.Size, batch_size: int) -> int:
         example: Shape of one input.
         batch_size: Of a step.
     """
-    if not isinstance(layers, nn.Sequential) or stacked(layers, example) is None:
+    if not isinstance(layers, nn.Sequential) or stack_networks(layers, example) is None:
         return 1
     weights = sum(leaf.numel() for leaf in layers.parameters())
     fitting = ROOM_BYTES // (FLOAT_BYTES * (COPIES * weights + batch_size * _activations(layers, example)))
     return min(MOST, fitting) if fitting >= FEWEST else 1
 
 
-def shared_out(plan: Plan, cohort: int, example: torch.Size) -> int:
+def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
     """Return how many devices of a cohort one process trains at once, some being left for other processes.
 
     How many processes there are must not count: a replay's record is the same for any number.
@@ -239,7 +239,7 @@ def shared_out(plan: Plan, cohort: int, example: torch.Size) -> int:
     """
     if not correction_of(build(ALGORITHMS, plan.algorithm, "algorithm"))[0]:
         return 1
-    return min(at_once(skeleton(plan.model), example, plan.hyper.batch_size), math.ceil(cohort / PARTS))
+    return min(devices_per_pass(skeleton(plan.model), example, plan.hyper.batch_size), math.ceil(cohort / PARTS))
 
 
 def _activations(layers: nn.Sequential, example: torch.Size) -> int:
@@ -273,7 +273,7 @@ def train(
         inputs, labels = _side_by_side(step)
         sizes = torch.tensor([len(own) for _, own in step])
         if len(step) != active:
-            lay_in(network, stacks, active := len(step))
+            load_stacks(network, stacks, active := len(step))
         outputs = network(inputs).flatten(0, 1)
         each = functional.cross_entropy(outputs, labels.flatten(), reduction="none").view_as(labels).sum(1)
         (each / sizes.clamp_min(1)).sum().backward()

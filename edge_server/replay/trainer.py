@@ -22,7 +22,7 @@ from device_agent.trainer.task import begin_split_training
 from device_agent.trainer.workspace import Workspace
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.jobs import FAILURES, Jobs
-from edge_server.replay.pool import Order
+from edge_server.replay.pool import TrainingOrder
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.local_training import DEVICE
 from shared.data.cache import Shelf
@@ -278,16 +278,16 @@ class ReplayTrainer:
             return msgspec.structs.replace(cost, provenance=cost.provenance | named)
         return msgspec.structs.replace(cost, provenance=cost.provenance | named, **{figure: joules})
 
-    def _order(self, job: Job) -> tuple[float, Order]:
+    def _order(self, job: Job) -> tuple[float, TrainingOrder]:
         """Return how long a job takes its device, and what to do."""
         compute, begun = self.behaviour.compute, self.clock()
         whole = compute(self.scale.of(job), begun)
         if not job.task.measure_s:
-            return whole.seconds + whole.lag_s, Order(job, _spent(whole))
+            return whole.seconds + whole.lag_s, TrainingOrder(job, _spent(whole))
         step = compute(self.scale.step(job), begun)
         task = msgspec.structs.replace(job.task, measure_s=AT_ONCE_S)
         quick = msgspec.structs.replace(job, task=task)
-        return whole.seconds + whole.lag_s + job.task.measure_s, Order(quick, _spent(whole), _spent(step))
+        return whole.seconds + whole.lag_s + job.task.measure_s, TrainingOrder(quick, _spent(whole), _spent(step))
 
 
 def _spent(effort: Effort) -> Spent:

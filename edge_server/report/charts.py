@@ -99,7 +99,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Line:
     """A line through points.
 
     Attributes:
@@ -115,7 +115,7 @@ class Curve:
 
 
 def chart(
-    title: str, across: str, x_ticks: Sequence[float], y_ticks: Sequence[float], curves: Sequence[Curve]
+    title: str, across: str, x_ticks: Sequence[float], y_ticks: Sequence[float], curves: Sequence[Line]
 ) -> Markup:
     """Return a figure.
 
@@ -131,7 +131,7 @@ def chart(
     return figure(title, drawing(f"{title} over {across}", *content))
 
 
-def nothing(title: str, why: str) -> Markup:
+def empty_figure(title: str, why: str) -> Markup:
     """Return a figure that says why there is nothing in it."""
     text = element("text", why, x=WIDTH / 2, y=HEIGHT / 2, class_="none", text_anchor="middle")
     return figure(title, drawing(f"{title}: {why}", text))
@@ -158,12 +158,12 @@ def frame(x: Axis, y: Axis, across: str) -> Markup:
     return joined(element("path", d=rules, class_="rule"), element("path", d=strokes, class_="tick"), *texts, name)
 
 
-def _curve(curve: Curve, x: Axis, y: Axis) -> Markup:
+def _curve(curve: Line, x: Axis, y: Axis) -> Markup:
     colour = f"c{curve.colour % COLOURS}"
-    points = thinned(curve.points)
+    points = thin_points(curve.points)
     parts = []
     if curve.band:
-        band = thinned(curve.band)
+        band = thin_points(curve.band)
         there = [f"{number(x.at(at))} {number(y.at(most))}" for at, _, most in band]
         back = [f"{number(x.at(at))} {number(y.at(least))}" for at, least, _ in reversed(band)]
         parts.append(element("path", d=f"M{'L'.join([*there, *back])}z", class_="band"))
@@ -182,7 +182,7 @@ def _curve(curve: Curve, x: Axis, y: Axis) -> Markup:
     return element("g", *parts, class_=f"{colour} many" if len(points) > MANY else colour)
 
 
-def thinned(points: Sequence[T], most: int = MOST) -> Sequence[T]:
+def thin_points(points: Sequence[T], most: int = MOST) -> Sequence[T]:
     """Return no more than so many of the points, evenly, the first and the last among them."""
     if len(points) <= most:
         return points
@@ -226,7 +226,7 @@ def bar(slices: Sequence[Slice], most: float) -> Markup:
 def arrivals(title: str, rounds: Sequence[RoundDigest], x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Markup:
     """Return the devices of each round, stacked by what became of them; a round is as wide as from it to the next."""
     x, y = Axis(tuple(x_ticks), LEFT, RIGHT), Axis(tuple(y_ticks), BOTTOM, TOP)
-    shown = thinned(rounds)
+    shown = thin_points(rounds)
     width = (shown[-1].round - shown[0].round + 1) / len(shown)
     below = [0] * len(shown)
     parts = []

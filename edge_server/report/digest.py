@@ -39,23 +39,23 @@ MOST = 1e18
 """No task takes so many seconds, joules or bytes: whoever says more is not believed, and sums cannot overflow."""
 
 
-def total(parts: Iterable[Amount]) -> Amount:
+def sum_known(parts: Iterable[Amount]) -> Amount:
     """Return the sum of the parts that are known."""
     parts = list(parts)
-    known = [one.value for one in parts if one.value is not None]
+    known_amount = [one.value for one in parts if one.value is not None]
     return Amount(
-        value=math.fsum(known) if known else None,
+        value=math.fsum(known_amount) if known_amount else None,
         whole=all(one.whole for one in parts),
-        quality=worst([one.quality for one in parts if one.value is not None]),
+        quality=largest_known([one.quality for one in parts if one.value is not None]),
     )
 
 
-def worst(qualities: Iterable[Quality | None]) -> Quality | None:
+def largest_known(qualities: Iterable[Quality | None]) -> Quality | None:
     """Return the quality farthest from measured, None where there is none."""
     return max((one for one in qualities if one), key=WORSE.index, default=None)
 
 
-def known(value: float | None, quality: Quality | None = None) -> Amount:
+def known_amount(value: float | None, quality: Quality | None = None) -> Amount:
     """Return one figure, or that nobody knows it."""
     return UNKNOWN if value is None or not abs(value) <= MOST else Amount(value=float(value), quality=quality)
 
@@ -65,12 +65,12 @@ def figure(cost: Cost | None, name: str) -> Amount:
     if cost is None:
         return UNKNOWN
     said = cost.provenance.get(name)
-    return known(getattr(cost, name), said.quality if said else None)
+    return known_amount(getattr(cost, name), said.quality if said else None)
 
 
-def rest(whole_s: float, parts: Sequence[Amount]) -> Amount:
+def remaining_seconds(whole_s: float, parts: Sequence[Amount]) -> Amount:
     """Return what is left of some seconds after all of its parts; unknown where one of them is."""
-    spent = total(parts)
+    spent = sum_known(parts)
     if spent.value is None or not spent.whole:
         return UNKNOWN
     return Amount(value=max(0.0, whole_s - spent.value), quality=spent.quality)
@@ -90,11 +90,11 @@ Told: TypeAlias = float | str
 ARRIVALS: tuple[Arrival, ...] = ("arrived", "late", "failed")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class DigestPart(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the parts of a digest."""
 
 
-class Seconds(Part, frozen=True, kw_only=True):
+class Seconds(DigestPart, frozen=True, kw_only=True):
     """Where a device's time went, in seconds.
 
     Attributes:
@@ -109,7 +109,7 @@ class Seconds(Part, frozen=True, kw_only=True):
     waiting: Amount
 
 
-class Joules(Part, frozen=True, kw_only=True):
+class Joules(DigestPart, frozen=True, kw_only=True):
     """Where a device's energy went, in joules of the whole device, idle included.
 
     Attributes:
@@ -124,7 +124,7 @@ class Joules(Part, frozen=True, kw_only=True):
     above_idle: Amount
 
 
-class Moved(Part, frozen=True, kw_only=True):
+class Moved(DigestPart, frozen=True, kw_only=True):
     """Bytes of frames: a model's, and apart from them those of a split session's features and gradients.
 
     Attributes:
@@ -162,7 +162,7 @@ class TaskDigest(Moved, frozen=True, kw_only=True):
     joules: Joules
 
 
-class Spending(Moved, frozen=True, kw_only=True):
+class SpentByRound(Moved, frozen=True, kw_only=True):
     """What a run had taken by the end of a round: seconds of its rounds, joules of all devices, all bytes of frames."""
 
     seconds: Amount
@@ -202,7 +202,7 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
     fleet_accuracy: float | None = None
     seconds: float
     joules: Amount
-    until: Spending
+    until: SpentByRound
 
 
 class DeviceDigest(Moved, frozen=True, kw_only=True):
@@ -230,7 +230,7 @@ class DeviceDigest(Moved, frozen=True, kw_only=True):
     accuracy: float | None = None
 
 
-class Digest(Part, frozen=True, kw_only=True):
+class Digest(DigestPart, frozen=True, kw_only=True):
     """One run.
 
     Attributes:

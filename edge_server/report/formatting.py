@@ -67,7 +67,7 @@ def share(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.2f} %"
 
 
-def plain(value: float | None) -> str:
+def format_loss(value: float | None) -> str:
     """Return a loss."""
     if value is None:
         return NOTHING
@@ -92,13 +92,13 @@ def _signed(value: float, unit: str) -> str:
     return f"{sign}{text} {unit}"
 
 
-def spec(one: Spec) -> str:
+def spec_text(one: Spec) -> str:
     """Return a registered thing with its options."""
     options = ", ".join(f"{name} {value}" for name, value in one.options.items())
     return f"{one.name} ({options})" if options else one.name
 
 
-def moved(name: str, *, split: bool) -> str:
+def bytes_label(name: str, *, split: bool) -> str:
     """Return what bytes of frames are called by their name in `Moved`; beside a session's exchange, which is whose."""
     return MOVED[name] if split else name.replace("_", " ")
 

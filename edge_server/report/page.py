@@ -12,7 +12,7 @@ from edge_server.report.html import Markup, document, element, joined
 from edge_server.report.section_decisions import decisions
 from edge_server.report.section_progress import progress
 from edge_server.report.section_spent import spent
-from edge_server.report.tables import clock, facts, names, summary, to_targets
+from edge_server.report.tables import clock, facts_table, names, summary, targets_table
 from edge_server.report.targets import targets as usual_targets
 
 
@@ -43,7 +43,8 @@ def _runs(runs: Sequence[Digest]) -> Markup:
 
 def _kind(run: Digest) -> str:
     place = f"live, wall seconds, {run.started}" if run.live else "replay, virtual seconds"
-    return f"{formatting.spec(run.plan.algorithm)} · {formatting.spec(run.plan.model)} · seed {run.plan.seed} · {place}"
+    algorithm, model = (formatting.spec_text(spec) for spec in (run.plan.algorithm, run.plan.model))
+    return f"{algorithm} · {model} · seed {run.plan.seed} · {place}"
 
 
 def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
@@ -52,7 +53,7 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
     outcome = _section("Outcome", summary(runs), f"Joules and bytes are of all devices and rounds.{compared}{mixed}")
     reached = _section(
         "To a given accuracy",
-        to_targets(runs, targets) if targets else element("p", "No run's model was evaluated on test data."),
+        targets_table(runs, targets) if targets else element("p", "No run's model was evaluated on test data."),
         "What a run had taken by the end of the first round after which its model was at least so accurate.",
     )
     return [
@@ -60,7 +61,7 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
         _section("Accuracy and loss", joined(_runs(runs), progress(runs)) if len(runs) > 1 else progress(runs)),
         _section("Time and energy of the devices", _each(runs, spent)),
         _section("Decisions", _each(runs, decisions)),
-        _section("Facts", facts(runs)),
+        _section("Facts", facts_table(runs)),
     ]
 
 

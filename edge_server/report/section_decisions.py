@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from edge_server.report.charts import Curve, Point, arrivals, chart, grid, key, legend, ticks, whole_ticks
+from edge_server.report.charts import Line, Point, arrivals, chart, grid, key, legend, ticks, whole_ticks
 from edge_server.report.digest import Digest, TaskDigest, Told, quantile
 from edge_server.report.html import Markup, element, joined
 from edge_server.report.tables import table
@@ -35,7 +35,7 @@ def _online(run: Digest) -> list[Markup]:
     if not points:
         return []
     most = max(int(one.y) for one in points)
-    curve = Curve("online", 0, points)
+    curve = Line("online", 0, points)
     return [chart("devices connected", "round", whole_ticks(run.rounds[-1].round), whole_ticks(most), [curve])]
 
 
@@ -104,9 +104,9 @@ def _chart(run: Digest, name: str) -> Markup:
     return joined(chart(title, "round", x_ticks, ticks(min(values), max(values)), curves))
 
 
-def _by_device(run: Digest, found: Sequence[tuple[int, str, float]]) -> list[Curve]:
+def _by_device(run: Digest, found: Sequence[tuple[int, str, float]]) -> list[Line]:
     return [
-        Curve(
+        Line(
             one.device,
             colour,
             [
@@ -119,12 +119,12 @@ def _by_device(run: Digest, found: Sequence[tuple[int, str, float]]) -> list[Cur
     ]
 
 
-def _spread(found: Sequence[tuple[int, str, float]]) -> Curve:
+def _spread(found: Sequence[tuple[int, str, float]]) -> Line:
     by_round: dict[int, list[float]] = {}
     for at, _, value in found:
         by_round.setdefault(at, []).append(value)
     ordered = {at: sorted(values) for at, values in by_round.items()}
-    return Curve(
+    return Line(
         "median, and least to most",
         0,
         [

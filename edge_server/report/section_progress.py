@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from edge_server.report import formatting
-from edge_server.report.charts import Curve, Point, chart, nothing, ticks, whole_ticks
+from edge_server.report.charts import Line, Point, chart, empty_figure, ticks, whole_ticks
 from edge_server.report.digest import MOST, Amount, Digest, RoundDigest, fleet_figures
 from edge_server.report.html import Markup, element
 from edge_server.report.tables import names, seconds_of
@@ -66,10 +66,10 @@ def _chart(runs: Sequence[Digest], title: str, of: Callable[[RoundDigest], float
     flat = [(place, height) for points in found.values() for place, height, _ in points]
     if not flat:
         named = f"{title}, over {kind}"
-        return nothing(named, f"no run knows its {kind}" if _any(runs, of) else "not evaluated")
+        return empty_figure(named, f"no run knows its {kind}" if _any(runs, of) else "not evaluated")
     unit, size = formatting.unit_of(max(place.value or 0.0 for place, _ in flat), kind)
     curves = [
-        Curve(
+        Line(
             name,
             colour,
             [

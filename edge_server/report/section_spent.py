@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edge_server.report import formatting
 from edge_server.report.charts import Slice, bar, legend
-from edge_server.report.digest import Amount, DeviceDigest, Digest, TaskDigest, quantile, total
+from edge_server.report.digest import Amount, DeviceDigest, Digest, TaskDigest, quantile, sum_known
 from edge_server.report.html import NOTHING, Markup, element, joined
 from edge_server.report.summarise import PARTS, joules
 from edge_server.report.tables import clock, table
@@ -58,7 +58,7 @@ def quantiles(run: Digest) -> Markup:
         amounts = [of(task) for task in run.tasks]
         known = [one for one in amounts if one.value is not None and one.whole]
         values = sorted(one.value or 0.0 for one in known)
-        quality = total(known).quality
+        quality = sum_known(known).quality
         cells = [
             formatting.amount(Amount(value=quantile(values, share), quality=quality), kind) if values else NOTHING
             for _, share in SHARES
@@ -69,7 +69,7 @@ def quantiles(run: Digest) -> Markup:
 
 
 def _frames(name: str, run: Digest) -> str:
-    return formatting.moved(name, split=run.split).replace("bytes", "frames")
+    return formatting.bytes_label(name, split=run.split).replace("bytes", "frames")
 
 
 def _bars(run: Digest) -> Markup:

@@ -40,14 +40,14 @@ from edge_server.report.digest import (
     Moved,
     RoundDigest,
     Seconds,
-    Spending,
+    SpentByRound,
     TaskDigest,
     Told,
     figure,
-    known,
-    rest,
-    total,
-    worst,
+    known_amount,
+    largest_known,
+    remaining_seconds,
+    sum_known,
 )
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
@@ -79,12 +79,12 @@ def is_personal(records: Iterable[AnyRecord]) -> bool:
     )
 
 
-def evaluated(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:
+def evaluations_by_round(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:
     """Return what all devices measured, by the round after which they did; old journals do not say."""
     return {one.round: one for one in valid(records) if isinstance(one, Evaluated) and one.round is not None}
 
 
-def last(records: Iterable[AnyRecord]) -> Evaluated:
+def last_evaluation(records: Iterable[AnyRecord]) -> Evaluated:
     """Return what all devices measured last; nothing where they did not."""
     found = [one for one in valid(records) if isinstance(one, Evaluated)]
     return found[-1] if found else Evaluated(accuracy=None, by_device={})
@@ -92,7 +92,7 @@ def last(records: Iterable[AnyRecord]) -> Evaluated:
 
 def of_rounds(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracies]:
     """Return what tells a round's accuracies; where the server tests nothing, the devices' data stand for its own."""
-    tried, personal = evaluated(records), is_personal(records)
+    tried, personal = evaluations_by_round(records), is_personal(records)
     by_fleet = personal or all(one.accuracy is None for one in closed_rounds(records))
 
     def of_round(end: RoundClosed) -> Accuracies:
@@ -121,7 +121,7 @@ MEASURING = 0
 NUMBER = re.compile("([0-9]{1,18})")
 
 
-def digest(records: Sequence[AnyRecord]) -> Digest:
+def digest_run(records: Sequence[AnyRecord]) -> Digest:
     """Return what a run came to; a round that has not ended does not count yet.
 
     Raises:
@@ -145,9 +145,11 @@ def digest(records: Sequence[AnyRecord]) -> Digest:
         notes=[one.what for one in records if isinstance(one, Noted)],
         went_back=sum(isinstance(one, Rewound) for one in records),
         refused=dict(sorted(sum((Counter(one.refused) for one in closed), Counter[str]()).items())),
-        device_accuracy=last(records).accuracy,
+        device_accuracy=last_evaluation(records).accuracy,
         personal=is_personal(records),
-        measuring=total(total(_parts(cost, "joules")) for cost in by_round(records).get(MEASURING, {}).values()),
+        measuring=sum_known(
+            sum_known(_parts(cost, "joules")) for cost in by_round(records).get(MEASURING, {}).values()
+        ),
         plan=opened.plan,
         rounds=_rounds(records, closed, tasks),
         devices=_devices(records, closed, tasks),
@@ -179,10 +181,10 @@ def _task(end: RoundClosed, device: str, told: Assignment, cost: Cost | None, up
         told=_told(told),
         examples=update.num_examples if update and arrived else None,
         loss=update.loss if update and arrived else None,
-        seconds=Seconds(**dict(zip(PARTS, seconds, strict=True)), waiting=rest(end.seconds, seconds)),
+        seconds=Seconds(**dict(zip(PARTS, seconds, strict=True)), waiting=remaining_seconds(end.seconds, seconds)),
         joules=Joules(**dict(zip(PARTS, joules, strict=True)), above_idle=_above_idle(cost, seconds, joules)),
-        bytes_up=known(end.bytes_up.get(device)),
-        bytes_down=known(end.bytes_down.get(device)) if device in end.bytes_down else figure(cost, "bytes_down"),
+        bytes_up=known_amount(end.bytes_up.get(device)),
+        bytes_down=known_amount(end.bytes_down.get(device)) if device in end.bytes_down else figure(cost, "bytes_down"),
         **{name: figure(cost, name) if split else NONE for name in CUT},
     )
 
@@ -218,14 +220,14 @@ def _above_idle(cost: Cost | None, seconds: Sequence[Amount], joules: Sequence[A
         if idle.value is None or second.value is None or joule.value is None:
             found.append(Amount(whole=False))
         else:
-            quality = worst([idle.quality, second.quality, joule.quality])
+            quality = largest_known([idle.quality, second.quality, joule.quality])
             found.append(Amount(value=joule.value - idle.value * second.value, quality=quality))
-    return total(found)
+    return sum_known(found)
 
 
 def joules(task: TaskDigest | DeviceDigest) -> Amount:
     """Return what a task, or a device, spent in all."""
-    return total(getattr(task.joules, part) for part in PARTS)
+    return sum_known(getattr(task.joules, part) for part in PARTS)
 
 
 def _rounds(
@@ -237,15 +239,15 @@ def _rounds(
     for task in tasks:
         by_number.setdefault(task.round, []).append(task)
     found: list[RoundDigest] = []
-    until = Spending(seconds=NONE, joules=NONE, bytes_up=NONE, bytes_down=NONE, bytes=NONE)
+    until = SpentByRound(seconds=NONE, joules=NONE, bytes_up=NONE, bytes_down=NONE, bytes=NONE)
     for end in closed:
         own = by_number.get(end.round, [])
-        spent, traffic = total(joules(task) for task in own), _moved(own)
-        until = Spending(
-            seconds=total([until.seconds, known(end.seconds)]),
-            joules=total([until.joules, spent]),
-            bytes=total([until.bytes, *traffic.values()]),
-            **{name: total([getattr(until, name), one]) for name, one in traffic.items()},
+        spent, traffic = sum_known(joules(task) for task in own), _moved(own)
+        until = SpentByRound(
+            seconds=sum_known([until.seconds, known_amount(end.seconds)]),
+            joules=sum_known([until.joules, spent]),
+            bytes=sum_known([until.bytes, *traffic.values()]),
+            **{name: sum_known([getattr(until, name), one]) for name, one in traffic.items()},
         )
         found.append(
             RoundDigest(
@@ -269,7 +271,7 @@ def _rounds(
 
 def _moved(tasks: Sequence[TaskDigest]) -> dict[str, Amount]:
     """Return what tasks moved, by name in `Moved`."""
-    return {name: total(getattr(task, name) for task in tasks) for name in Moved.__struct_fields__}
+    return {name: sum_known(getattr(task, name) for task in tasks) for name in Moved.__struct_fields__}
 
 
 def _arrivals(tasks: Iterable[TaskDigest]) -> _Counts:
@@ -284,7 +286,7 @@ def _devices(
     boards = {one.device: one.board for one in records if isinstance(one, Sensed) and one.board}
     versions = {one.device: one.version for one in records if isinstance(one, Joined) and one.version}
     left = Counter(one.device for one in records if isinstance(one, Left))
-    shares = {device: one.get("eval_accuracy") for device, one in last(records).by_device.items()}
+    shares = {device: one.get("eval_accuracy") for device, one in last_evaluation(records).by_device.items()}
     by_device: dict[str, list[TaskDigest]] = {}
     for task in tasks:
         by_device.setdefault(task.device, []).append(task)
@@ -302,15 +304,15 @@ def _devices(
             **_moved(own),
             accuracy=shares.get(device),
         )
-        for device, own in sorted(by_device.items(), key=lambda pair: natural(pair[0]))
+        for device, own in sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))
     ]
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
     """Return what names are ordered by: numbers in them by their size, so that `pi-2` comes before `pi-10`."""
     return [(int(part), "") if index % 2 else (0, part) for index, part in enumerate(NUMBER.split(name))]
 
 
 def _sums(splits: Iterable[Seconds | Joules]) -> dict[str, Amount]:
     splits = list(splits)
-    return {name: total(getattr(one, name) for one in splits) for name in splits[0].__struct_fields__}
+    return {name: sum_known(getattr(one, name) for one in splits) for name in splits[0].__struct_fields__}

@@ -34,7 +34,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], class_: str | None
     return element("div", whole, class_="wide", tabindex="0")
 
 
-def with_change(text: str, change: str) -> Markup:
+def figure_with_change(text: str, change: str) -> Markup:
     """Return a figure, and below it how far it is from the first run's."""
     return joined(text, element("small", change)) if change else joined(text)
 
@@ -42,12 +42,12 @@ def with_change(text: str, change: str) -> Markup:
 def summary(runs: Sequence[Digest]) -> Markup:
     """Return what every run came to, and how far that is from the first."""
     spent = [run.rounds[-1].until if run.rounds else None for run in runs]
-    lasts = [compare.last(run) for run in runs]
+    lasts = [compare.last_evaluated(run) for run in runs]
     rows = [
         ["outcome", *(f"{run.outcome}: {run.cause}" if run.cause else run.outcome for run in runs)],
         ["rounds", *(f"{len(run.rounds)} of {run.plan.rounds}" for run in runs)],
         ["accuracy at the end", *_shares([one.accuracy if one else None for one in lasts])],
-        ["best accuracy", *_shares([compare.best(run) for run in runs])],
+        ["best accuracy", *_shares([compare.best_accuracy(run) for run in runs])],
         *(
             [row, *_shares([one.global_accuracy if one else None for one in lasts])]
             for row in ["accuracy of the aggregated model"] * any(run.personal for run in runs)
@@ -72,10 +72,12 @@ def summary(runs: Sequence[Digest]) -> Markup:
 def _spent(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
     """Return what is said of what runs took: its name in `Spending`, its kind, its heading."""
     found = [("seconds", "seconds", seconds_of(runs)), ("joules", "joules", "joules")]
-    found += [(name, "bytes", formatting.moved(name, split=_any_split(runs))) for name in Moved.__struct_fields__[:2]]
+    found += [
+        (name, "bytes", formatting.bytes_label(name, split=_any_split(runs))) for name in Moved.__struct_fields__[:2]
+    ]
     if not _any_split(runs):
         return found
-    exchanged = [(name, "bytes", formatting.moved(name, split=True)) for name in Moved.__struct_fields__[2:]]
+    exchanged = [(name, "bytes", formatting.bytes_label(name, split=True)) for name in Moved.__struct_fields__[2:]]
     return [*found, *exchanged, ("bytes", "bytes", "bytes in all")]
 
 
@@ -93,7 +95,7 @@ def names(runs: Sequence[Digest]) -> list[str]:
     return [f"{index}. {run.run}" for index, run in enumerate(runs, 1)] if len(runs) > 1 else [run.run for run in runs]
 
 
-def to_targets(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
+def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
     """Return the rounds, seconds, joules and bytes that every run took to each accuracy."""
     rows: list[list[str]] = []
     for target in targets:
@@ -105,13 +107,18 @@ def to_targets(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
             number = str(found[index].round or NOTHING)
             why = "" if found[index].round else _short(runs[index])
             rows.append(
-                [formatting.share(target), with_change(name, why), number, *(column[index] for column in columns)]
+                [
+                    formatting.share(target),
+                    figure_with_change(name, why),
+                    number,
+                    *(column[index] for column in columns),
+                ]
             )
     return table(["accuracy", "run", "round", seconds_of(runs), "joules", "bytes"], rows, class_="targets")
 
 
 def _short(run: Digest) -> str:
-    top = compare.best(run)
+    top = compare.best_accuracy(run)
     return "never evaluated" if top is None else f"not reached; best {formatting.share(top)}"
 
 
@@ -121,14 +128,16 @@ def _shares(values: Sequence[float | None]) -> list[Markup]:
 
 
 def _losses(values: Sequence[float | None]) -> list[Markup]:
-    return _cells([formatting.plain(one) for one in values], [formatting.change(one, values[0]) for one in values])
+    return _cells(
+        [formatting.format_loss(one) for one in values], [formatting.change(one, values[0]) for one in values]
+    )
 
 
 def _amounts(runs: Sequence[Digest], amounts: Sequence[Amount], kind: str) -> list[Markup]:
     """Return amounts and their changes: none between a bound and a figure, none between two kinds of clock."""
     base, texts = amounts[0], [formatting.amount(one, kind) for one in amounts]
     if kind == "seconds" and len({run.live for run in runs}) > 1:
-        return [with_change(text, clock(run)) for text, run in zip(texts, runs, strict=True)]
+        return [figure_with_change(text, clock(run)) for text, run in zip(texts, runs, strict=True)]
     changes = [formatting.change(one.value, base.value) if one.whole and base.whole else "" for one in amounts]
     return _cells(texts, changes)
 
@@ -136,16 +145,16 @@ def _amounts(runs: Sequence[Digest], amounts: Sequence[Amount], kind: str) -> li
 def _cells(texts: Sequence[str], changes: Sequence[str]) -> list[Markup]:
     """Return cells of which all but the first, which is what they are compared with, say their change."""
     pairs = zip(texts, ("", *changes[1:]), strict=True)
-    return [with_change(text, change) for text, change in pairs]
+    return [figure_with_change(text, change) for text, change in pairs]
 
 
 FACTS: Sequence[tuple[str, Callable[[Digest], str]]] = (
     ("trial", lambda run: run.plan.name),
     ("kind", lambda run: f"live, {clock(run)} seconds" if run.live else f"replay, {clock(run)} seconds"),
     ("started", lambda run: run.started or NOTHING),
-    ("algorithm", lambda run: formatting.spec(run.plan.algorithm)),
-    ("model", lambda run: formatting.spec(run.plan.model)),
-    ("codec", lambda run: formatting.spec(run.plan.codec)),
+    ("algorithm", lambda run: formatting.spec_text(run.plan.algorithm)),
+    ("model", lambda run: formatting.spec_text(run.plan.model)),
+    ("codec", lambda run: formatting.spec_text(run.plan.codec)),
     ("training", lambda run: formatting.section(run.plan.hyper)),
     ("data", lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip()),
     ("partition", lambda run: formatting.section(run.plan.partition)),
@@ -177,7 +186,7 @@ def _counts(run: Digest) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in run.refused.items())
 
 
-def facts(runs: Sequence[Digest]) -> Markup:
+def facts_table(runs: Sequence[Digest]) -> Markup:
     """Return what the runs are, and their plans in full; what differs between them stands out."""
     rows = []
     for name, of in FACTS:

@@ -34,7 +34,9 @@ ROUNDING = 1e-9
 """0.28 of 25 are 7, and 50 and a tenth of it are 55, also in binary."""
 
 
-def select(online: Sequence[str], *, size: int, seed: int, number: int, over_selection: float = 0.0) -> tuple[str, ...]:
+def select_cohort(
+    online: Sequence[str], *, size: int, seed: int, number: int, over_selection: float = 0.0
+) -> tuple[str, ...]:
     """Return the devices of round `number`, in order of name.
 
     Args:
@@ -52,7 +54,7 @@ def select(online: Sequence[str], *, size: int, seed: int, number: int, over_sel
     return tuple(sorted(Random(f"{seed}/{number}").sample(devices, wanted)))  # noqa: S311 - a draw, not a secret
 
 
-def needed(asked: int, *, size: int, quorum: float) -> int:
+def updates_needed(asked: int, *, size: int, quorum: float) -> int:
     """Return how many updates end a round at once.
 
     Args:
@@ -71,7 +73,7 @@ WHAT: Mapping[str, str] = {"evaluate": "the devices' evaluation", "measure": "th
 """What is done that is no round."""
 
 
-def everybody(plan: Plan, algorithm: Algorithm) -> bool:
+def evaluates_everybody(plan: Plan, algorithm: Algorithm) -> bool:
     """Tell whether all devices that are there evaluate, each of them, and not as many as take part in a round."""
     return bool(plan.evaluation.devices_every or algorithm.serves)
 
@@ -103,7 +105,7 @@ class Assigning:
         log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()
         self.muster.left = self.algorithm.left(state) if purpose == "train" else frozenset()
-        enough = await muster.enough(server, self.muster, plan.cohort)
+        enough = await muster.wait_for_cohort(server, self.muster, plan.cohort)
         for left_out in self.muster.left_out(plan, server.fleet):
             log.warning("%s", left_out)
             await persist(server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
@@ -112,9 +114,9 @@ class Assigning:
             what = WHAT.get(purpose, f"round {number}")
             log.warning("%s: %d of %d devices are here after %.0f s", what, here, least, plan.cohort.wait_s)
             return Assigned({})
-        devices = select(
+        devices = select_cohort(
             self.muster.training(server.fleet),
-            size=0 if purpose == "evaluate" and everybody(plan, self.algorithm) else plan.cohort.size,
+            size=0 if purpose == "evaluate" and evaluates_everybody(plan, self.algorithm) else plan.cohort.size,
             seed=plan.seed,
             number=number,
             over_selection=plan.cohort.over_selection,

@@ -18,7 +18,7 @@ def _is_due(plan: Plan, after: int) -> bool:
     return bool(every and after and after % every == 0)
 
 
-def owed(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> int | None:
+def evaluation_due(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> int | None:
     """Return after which round the devices are still to evaluate; None where they are not, or have done so.
 
     Args:
@@ -34,7 +34,7 @@ def owed(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> int | None
     return None if done & {None, last} else last
 
 
-async def catch_up(rounds: Rounds, state: State, after: int | None = None) -> None:
+async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -> None:
     """Let every device that is there evaluate, if that is owed; record what comes of it, whatever that is.
 
     Args:
@@ -44,7 +44,7 @@ async def catch_up(rounds: Rounds, state: State, after: int | None = None) -> No
     """
     if after is not None and not _is_due(rounds.plan, after):
         return
-    after = owed(rounds.plan, await rounds.server.worker(rounds.store.records), ended=after is None)
+    after = evaluation_due(rounds.plan, await rounds.server.worker(rounds.store.records), ended=after is None)
     if after is None:
         return
     number = rounds.plan.evaluation.number(rounds.plan.rounds, after)

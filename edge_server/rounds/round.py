@@ -25,7 +25,7 @@ from edge_server.journal.disk import P, R, persist
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.rounds import assign
-from edge_server.rounds.assign import WHAT, Assigning, Purpose, everybody
+from edge_server.rounds.assign import WHAT, Assigning, Purpose, evaluates_everybody
 from edge_server.rounds.broadcast import Outgoing, audiences
 from edge_server.rounds.check_update import keep_only, read, require_like
 from edge_server.rounds.collect_updates import Gather
@@ -45,7 +45,7 @@ from shared.transfer import frames
 from shared.transfer.sender import Sender
 
 
-def folded(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignment], gather: Gather) -> State:
+def fold_updates(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignment], gather: Gather) -> State:
     """Fold the stored updates one at a time, in order of device: the sum does not depend on who came first.
 
     Raises:
@@ -61,7 +61,7 @@ def folded(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignm
     return after
 
 
-def closing(
+def close_record(
     gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool, personal: bool = False
 ) -> RoundClosed:
     """Return what is recorded of a round, but for its seconds.
@@ -81,7 +81,7 @@ def closing(
         arrived=tuple(updates),
         failed=dict(sorted(gather.failed.items())),
         refused=dict(sorted((gather.refused + dropped).items())),
-        loss=weighted(losses),
+        loss=weighted_mean(losses),
         accuracy=scored.accuracy if scored else None,
         test_loss=scored.loss if scored else None,
         device_accuracy=mean_accuracy(updates, personal=personal),
@@ -100,10 +100,10 @@ def accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
 def mean_accuracy(updates: dict[str, Update], *, personal: bool) -> float | None:
     """Return the mean of what devices measured: of one model weighted by examples, of personal ones each as much."""
     found = accuracies(updates)
-    return weighted([(accuracy, 1.0) for accuracy, _ in found] if personal else found)
+    return weighted_mean([(accuracy, 1.0) for accuracy, _ in found] if personal else found)
 
 
-def weighted(pairs: Sequence[tuple[float, float]]) -> float | None:
+def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Return the weighted mean, None where nothing weighs anything."""
     weight = sum(w for _, w in pairs)
     return sum(value * w for value, w in pairs) / weight if weight else None
@@ -180,7 +180,7 @@ class Rounds:
                 self.persist(self.store.save, number, state), self.server.worker(self._score, state, number)
             )
         personal = self.algorithm.serves is not None
-        closed = closing(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
+        closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
         at = self.server.clock()
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **split_figures(split))
         log.debug("phase closing run=%s round=%d", self.run, number)
@@ -197,7 +197,7 @@ class Rounds:
             return None
         log.debug("phase aggregating run=%s round=%d", self.run, gather.number)
         try:
-            return await self.server.worker(folded, self.algorithm, state, assignments, gather)
+            return await self.server.worker(fold_updates, self.algorithm, state, assignments, gather)
         except WireError as error:
             log.warning("round %d: the model stays as it was, the aggregate cannot be used: %s", gather.number, error)
             gather.refused["aggregate"] += 1
@@ -254,9 +254,9 @@ class Rounds:
     def _needed(self, gather: Gather, purpose: Purpose) -> int:
         """Return how many answers end a round at once."""
         expected, plan = len(gather.expected), self.plan
-        if purpose == "evaluate" and everybody(plan, self.algorithm):
+        if purpose == "evaluate" and evaluates_everybody(plan, self.algorithm):
             return expected
-        return assign.needed(expected, size=plan.cohort.size, quorum=plan.round.quorum)
+        return assign.updates_needed(expected, size=plan.cohort.size, quorum=plan.round.quorum)
 
     async def _until_quorum(self, gather: Gather, what: str, needed: int) -> None:
         expected = len(gather.expected)

@@ -17,7 +17,7 @@ from edge_server.fleet import membership
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Members, Muster
 from edge_server.fleet.observe import Observing
-from edge_server.fleet.state import only
+from edge_server.fleet.state import select_devices
 from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, reached
 from edge_server.journal.checkpoints import Store
@@ -51,7 +51,7 @@ from shared.runtime.tasks import background
 from shared.tensors.tree import State
 
 
-def recall(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
+def recall_members(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
     """Learn from a run's journal who was ever there."""
     rounds.muster.seen |= {record.device for record in records if isinstance(record, Joined)}
 
@@ -76,7 +76,7 @@ async def reason_to_end(rounds: Rounds, state: State) -> str:
         return ""
     ours.left = left
     await server.reachable()
-    await membership.enough(server, ours, rounds.plan.cohort)
+    await membership.wait_for_cohort(server, ours, rounds.plan.cohort)
     here = ours.here(server.fleet)
     if not here or ours.training(server.fleet):
         return ""
@@ -140,7 +140,7 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
         return state
     async with _observing(rounds, records), _costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
-        recall(rounds, records)
+        recall_members(rounds, records)
         end = _missed(plan, closed_rounds(records)[-1:])
         for number in range(first, plan.rounds + 1):
             if end := end or (None if opened else await _between(rounds, state, ledger, number - 1)):
@@ -155,7 +155,7 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
             await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
         end = end or RunClosed(outcome="finished")
         if end.outcome == "finished":
-            await evaluate.catch_up(rounds, state)
+            await evaluate.evaluate_due(rounds, state)
     if end.cause:
         log.warning("run %s %s: %s", rounds.run, "is over" if end.outcome == "finished" else "ends short", end.cause)
     await rounds.persist(store.append, end)
@@ -164,7 +164,7 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
 
 async def _between(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
     """Do what is due after a round; return the run's end, None where it goes on."""
-    await evaluate.catch_up(rounds, state, after)
+    await evaluate.evaluate_due(rounds, state, after)
     if over := await reason_to_end(rounds, state):
         return RunClosed(outcome="finished", cause=over)
     cause = await _spent(rounds, ledger)
@@ -222,7 +222,7 @@ async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[
         if muster.takes(report.device):
             observing.report(report)
 
-    observing.begin(records, only(server.fleet, muster.takes))
+    observing.begin(records, select_devices(server.fleet, muster.takes))
     server.seen.append(presence)
     server.keep.append(report)
     try:

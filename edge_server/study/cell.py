@@ -10,7 +10,7 @@ import msgspec
 
 from edge_server.journal.runs import versions
 from edge_server.replay.run import replay
-from edge_server.report.summarise import digest
+from edge_server.report.summarise import digest_run
 from edge_server.study.result import RESULT, Order, Result, hash_of
 from shared.errors import ConfigError
 from shared.runtime.clock import Clock, monotonic
@@ -27,7 +27,7 @@ def perform(order: Order, clock: Clock = monotonic) -> Path:
         seconds=clock() - began,
         versions=versions(),
         journal=hash_of(folder),
-        digest=msgspec.structs.replace(digest(records), devices=[], tasks=[]),
+        digest=msgspec.structs.replace(digest_run(records), devices=[], tasks=[]),
     )
     (folder / RESULT).write_bytes(msgspec.json.encode(result))
     return folder

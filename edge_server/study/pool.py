@@ -39,10 +39,10 @@ async def run_here(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) 
     """
     waiting = deque(orders)
     logs = [place / f"worker-{number}.log" for number in range(min(jobs, len(orders)))]
-    await together([_work(waiting, log, tell) for log in logs])
+    await await_all([_work(waiting, log, tell) for log in logs])
 
 
-async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def await_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Await several works; where one fails, the others are cancelled and its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -13,7 +13,7 @@ import msgspec
 
 from edge_server.journal.runs import versions
 from edge_server.study.cell import perform_away
-from edge_server.study.pool import Tell, together
+from edge_server.study.pool import Tell, await_all
 from edge_server.study.result import Began, Ended, Order
 from shared.errors import ConfigError
 
@@ -42,7 +42,7 @@ async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tel
     try:
         away = ray.remote(num_cpus=1, max_retries=0)(perform_away)
         slots = asyncio.Semaphore(jobs or max(1, AHEAD * int(ray.cluster_resources().get("CPU", 1))))
-        await together([_run(ray, away, order, slots, tell) for order in orders])
+        await await_all([_run(ray, away, order, slots, tell) for order in orders])
     finally:
         ray.shutdown()
 

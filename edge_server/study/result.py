@@ -68,7 +68,7 @@ def order_of(cell: Cell, place: Path) -> Order:
     return Order(cell=cell.name, plan=cell.plan, devices=cell.devices, place=str(place))
 
 
-def finished(cell: Cell, folder: Path) -> Result | None:
+def read_result(cell: Cell, folder: Path) -> Result | None:
     """Return what a cell came to; None where `folder` holds no whole run of this very plan."""
     try:
         result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)

@@ -16,12 +16,12 @@ import msgspec
 from edge_server.journal.runs import versions
 from edge_server.journal.sqlite import read
 from edge_server.report.page import page
-from edge_server.report.summarise import digest
+from edge_server.report.summarise import digest_run
 from edge_server.study.grid import Cell
 from edge_server.study.pool import Tell
-from edge_server.study.result import Began, Ended, Order, Result, finished, order_of
+from edge_server.study.result import Began, Ended, Order, Result, order_of, read_result
 from edge_server.study.spec import Study
-from edge_server.study.summary import Summary, summarise
+from edge_server.study.summary import StudySummary, summarise
 from edge_server.study.tables import cells_csv, groups_csv
 from shared.runtime.durable import explained, replace_file
 from shared.runtime.folder_lock import held
@@ -53,13 +53,13 @@ class AsRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def results_in(folder: Path, cells: Sequence[Cell]) -> dict[str, Result]:
     """Return what the cells that have ended came to, by name."""
-    found = {cell.name: finished(cell, folder / cell.name) for cell in cells}
+    found = {cell.name: read_result(cell, folder / cell.name) for cell in cells}
     return {name: result for name, result in found.items() if result is not None}
 
 
 def conduct(
     study: Study, plan: dict[str, Any], cells: Sequence[Cell], folder: Path, run: Runner, tell: Tell
-) -> Summary:
+) -> StudySummary:
     """Run every cell of a study that has not ended, then write its summary.
 
     Args:
@@ -110,11 +110,11 @@ def _json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def page_of(summary: Summary, folder: Path) -> str | None:
+def page_of(summary: StudySummary, folder: Path) -> str | None:
     """Return the page of the first settings of a study, each by its first run; None where none has ended."""
     first: dict[str, str] = {}
     for row in summary.rows:
         if row.ended:
             first.setdefault(row.setting, row.cell)
-    runs = [digest(read(folder / cell)) for cell in list(first.values())[:MOST_RUNS]]
+    runs = [digest_run(read(folder / cell)) for cell in list(first.values())[:MOST_RUNS]]
     return page(runs, [summary.target] if summary.target is not None else []) if runs else None

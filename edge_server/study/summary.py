@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from edge_server.report.digest import Amount, Digest, RoundDigest, Spending, known, total, worst
-from edge_server.report.targets import best, last, reached
+from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, known_amount, largest_known, sum_known
+from edge_server.report.targets import best_accuracy, last_evaluated, round_reaching
 from edge_server.study.grid import Cell, setting_of
 from edge_server.study.result import Result
 
@@ -17,11 +17,11 @@ MIN_SPREAD = 2
 NOTHING = Amount()
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class SummaryPart(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the parts of a summary."""
 
 
-class Taken(Part, frozen=True, kw_only=True):
+class CellCost(SummaryPart, frozen=True, kw_only=True):
     """What a run took: rounds, virtual seconds of them, joules of all devices, bytes of frames both ways.
 
     Attributes:
@@ -35,7 +35,7 @@ class Taken(Part, frozen=True, kw_only=True):
     exchanged: Amount = NOTHING
 
 
-class Row(Part, frozen=True, kw_only=True):
+class CellRow(SummaryPart, frozen=True, kw_only=True):
     """One cell.
 
     Attributes:
@@ -57,8 +57,8 @@ class Row(Part, frozen=True, kw_only=True):
     cause: str = ""
     accuracy: float | None = None
     best: float | None = None
-    whole: Taken = Taken()
-    target: Taken | None = None
+    whole: CellCost = CellCost()
+    target: CellCost | None = None
 
     @property
     def ended(self) -> bool:
@@ -66,7 +66,7 @@ class Row(Part, frozen=True, kw_only=True):
         return self.state in ("finished", "stopped")
 
 
-class Spread(Part, frozen=True, kw_only=True):
+class SeedSpread(SummaryPart, frozen=True, kw_only=True):
     """A figure over several runs.
 
     Attributes:
@@ -80,17 +80,17 @@ class Spread(Part, frozen=True, kw_only=True):
     count: int
 
 
-class Outlay(Part, frozen=True, kw_only=True):
+class Outlay(SummaryPart, frozen=True, kw_only=True):
     """What several runs took."""
 
-    rounds: Spread
-    seconds: Spread
-    joules: Spread
-    bytes: Spread
-    exchanged: Spread
+    rounds: SeedSpread
+    seconds: SeedSpread
+    joules: SeedSpread
+    bytes: SeedSpread
+    exchanged: SeedSpread
 
 
-class Group(Part, frozen=True, kw_only=True):
+class Group(SummaryPart, frozen=True, kw_only=True):
     """The cells of one setting.
 
     Attributes:
@@ -104,14 +104,14 @@ class Group(Part, frozen=True, kw_only=True):
     settings: dict[str, Any]
     cells: int
     ended: int
-    accuracy: Spread
-    best: Spread
+    accuracy: SeedSpread
+    best: SeedSpread
     whole: Outlay
     reached: int | None = None
     target: Outlay | None = None
 
 
-class Summary(Part, frozen=True, kw_only=True):
+class StudySummary(SummaryPart, frozen=True, kw_only=True):
     """A whole study.
 
     Attributes:
@@ -123,7 +123,7 @@ class Summary(Part, frozen=True, kw_only=True):
     target: float | None
     versions: list[dict[str, str]]
     groups: list[Group]
-    rows: list[Row]
+    rows: list[CellRow]
 
     @property
     def whole(self) -> bool:
@@ -137,7 +137,7 @@ def summarise(
     results: Mapping[str, Result],
     causes: Mapping[str, str],
     target: float | None = None,
-) -> Summary:
+) -> StudySummary:
     """Return what a study came to.
 
     Args:
@@ -148,15 +148,15 @@ def summarise(
         target: An accuracy that it asks about.
     """
     rows = [_row(cell, results.get(cell.name), causes.get(cell.name), target) for cell in cells]
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[CellRow]] = {}
     for row in rows:
         groups.setdefault(row.setting, []).append(row)
     versions = [dict(one) for one in sorted({tuple(sorted(result.versions.items())) for result in results.values()})]
     grouped = [_group(own, target) for own in groups.values()]
-    return Summary(study=study, target=target, versions=versions, groups=grouped, rows=rows)
+    return StudySummary(study=study, target=target, versions=versions, groups=grouped, rows=rows)
 
 
-def _row(cell: Cell, result: Result | None, cause: str | None, target: float | None) -> Row:
+def _row(cell: Cell, result: Result | None, cause: str | None, target: float | None) -> CellRow:
     who: dict[str, Any] = {
         "cell": cell.name,
         "setting": setting_of(cell),
@@ -165,30 +165,30 @@ def _row(cell: Cell, result: Result | None, cause: str | None, target: float | N
         "seeds": cell.seeds,
     }
     if result is None:
-        return Row(**who, state="waiting" if cause is None else "failed", cause=cause or "")
+        return CellRow(**who, state="waiting" if cause is None else "failed", cause=cause or "")
     run = result.digest
-    final, found = last(run), reached(run, target) if target is not None else None
-    return Row(
+    final, found = last_evaluated(run), round_reaching(run, target) if target is not None else None
+    return CellRow(
         **who,
         state="stopped" if run.outcome == "stopped" else "finished",
         cause=run.cause,
         accuracy=final.accuracy if final else None,
-        best=best(run),
+        best=best_accuracy(run),
         whole=_taken(run, run.rounds[-1] if run.rounds else None),
         target=_taken(run, found) if found else None,
     )
 
 
-def _taken(run: Digest, until: RoundDigest | None) -> Taken:
+def _taken(run: Digest, until: RoundDigest | None) -> CellCost:
     if until is None:
-        return Taken()
-    spent: Spending = until.until
-    rounds = known(float(run.rounds.index(until) + 1))
-    exchanged = total([spent.features_bytes, spent.gradient_bytes])
-    return Taken(rounds=rounds, seconds=spent.seconds, joules=spent.joules, bytes=spent.bytes, exchanged=exchanged)
+        return CellCost()
+    spent: SpentByRound = until.until
+    rounds = known_amount(float(run.rounds.index(until) + 1))
+    exchanged = sum_known([spent.features_bytes, spent.gradient_bytes])
+    return CellCost(rounds=rounds, seconds=spent.seconds, joules=spent.joules, bytes=spent.bytes, exchanged=exchanged)
 
 
-def _group(rows: Sequence[Row], target: float | None) -> Group:
+def _group(rows: Sequence[CellRow], target: float | None) -> Group:
     first, ended = rows[0], [row for row in rows if row.ended]
     there = [row.target for row in ended if row.target]
     return Group(
@@ -197,27 +197,27 @@ def _group(rows: Sequence[Row], target: float | None) -> Group:
         settings=first.settings,
         cells=len(rows),
         ended=len(ended),
-        accuracy=spread(known(row.accuracy) for row in ended),
-        best=spread(known(row.best) for row in ended),
+        accuracy=spread_of_seeds(known_amount(row.accuracy) for row in ended),
+        best=spread_of_seeds(known_amount(row.best) for row in ended),
         whole=_outlay([row.whole for row in ended]),
         reached=None if target is None else len(there),
         target=_outlay(there) if there else None,
     )
 
 
-def _outlay(taken: Sequence[Taken]) -> Outlay:
-    return Outlay(**{name: spread(getattr(one, name) for one in taken) for name in Outlay.__struct_fields__})
+def _outlay(taken: Sequence[CellCost]) -> Outlay:
+    return Outlay(**{name: spread_of_seeds(getattr(one, name) for one in taken) for name in Outlay.__struct_fields__})
 
 
-def spread(amounts: Iterable[Amount]) -> Spread:
+def spread_of_seeds(amounts: Iterable[Amount]) -> SeedSpread:
     """Return the mean of what is known of some amounts, and how far they lie apart."""
     found = [one for one in amounts if one.value is not None]
     values = [one.value for one in found if one.value is not None]
-    return Spread(
+    return SeedSpread(
         mean=Amount(
             value=statistics.fmean(values) if values else None,
             whole=bool(found) and all(one.whole for one in found),
-            quality=worst(one.quality for one in found),
+            quality=largest_known(one.quality for one in found),
         ),
         std=statistics.stdev(values) if len(values) >= MIN_SPREAD else None,
         count=len(values),

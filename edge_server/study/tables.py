@@ -11,7 +11,7 @@ import msgspec
 from edge_server.report.digest import Amount
 from edge_server.report.formatting import LEGEND, amount, digits, unit_of
 from edge_server.report.html import NOTHING
-from edge_server.study.summary import Group, Outlay, Row, Spread, Summary
+from edge_server.study.summary import CellRow, Group, Outlay, SeedSpread, StudySummary
 from shared.runtime.text_table import TextColumn, TextTable
 
 KINDS: Mapping[str, str] = {
@@ -26,7 +26,7 @@ KINDS: Mapping[str, str] = {
 UNITS = {"exchanged": "bytes"}
 
 
-def tables(summary: Summary) -> list[TextTable]:
+def tables(summary: StudySummary) -> list[TextTable]:
     """Return a row a setting: what its runs came to, and what they took until the target if there is one."""
     kinds = [kind for kind in KINDS if kind != "exchanged" or any(one.whole.exchanged.count for one in summary.groups)]
     headings = [KINDS[kind] for kind in kinds]
@@ -56,7 +56,7 @@ def _outlay(outlay: Outlay | None, kinds: Sequence[str]) -> list[str]:
     return [_figure(getattr(outlay, kind), UNITS.get(kind, kind)) if outlay else NOTHING for kind in kinds]
 
 
-def _figure(spread: Spread, kind: str) -> str:
+def _figure(spread: SeedSpread, kind: str) -> str:
     """Return mean and, where runs differ, deviation in the mean's unit."""
     if spread.mean.value is None or not spread.std:
         return amount(spread.mean, kind)
@@ -66,7 +66,7 @@ def _figure(spread: Spread, kind: str) -> str:
     return amount(spread.mean, kind).replace(number, apart, 1)
 
 
-def _share(spread: Spread) -> str:
+def _share(spread: SeedSpread) -> str:
     """Return an accuracy in percent."""
     if spread.mean.value is None:
         return NOTHING
@@ -74,7 +74,7 @@ def _share(spread: Spread) -> str:
     return f"{100 * spread.mean.value:.2f}{apart} %"
 
 
-def cells_csv(rows: Sequence[Row]) -> str:
+def cells_csv(rows: Sequence[CellRow]) -> str:
     """Return a line a cell, in SI units; what is not known is empty, and a column `_whole` says what is a part only."""
     return _csv(
         {"cell": row.cell, "setting": row.setting, "variant": row.variant}
@@ -111,7 +111,7 @@ def _amounts(prefix: str, amounts: Mapping[str, Amount]) -> dict[str, object]:
     return {**{name: one.value for name, one in named}, **whole}
 
 
-def _spreads(prefix: str, spreads: Mapping[str, Spread | None]) -> dict[str, object]:
+def _spreads(prefix: str, spreads: Mapping[str, SeedSpread | None]) -> dict[str, object]:
     found: dict[str, object] = {}
     for kind, one in spreads.items():
         found[f"{prefix}{kind}_mean"] = one.mean.value if one else None

@@ -24,7 +24,7 @@ from edge_server.study.pool import Tell, run_here
 from edge_server.study.result import Began, Ended, Order
 from edge_server.study.run import Runner, conduct, results_in
 from edge_server.study.spec import load
-from edge_server.study.summary import Summary
+from edge_server.study.summary import StudySummary
 from edge_server.study.tables import tables
 from edge_server.trial.progress import NewsBar, print_line
 from shared.errors import ConfigError
@@ -33,7 +33,7 @@ from shared.runtime.clock import Clock, monotonic
 from shared.runtime.text_table import write_text
 
 
-class Display:
+class StudyDisplay:
     """Counts cells and reckons when the last will have ended."""
 
     def __init__(self, console: Console, total: int, done: int, clock: Clock = monotonic) -> None:
@@ -93,7 +93,7 @@ def run_study(options: argparse.Namespace) -> int:
     folder = made(options.data_dir) / study.name
     console = Console(stderr=True)
     done = len(results_in(folder, chosen))
-    display = Display(console, len(chosen), done)
+    display = StudyDisplay(console, len(chosen), done)
     print_line(console, f"{study.name}: {len(chosen)} cells, {done} of them done before")
     with display.bar:
         try:
@@ -139,7 +139,7 @@ async def _ended_by_signals(work: Coroutine[Any, Any, None]) -> None:
     await work
 
 
-def _show(summary: Summary, folder: Path, form: str) -> None:
+def _show(summary: StudySummary, folder: Path, form: str) -> None:
     if form == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
         return

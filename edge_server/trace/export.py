@@ -38,7 +38,18 @@ from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
 from edge_server.trace.files import described
 from edge_server.trace.header import Back, End, Evaluation, Known, Process, Trial
-from edge_server.trace.schema import Decision, Fact, Presence, Purpose, Round, Row, Sample, Step, Task, unit_of
+from edge_server.trace.schema import (
+    DecisionRow,
+    Fact,
+    Presence,
+    Purpose,
+    Round,
+    Sample,
+    Step,
+    TableRow,
+    TaskRow,
+    unit_of,
+)
 from edge_server.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance
@@ -208,7 +219,7 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
         ConfigError: The journal does not hold a run's beginning.
     """
     journal = sorted_journal(records)
-    tables: dict[str, tuple[Row, ...]] = {
+    tables: dict[str, tuple[TableRow, ...]] = {
         "tasks": tuple(_tasks(journal)),
         "steps": tuple(_steps(journal)),
         "rounds": tuple(_rounds(journal)),
@@ -220,7 +231,7 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
     return Trace(_header(journal, tables), tables)
 
 
-def _header(journal: Journal, tables: dict[str, tuple[Row, ...]]) -> Trial:
+def _header(journal: Journal, tables: dict[str, tuple[TableRow, ...]]) -> Trial:
     opened, evaluated = journal.opened, journal.evaluated[-1:]
     return Trial(
         run=opened.run,
@@ -251,11 +262,11 @@ def _devices(journal: Journal) -> list[Known]:
     names |= {*journal.measured.by_device, *journal.measured.failed} if journal.measured else set()
     versions = {one.device: one.version for one, _ in journal.presence if isinstance(one, Joined) and one.version}
     boards = {one.device: one.board for one, _ in journal.sensed if one.board}
-    ordered = in_fleet_order(journal.opened.plan, names)
+    ordered = sort_by_fleet(journal.opened.plan, names)
     return [Known(name=name, board=boards.get(name, ""), version=versions.get(name, "")) for name in ordered]
 
 
-def in_fleet_order(plan: Plan, names: Iterable[str]) -> list[str]:
+def sort_by_fleet(plan: Plan, names: Iterable[str]) -> list[str]:
     """Return names in the order of `edge_server.plan.plan.devices`: the plan's, then device-2 before device-10."""
     own = {device.name: place for place, device in enumerate(expanded(plan.device))}
 
@@ -279,11 +290,13 @@ def _rounds(journal: Journal) -> Iterable[Round]:
         yield Round(**{"round": number, "opened_s": opened_s, "closed_s": closed_s, "outcome": "open"} | told)
 
 
-def _decisions(journal: Journal) -> Iterable[Decision]:
+def _decisions(journal: Journal) -> Iterable[DecisionRow]:
     for number, (opened, _) in sorted(journal.rounds.items()):
         for device, told in sorted(opened.assignments.items()):
             hyper = msgspec.structs.asdict(told.hyper)
-            yield Decision(round=number, device=device, seed=told.seed, steps=told.steps, values=told.values, **hyper)
+            yield DecisionRow(
+                round=number, device=device, seed=told.seed, steps=told.steps, values=told.values, **hyper
+            )
 
 
 def _steps(journal: Journal) -> Iterable[Step]:
@@ -301,7 +314,7 @@ def _asked(journal: Journal) -> dict[tuple[int, str], str]:
     return asked
 
 
-def _tasks(journal: Journal) -> Iterable[Task]:
+def _tasks(journal: Journal) -> Iterable[TaskRow]:
     rounds = journal.opened.plan.rounds
     for (number, device), cause in sorted(_asked(journal).items()):
         purpose: Purpose = "measure" if number == 0 else "train" if number <= rounds else "evaluate"
@@ -314,7 +327,7 @@ def _tasks(journal: Journal) -> Iterable[Task]:
             yield msgspec.structs.replace(row, missed_steps=missed_steps)
             continue
         opened, opened_s = journal.rounds.get(number, (None, None))
-        yield Task(
+        yield TaskRow(
             round=number,
             device=device,
             purpose=purpose,
@@ -325,12 +338,12 @@ def _tasks(journal: Journal) -> Iterable[Task]:
         )
 
 
-def _absent(number: int, device: str, purpose: Purpose, cause: str, settled: Cost | None) -> Task:
+def _absent(number: int, device: str, purpose: Purpose, cause: str, settled: Cost | None) -> TaskRow:
     """Return the row of a task whose update does not count; what a late one cost is known all the same."""
     if settled is None or cause:
         outcome: Literal["failed", "missing"] = "failed" if cause else "missing"
-        return Task(round=number, device=device, purpose=purpose, outcome=outcome, cause=cause)
-    return Task(round=number, device=device, purpose=purpose, outcome="late", settled=True, **_figures(settled))
+        return TaskRow(round=number, device=device, purpose=purpose, outcome=outcome, cause=cause)
+    return TaskRow(round=number, device=device, purpose=purpose, outcome="late", settled=True, **_figures(settled))
 
 
 def _figures(cost: Cost) -> dict[str, Any]:

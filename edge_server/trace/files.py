@@ -19,8 +19,8 @@ import msgspec
 
 from edge_server.trace import header as headers
 from edge_server.trace.header import Table, Trial
-from edge_server.trace.schema import PROVENANCE, TABLES, TOLD, Row, columns, unit_of
-from edge_server.trace.trace import Trace, checked
+from edge_server.trace.schema import PROVENANCE, TABLES, TOLD, TableRow, columns, unit_of
+from edge_server.trace.trace import Trace, check_trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 from shared.runtime.durable import explained
@@ -39,7 +39,7 @@ TREES = ("metrics", "refused", "values")
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-def cells(table: str, row: Row) -> list[str]:
+def cells(table: str, row: TableRow) -> list[str]:
     """Return a row's cells in the order of `columns`."""
     known: dict[str, Any] = {name: getattr(row, name) for name in row.__struct_fields__}
     for figure, one in known.pop("provenance", {}).items():
@@ -58,7 +58,7 @@ def _text(value: object) -> str:
     return "" if value is None else repr(value)
 
 
-def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> Row:
+def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> TableRow:
     """Return the row of some cells by column; columns that are not ours are left out.
 
     Args:
@@ -137,7 +137,7 @@ def write(trace: Trace, folder: Path) -> None:
         (folder / headers.FILE).write_bytes(headers.encode(msgspec.structs.replace(trace.header, marked=True)))
 
 
-def described(tables: Mapping[str, tuple[Row, ...]]) -> dict[str, Table]:
+def described(tables: Mapping[str, tuple[TableRow, ...]]) -> dict[str, Table]:
     """Return what the header says of tables."""
     return {
         table: Table(rows=len(tables[table]), columns={column: unit_of(column) for column in columns(table)})
@@ -165,7 +165,7 @@ def read(folder: Path) -> Trace:
     header = headers.decode(data.encode(), path)
     tables = {table: tuple(_rows(folder, header, table)) for table in TABLES}
     header = msgspec.structs.replace(header, marked=False)  # the texts read have no marks any more
-    return checked(Trace(header, tables), folder)
+    return check_trace(Trace(header, tables), folder)
 
 
 def _opened(path: Path, most_bytes: int) -> TextIO:
@@ -187,7 +187,7 @@ def _unblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe nobody writes to would be waited for
 
 
-def _rows(folder: Path, header: Trial, table: str) -> Iterator[Row]:
+def _rows(folder: Path, header: Trial, table: str) -> Iterator[TableRow]:
     path, expected = folder / f"{table}.csv", header.tables[table].rows
     count = 0
     with _opened(path, MAX_FILE_BYTES) as file, _long_fields():

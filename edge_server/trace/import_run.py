@@ -29,7 +29,7 @@ from edge_server.journal.records import (
     UpdateAccepted,
 )
 from edge_server.trace.export import BOARD
-from edge_server.trace.schema import Decision, Fact, Round, Sample, Step, Task
+from edge_server.trace.schema import DecisionRow, Fact, Round, Sample, Step, TaskRow
 from edge_server.trace.trace import Trace
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
@@ -104,8 +104,8 @@ def _sensed(trace: Trace) -> Iterator[AnyRecord]:
 
 
 def _rounds(trace: Trace) -> Iterator[AnyRecord]:
-    tasks: defaultdict[int, list[Task]] = defaultdict(list)
-    decisions: defaultdict[int, list[Decision]] = defaultdict(list)
+    tasks: defaultdict[int, list[TaskRow]] = defaultdict(list)
+    decisions: defaultdict[int, list[DecisionRow]] = defaultdict(list)
     for task in trace.tasks:
         tasks[task.round].append(task)
     for decision in trace.decisions:
@@ -128,7 +128,7 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
         yield Evaluated(accuracy=trace.header.device_accuracy, by_device=_measurements(after))
 
 
-def _evaluated(trace: Trace, after: int, tasks: Mapping[int, list[Task]]) -> Iterator[AnyRecord]:
+def _evaluated(trace: Trace, after: int, tasks: Mapping[int, list[TaskRow]]) -> Iterator[AnyRecord]:
     """Yield what all devices measured after a round."""
     header = trace.header
     for one in header.evaluations:
@@ -139,11 +139,11 @@ def _evaluated(trace: Trace, after: int, tasks: Mapping[int, list[Task]]) -> Ite
             yield Evaluated(accuracy=one.accuracy, by_device=measured, round=after, personal=one.personal)
 
 
-def _measurements(tasks: Iterable[Task]) -> dict[str, dict[str, float]]:
+def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:
     return {task.device: task.metrics for task in tasks if task.outcome == "arrived"}
 
 
-def _measured(steps: Iterable[Step], tasks: list[Task]) -> Measured:
+def _measured(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured:
     return Measured(
         by_device={
             one.device: StepCost(**{name: getattr(one, name) for name in StepCost.__struct_fields__}) for one in steps
@@ -153,7 +153,7 @@ def _measured(steps: Iterable[Step], tasks: list[Task]) -> Measured:
     )
 
 
-def _opened(row: Round, decisions: list[Decision]) -> RoundOpened:
+def _opened(row: Round, decisions: list[DecisionRow]) -> RoundOpened:
     return RoundOpened(
         round=row.round,
         at=row.opened_s,
@@ -162,12 +162,12 @@ def _opened(row: Round, decisions: list[Decision]) -> RoundOpened:
     )
 
 
-def _assignment(row: Decision) -> Assignment:
+def _assignment(row: DecisionRow) -> Assignment:
     hyper = Hyper(**{name: getattr(row, name) for name in Hyper.__struct_fields__})
     return Assignment(seed=row.seed, hyper=hyper, steps=row.steps, values=row.values)
 
 
-def _closed(row: Round, tasks: list[Task]) -> RoundClosed:
+def _closed(row: Round, tasks: list[TaskRow]) -> RoundClosed:
     assert row.outcome != "open"
     arrived = [task for task in tasks if task.outcome == "arrived"]
     return RoundClosed(
@@ -189,7 +189,7 @@ def _closed(row: Round, tasks: list[Task]) -> RoundClosed:
     )
 
 
-def _updates(run: str, tasks: Iterable[Task]) -> Iterator[AnyRecord]:
+def _updates(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
     for task in tasks:
         cost = _cost(task)
         if task.outcome == "late":
@@ -207,7 +207,7 @@ def _updates(run: str, tasks: Iterable[Task]) -> Iterator[AnyRecord]:
             yield CostSettled(round=task.round, device=task.device, cost=cost)
 
 
-def _cost(task: Task) -> Cost:
+def _cost(task: TaskRow) -> Cost:
     figures: dict[str, Any] = {name: getattr(task, name) for name in COST}
     return Cost(**figures, provenance={name: one for name, one in task.provenance.items() if name in COST})
 
@@ -218,7 +218,7 @@ def _said(cost: Cost) -> Cost:
     return msgspec.structs.replace(cost, **dict.fromkeys(LATER), provenance=told)
 
 
-def _update(run: str, task: Task, cost: Cost) -> Update:
+def _update(run: str, task: TaskRow, cost: Cost) -> Update:
     params = None
     if task.payload_bytes is not None:
         digest = bytes.fromhex(task.payload_digest)

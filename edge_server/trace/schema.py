@@ -21,11 +21,11 @@ Device: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-
 Hex: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{2})*\Z", max_length=64)]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a table."""
 
 
-class Task(Row, frozen=True, kw_only=True):
+class TaskRow(TableRow, frozen=True, kw_only=True):
     """What one device was asked in one round, and what came of it and cost it."""
 
     round: Count
@@ -66,7 +66,7 @@ class Task(Row, frozen=True, kw_only=True):
     provenance: dict[str, Provenance] = {}
 
 
-class Step(Row, frozen=True, kw_only=True):
+class Step(TableRow, frozen=True, kw_only=True):
     """What one training step cost a device before the first round."""
 
     device: Device
@@ -81,7 +81,7 @@ class Step(Row, frozen=True, kw_only=True):
     provenance: dict[str, Provenance] = {}
 
 
-class Round(Row, frozen=True, kw_only=True):
+class Round(TableRow, frozen=True, kw_only=True):
     """One round."""
 
     round: Count
@@ -100,7 +100,7 @@ class Round(Row, frozen=True, kw_only=True):
     refused: dict[str, Count] = {}
 
 
-class Decision(Row, frozen=True, kw_only=True):
+class DecisionRow(TableRow, frozen=True, kw_only=True):
     """What one device was told in one round."""
 
     round: Count
@@ -115,7 +115,7 @@ class Decision(Row, frozen=True, kw_only=True):
     values: dict[str, Value] = {}
 
 
-class Sample(Row, frozen=True, kw_only=True):
+class Sample(TableRow, frozen=True, kw_only=True):
     """One figure that a device measured."""
 
     at_s: Positive
@@ -128,7 +128,7 @@ class Sample(Row, frozen=True, kw_only=True):
     source: str = ""
 
 
-class Fact(Row, frozen=True, kw_only=True):
+class Fact(TableRow, frozen=True, kw_only=True):
     """One word that a device said of itself, where it was news."""
 
     at_s: Positive
@@ -137,7 +137,7 @@ class Fact(Row, frozen=True, kw_only=True):
     value: str
 
 
-class Presence(Row, frozen=True, kw_only=True):
+class Presence(TableRow, frozen=True, kw_only=True):
     """A device came or went."""
 
     at_s: Positive
@@ -148,11 +148,11 @@ class Presence(Row, frozen=True, kw_only=True):
     version: str = ""
 
 
-TABLES: Mapping[str, type[Row]] = {
-    "tasks": Task,
+TABLES: Mapping[str, type[TableRow]] = {
+    "tasks": TaskRow,
     "steps": Step,
     "rounds": Round,
-    "decisions": Decision,
+    "decisions": DecisionRow,
     "readings": Sample,
     "facts": Fact,
     "availability": Presence,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from edge_server.trace.header import Trial
-from edge_server.trace.schema import Decision, Fact, Presence, Round, Row, Sample, Step, Task, unit_of
+from edge_server.trace.schema import DecisionRow, Fact, Presence, Round, Sample, Step, TableRow, TaskRow, unit_of
 from shared.errors import ConfigError
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=TableRow)
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "tasks": ("round", "device"),
@@ -35,12 +35,12 @@ class Trace:
     """
 
     header: Trial
-    tables: Mapping[str, tuple[Row, ...]]
+    tables: Mapping[str, tuple[TableRow, ...]]
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[TaskRow, ...]:
         """Return what every device was asked in every round, in order of round and device."""
-        return cast("tuple[Task, ...]", self.tables["tasks"])
+        return cast("tuple[TaskRow, ...]", self.tables["tasks"])
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -53,9 +53,9 @@ class Trace:
         return cast("tuple[Round, ...]", self.tables["rounds"])
 
     @property
-    def decisions(self) -> tuple[Decision, ...]:
+    def decisions(self) -> tuple[DecisionRow, ...]:
         """Return what every device was told."""
-        return cast("tuple[Decision, ...]", self.tables["decisions"])
+        return cast("tuple[DecisionRow, ...]", self.tables["decisions"])
 
     @property
     def readings(self) -> tuple[Sample, ...]:
@@ -73,7 +73,7 @@ class Trace:
         return cast("tuple[Presence, ...]", self.tables["availability"])
 
 
-def checked(trace: Trace, folder: Path) -> Trace:
+def check_trace(trace: Trace, folder: Path) -> Trace:
     """Return a trace whose rows agree with one another.
 
     Raises:
@@ -95,7 +95,7 @@ def checked(trace: Trace, folder: Path) -> Trace:
     return trace
 
 
-def _require_once(rows: Iterable[Row], key: tuple[str, ...], path: Path) -> None:
+def _require_once(rows: Iterable[TableRow], key: tuple[str, ...], path: Path) -> None:
     seen: dict[Hashable, int] = {}
     for line, row in enumerate(rows, 2):
         found = tuple(getattr(row, name) for name in key)

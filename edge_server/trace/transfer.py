@@ -22,7 +22,7 @@ from edge_server.trace import files
 from edge_server.trace.export import trace_of
 from edge_server.trace.header import Trial
 from edge_server.trace.import_run import records_of
-from edge_server.trace.schema import Decision, Row, Step, Task
+from edge_server.trace.schema import DecisionRow, Step, TableRow, TaskRow
 from edge_server.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.messages import mix
@@ -76,15 +76,15 @@ def _names(known: list[str], word: str) -> dict[str, str]:
     return {name: f"{word}-{place:0{width}d}" for place, name in enumerate(known)}
 
 
-def _renamed(row: Any, names: Mapping[str, str], seed: int) -> Row:
+def _renamed(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
     changes: dict[str, Any] = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
-    if isinstance(row, Task) and row.cause:
+    if isinstance(row, TaskRow) and row.cause:
         changes["cause"] = "failed"
-    if isinstance(row, Decision):  # a seed is a function of the name: whoever guesses that would see it there
+    if isinstance(row, DecisionRow):  # a seed is a function of the name: whoever guesses that would see it there
         changes["seed"] = mix(seed, row.round, names[row.device])
         if row.values.get(OWN_NAME) == row.device:
             changes["values"] = row.values | {OWN_NAME: names[row.device]}
-    renamed: Row = msgspec.structs.replace(row, **changes)
+    renamed: TableRow = msgspec.structs.replace(row, **changes)
     return renamed
 
 
@@ -111,13 +111,13 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
     Raises:
         ConfigError: There is no such run, or something in the folder.
     """
-    found = of_run(data_dir, run, data_root)
+    found = trace_of_run(data_dir, run, data_root)
     found = anonymised(found) if anonymous else found
     files.write(found, folder)
     return found
 
 
-def of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
+def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
     """Return a run's trace, in which the path of the data is relative to the folder of data sets.
 
     Raises:
@@ -127,7 +127,7 @@ def of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
     return Trace(msgspec.structs.replace(found.header, plan=portable(found.header.plan, data_root)), found.tables)
 
 
-def bring(found: Trace, data_dir: Path, name: str = "") -> Path:
+def import_trace(found: Trace, data_dir: Path, name: str = "") -> Path:
     """Make a run of a trace; return the run's folder.
 
     Args:

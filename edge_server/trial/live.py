@@ -17,7 +17,7 @@ from edge_server.config import ServerConfig
 from edge_server.fleet import single_server
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
-from edge_server.fleet.membership import Muster, named
+from edge_server.fleet.membership import Muster, devices_of_plan
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord
@@ -25,7 +25,7 @@ from edge_server.journal.runs import exists
 from edge_server.plan.plan import Plan
 from edge_server.rounds.run import run_plan
 from edge_server.trial.progress import follow
-from edge_server.trial.wait_for_devices import gathered
+from edge_server.trial.wait_for_devices import wait_for_fleet
 from shared.protocol.topics import SERVER
 from shared.runtime import malloc
 from shared.runtime.clock import monotonic, utc_stamp
@@ -75,7 +75,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
     if config.threads:
         torch.set_num_threads(config.threads)
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
-    members = None if config.strangers else named(plan)
+    members = None if config.strangers else devices_of_plan(plan)
     with explained(data_dir):
         folder.mkdir(parents=True, exist_ok=True)
     with held(folder):  # before anything is connected: a second server would throw the first off the broker
@@ -92,11 +92,15 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             transport.running(),
             history.keeping(),
             server.listening(),
-            background(single_server.require(transport, config.site, session.instance, gives_way=watcher is not None)),
+            background(
+                single_server.require_single_server(
+                    transport, config.site, session.instance, gives_way=watcher is not None
+                )
+            ),
         ):
             if watcher:
                 with _unless_begun(data_dir, name):
-                    await gathered(server, plan, Muster(members), config, watcher.say)
+                    await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
             with closing(await persist(in_thread, RETRY_S, SqliteStore, folder)) as store:
                 log.info("run %s in %s", name, store.folder)
                 await server.reachable()

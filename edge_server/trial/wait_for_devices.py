@@ -15,7 +15,7 @@ from shared.errors import ConfigError, Unreachable
 MOST_NAMED = 8
 
 
-async def gathered(
+async def wait_for_fleet(
     server: Server, plan: Plan, members: Muster, config: ServerConfig, say: Callable[[str], None]
 ) -> None:
     """Wait for the broker and for as many devices as the plan asks for, `cohort.wait_s` for each.
@@ -47,7 +47,7 @@ async def gathered(
             say(line)
             said.append(line)
 
-    if await membership.enough(server, members, plan.cohort, tell):
+    if await membership.wait_for_cohort(server, members, plan.cohort, tell):
         return
     strangers = [device for device in server.fleet.online if not members.takes(device)]
     absent = sorted((members.members or frozenset()) - set(server.fleet.online))

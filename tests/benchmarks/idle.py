@@ -14,7 +14,7 @@ import psutil
 from measure import Figure
 
 from edge_server.fleet.broker import running
-from edge_server.fleet.view import looking
+from edge_server.fleet.view import watch_site
 from shared.transport.base import Broker
 
 TURNS, SITE = 5, "lab"
@@ -33,7 +33,7 @@ async def _one() -> tuple[float, float, list[str]]:
                 "data": {"source": "digits"},
                 "broker": {"port": broker.port},
             }
-            look = await stack.enter_async_context(looking(Broker(port=broker.port), SITE))
+            look = await stack.enter_async_context(watch_site(Broker(port=broker.port), SITE))
             started = time.perf_counter()
             pid = await place.configured("agent", "device_agent", config)
             await fleet.until(lambda: "idle" in look.fleet.online, check=place.require_well, every_s=0.005)

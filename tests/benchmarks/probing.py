@@ -19,7 +19,7 @@ from device_agent.measurement.board import measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.probes import PROBES
 from edge_server.fleet.broker import running
-from edge_server.fleet.view import looking
+from edge_server.fleet.view import watch_site
 from shared.errors import NoData
 from shared.transport.base import Broker
 from tests.device_agent.plug import plugged
@@ -44,7 +44,7 @@ async def _waiting(folder: Path, url: str, settled_s: float, watched_s: float) -
             "broker": {"port": broker.port},
             "board": {"meter": {"kind": "shelly", "url": url}},
         }
-        async with looking(Broker(port=broker.port), SITE) as look:
+        async with watch_site(Broker(port=broker.port), SITE) as look:
             pid = await place.configured("agent", "device_agent", config)
             await fleet.until(lambda: "idle" in look.fleet.online, check=place.require_well)
         await asyncio.sleep(settled_s)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from edge_server.replay.stacked_training import at_once, stacked, train
+from edge_server.replay.stacked_training import devices_per_pass, stack_networks, train
 from shared.algorithms.base import Batch
 from shared.algorithms.fedavg import local_sgd
 from shared.models.base import Model
@@ -84,7 +84,7 @@ class Case:
 
     def together(self, most: int) -> None:
         """Train so many devices at once."""
-        network = stacked(self.model.layers, self.example)
+        network = stack_networks(self.model.layers, self.example)
         rest = self.cohort
         for parts in range(-(-len(rest) // most), 0, -1):
             size = -(-len(rest) // parts)
@@ -136,7 +136,7 @@ def table(names: list[str]) -> None:
         for batch_size in BATCH_SIZES:
             for devices in COHORTS:
                 one = case(name, batch_size, devices)
-                rule = at_once(one.model.layers, one.example, batch_size)
+                rule = devices_per_pass(one.model.layers, one.example, batch_size)
                 ways = (one.alone, one.vmapped, lambda one=one: one.together(len(one.cohort)))
                 ways += (lambda one=one, rule=rule: one.together(rule),) if rule > 1 else ()
                 alone, by_vmap, all_, *by_rule = seconds(*ways, turns=max(2, TURNS * 10 // (devices + 10)))
@@ -155,7 +155,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     figures, turns = [], 1 if quick else TURNS
     for name in list(MODELS)[:2] if quick else MODELS:
         one = case(name, 32, 10)
-        rule = at_once(one.model.layers, one.example, 32)
+        rule = devices_per_pass(one.model.layers, one.example, 32)
         if rule > 1:
             alone, at = seconds(one.alone, lambda one=one, rule=rule: one.together(rule), turns=turns)
             figures.append(Figure(f"{name}, {min(rule, 10)} at once", alone / at, "x", TARGETS.get(name, ">= 1")))

@@ -124,7 +124,7 @@ class Effort:
     exchange_w: float | None = None
 
 
-def unknown(_way: Direction, _t0: float, _t1: float) -> float | None:
+def unknown_radio(_way: Direction, _t0: float, _t1: float) -> float | None:
     """Be the radio of which nobody knows what it draws."""
     return None
 
@@ -153,7 +153,7 @@ class Behaviour:
     down: Flow | None = None
     delay_s: float = 0.0
     loss: float = 0.0
-    radio: Radio = unknown
+    radio: Radio = unknown_radio
     of_round: LinkOfRound | None = None
     least: Callable[[Work], Effort] | None = None
     present: tuple[tuple[float, float], ...] = ALWAYS
@@ -213,7 +213,7 @@ class Ways:
 Charge: TypeAlias = Callable[[Busy], float | None]
 
 
-def uncharged(_busy: Busy) -> float | None:
+def unknown_power(_busy: Busy) -> float | None:
     """Be the power of which nobody knows."""
     return None
 
@@ -229,13 +229,13 @@ class Draw:
         source: Where that comes from.
     """
 
-    charge: Charge = uncharged
+    charge: Charge = unknown_power
     idle_w: float | None = None
-    radio: Radio = unknown
+    radio: Radio = unknown_radio
     source: str = ""
 
 
-def steady(tx_w: float | None, rx_w: float | None) -> Radio:
+def steady_radio(tx_w: float | None, rx_w: float | None) -> Radio:
     """Return the radio that draws so many watts for as long as it sends or receives; None: nobody knows."""
 
     def radio(way: str, t0: float, t1: float) -> float | None:

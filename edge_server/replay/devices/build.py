@@ -106,7 +106,7 @@ def ways(device: DevicePlan, index: int, seed: int) -> Ways:
         case WirelessLink():
             return wireless.ways(device.link, seed, device.name)
         case TraceLink():
-            return link_trace.ways(device.link, index, seed, device.name)
+            return link_trace.link_curves(device.link, index, seed, device.name)
         case never:
             assert_never(never)
 

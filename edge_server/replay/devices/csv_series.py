@@ -59,7 +59,7 @@ def series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, 
     return found
 
 
-def chosen(path: str, found: Mapping[str, list[Row]], name: str, index: int) -> str:
+def choose_name(path: str, found: Mapping[str, list[Row]], name: str, index: int) -> str:
     """Return that name; where it is empty, the `index`-th of the file, counted again from its begin.
 
     Raises:
@@ -91,7 +91,7 @@ def require_possible(path: str, name: str, rows: Iterable[Row]) -> None:
         latest = t
 
 
-def held(rows: Iterable[Row]) -> list[tuple[float, float]]:
+def mean_by_moment(rows: Iterable[Row]) -> list[tuple[float, float]]:
     """Return the moments from 0 on and their values; those of one moment are their mean."""
     merged: list[tuple[float, list[float]]] = []
     for _, t, value in rows:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from edge_server.plan.links import TraceLink
 from edge_server.plan.simulated_devices import After
 from edge_server.replay.devices.behaviour import Ways
-from edge_server.replay.devices.csv_series import Where, chosen, columns, held, require_possible, series
+from edge_server.replay.devices.csv_series import Where, choose_name, columns, mean_by_moment, require_possible, series
 from edge_server.replay.devices.curve import Curve, steps
-from edge_server.replay.devices.random_draws import within
+from edge_server.replay.devices.random_draws import draw_within
 from edge_server.replay.devices.ranges import MEGA
 from shared.errors import ConfigError
 
@@ -21,7 +21,7 @@ HOLD_S = 5.0
 KEY = "trace"
 
 
-class Asked(NamedTuple):
+class LinkSeries(NamedTuple):
     """One way of a trace: the file, what of it, and what is made of it; see `TraceLink`."""
 
     path: str
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     scale: float
 
 
-class Recorded(NamedTuple):
+class RepairedCurve(NamedTuple):
     """A trace as a curve, and what a rule put right in it; empty where nothing was."""
 
     name: str
@@ -40,7 +40,7 @@ class Recorded(NamedTuple):
     warning: str = ""
 
 
-def ways(table: TraceLink, index: int, seed: int, device: str) -> Ways:
+def link_curves(table: TraceLink, index: int, seed: int, device: str) -> Ways:
     """Return the link of the `index`-th device of a plan.
 
     Raises:
@@ -49,7 +49,7 @@ def ways(table: TraceLink, index: int, seed: int, device: str) -> Ways:
     header, where = columns(table.path), tuple(sorted(table.where.items()))
     up = _way(table, "up", table.up_column or ("ul_mbps" if "ul_mbps" in header else "mbps"), where, index)
     down = _way(table, "down", table.down_column or ("dl_mbps" if "dl_mbps" in header else "mbps"), where, index)
-    begin_s = within(table.offset_s, seed, device, "offset_s")
+    begin_s = draw_within(table.offset_s, seed, device, "offset_s")
     return Ways(
         up=up.curve.later(begin_s),
         down=down.curve.later(begin_s),
@@ -60,15 +60,15 @@ def ways(table: TraceLink, index: int, seed: int, device: str) -> Ways:
     )
 
 
-def _way(table: TraceLink, way: str, column: str, where: Where, index: int) -> Recorded:
+def _way(table: TraceLink, way: str, column: str, where: Where, index: int) -> RepairedCurve:
     if "direction" in columns(table.path) and "direction" not in table.where:
         where = (*where, ("direction", way))
-    name = chosen(table.path, series(table.path, KEY, column, where), table.name, index)
-    return recorded(Asked(table.path, column, where, name, table.after, table.scale))
+    name = choose_name(table.path, series(table.path, KEY, column, where), table.name, index)
+    return recorded_curve(LinkSeries(table.path, column, where, name, table.after, table.scale))
 
 
 @lru_cache(maxsize=1024)
-def recorded(asked: Asked) -> Recorded:
+def recorded_curve(asked: LinkSeries) -> RepairedCurve:
     """Return one trace of a file, in bit/s.
 
     Raises:
@@ -77,7 +77,7 @@ def recorded(asked: Asked) -> Recorded:
     path, name = asked.path, asked.name
     rows = series(path, KEY, asked.column, asked.where)[name]
     require_possible(path, name, rows)
-    pairs, gaps = gapped(held(rows))
+    pairs, gaps = fill_gaps(mean_by_moment(rows))
     if not any(rate for _, rate in pairs):
         raise ConfigError(f"{path}: {name!r}: every rate is zero; name a trace in which something passes")
     warning = ""
@@ -88,10 +88,10 @@ def recorded(asked: Asked) -> Recorded:
         )
     end_s = None if len(pairs) < 2 else pairs[-1][0] + min(HOLD_S, pairs[-1][0] - pairs[-2][0])  # noqa: PLR2004
     curve = steps(((t, asked.scale * MEGA * rate) for t, rate in pairs), after=asked.after, end_s=end_s)
-    return Recorded(name, curve, warning)
+    return RepairedCurve(name, curve, warning)
 
 
-def gapped(pairs: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[float]]:
+def fill_gaps(pairs: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[float]]:
     """Return the steps with nothing where a value would hold for too long, and the lengths of those gaps."""
     found, gaps = [], []
     for (t, rate), (after, _) in pairwise([*pairs, (-math.inf, 0.0)]):

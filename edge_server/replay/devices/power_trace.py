@@ -9,7 +9,7 @@ import msgspec
 
 from edge_server.plan.simulated_devices import TracePower
 from edge_server.replay.devices.behaviour import Direction, Draw
-from edge_server.replay.devices.csv_series import chosen, held, require_possible, series
+from edge_server.replay.devices.csv_series import choose_name, mean_by_moment, require_possible, series
 from edge_server.replay.devices.curve import Curve, steps
 from shared.errors import ConfigError
 
@@ -37,7 +37,7 @@ def draw(table: TracePower, index: int) -> Draw:
 
 
 def _watts(table: TracePower, name: str, index: int) -> tuple[str, Curve]:
-    name = chosen(table.path, series(table.path, table.key_column, table.column), name, index)
+    name = choose_name(table.path, series(table.path, table.key_column, table.column), name, index)
     return name, recorded(msgspec.structs.replace(table, name=name)).later(table.offset_s)
 
 
@@ -51,7 +51,7 @@ def recorded(table: TracePower) -> Curve:
     path, name = table.path, table.name
     rows = series(path, table.key_column, table.column)[name]
     require_possible(path, name, rows)
-    pairs = held(rows)
+    pairs = mean_by_moment(rows)
     for (before, _), (after, _) in pairwise(pairs):
         if after - before > LONGEST_GAP_S:
             raise ConfigError(

@@ -8,7 +8,7 @@ from device_agent.probes.power.model import watts
 from device_agent.profile.load import LIVE, for_board
 from device_agent.profile.schema import PowerModel, Profile
 from edge_server.plan.simulated_devices import ProfileCompute, ProfilePower, Span
-from edge_server.replay.devices.behaviour import Busy, Draw, Pace, steady
+from edge_server.replay.devices.behaviour import Busy, Draw, Pace, steady_radio
 from edge_server.replay.devices.ranges import Clock, cycles
 from shared.errors import ConfigError
 
@@ -81,7 +81,7 @@ def draw(table: ProfilePower) -> Draw:
     return Draw(
         charge=charge,
         idle_w=model.idle_w,
-        radio=steady(
+        radio=steady_radio(
             watts(model, busy_cores=0.0, hertz=model.max_hertz, sending=1.0) if model.tx_w else None,
             watts(model, busy_cores=0.0, hertz=model.max_hertz, receiving=1.0) if model.rx_w else None,
         ),

@@ -11,20 +11,20 @@ import xxhash
 from edge_server.plan.simulated_devices import Span, ends
 
 
-def uniform(*keys: object) -> float:
+def draw_uniform(*keys: object) -> float:
     """Return a number in [0, 1) that is the same for the same keys, everywhere and for ever."""
     return (xxhash.xxh3_64_intdigest("/".join(map(str, keys)).encode()) >> 11) * 2.0**-53
 
 
-def within(span: Span, *keys: object) -> float:
+def draw_within(span: Span, *keys: object) -> float:
     """Return a number drawn uniformly from a range."""
     low, high = ends(span)
-    return low if low == high else low + (high - low) * uniform(*keys)
+    return low if low == high else low + (high - low) * draw_uniform(*keys)
 
 
-def exponential(mean: float, *keys: object) -> float:
+def draw_exponential(mean: float, *keys: object) -> float:
     """Return a number drawn from an exponential distribution: the power gain of Rayleigh fading."""
-    return -mean * math.log1p(-uniform(*keys))
+    return -mean * math.log1p(-draw_uniform(*keys))
 
 
 @dataclass(frozen=True)

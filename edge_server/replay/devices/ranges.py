@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from edge_server.plan.links import GivenLink, RangeLink
 from edge_server.plan.simulated_devices import Again, Cycles, CyclesPower, GivenPower, RangeCompute, Span, ends
-from edge_server.replay.devices.behaviour import Busy, Draw, Flow, Pace, Ways, Work, steady
+from edge_server.replay.devices.behaviour import Busy, Draw, Flow, Pace, Ways, Work, steady_radio
 from edge_server.replay.devices.curve import Curve, constant
-from edge_server.replay.devices.random_draws import Blocks, within
+from edge_server.replay.devices.random_draws import Blocks, draw_within
 
 MEGA = 1e6
 
@@ -47,7 +47,7 @@ def given_draw(table: GivenPower) -> Draw:
     return Draw(
         charge=lambda busy: table.busy_w * busy.seconds,
         idle_w=table.idle_w,
-        radio=steady(table.tx_w, table.rx_w),
+        radio=steady_radio(table.tx_w, table.rx_w),
         source="plan, power given",
     )
 
@@ -89,7 +89,7 @@ class Clock:
     def runs(self, count: float, number: int, t: float, cores: float = 1.0) -> Busy:
         """Return what `count` cycles of all cores together take in round `number` from second `t` on."""
         if isinstance(self.again, str):
-            hertz = within(self.hertz, *self.keys, "hertz", number if self.again == "round" else "")
+            hertz = draw_within(self.hertz, *self.keys, "hertz", number if self.again == "round" else "")
             return Busy(count / cores / hertz, count, hertz, cores)
         flow = drawn(self.hertz, self.again, (*self.keys, "hertz"))
         seconds = flow.when(t, count / cores) - t
@@ -106,7 +106,7 @@ class Clock:
 
 def drawn(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
     """Return a figure that is drawn anew from its range every so many seconds."""
-    return Blocks(lambda block: within(span, *keys, block), every_s, ends(span)[1])
+    return Blocks(lambda block: draw_within(span, *keys, block), every_s, ends(span)[1])
 
 
 def pace(table: RangeCompute, seed: int, device: str) -> Pace:
@@ -130,7 +130,7 @@ def ways(table: RangeLink, seed: int, device: str) -> Ways:
             if not isinstance(table.again, str):
                 blocks = drawn(span, table.again, keys)
                 return Blocks(lambda block: MEGA * blocks.draw(block), blocks.every_s, MEGA * blocks.most)
-            return constant(MEGA * within(span, *keys, number if table.again == "round" else ""))
+            return constant(MEGA * draw_within(span, *keys, number if table.again == "round" else ""))
 
         return of_round
 
@@ -154,7 +154,7 @@ def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw
         seed: Of the plan.
         device: Its name.
     """
-    power = within(table.tx_w, seed, device, "tx_w") if table.tx_w is not None else tx_w
+    power = draw_within(table.tx_w, seed, device, "tx_w") if table.tx_w is not None else tx_w
 
     def charge(busy: Busy) -> float | None:
         if busy.cycles is None or busy.hertz is None:
@@ -162,4 +162,4 @@ def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw
         return table.kappa * busy.cycles * busy.hertz**2 + table.idle_w * busy.seconds
 
     tx_w, rx_w = (None if one is None else table.idle_w + one for one in (power, table.rx_w))
-    return Draw(charge, table.idle_w, steady(tx_w, rx_w), "plan, power cycles")
+    return Draw(charge, table.idle_w, steady_radio(tx_w, rx_w), "plan, power cycles")

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from device_agent.measurement.link_rate import STEP
 from edge_server.replay.devices.behaviour import ALWAYS, Direction, Flow
 from edge_server.replay.devices.curve import Curve, constant, steps
-from edge_server.trace.schema import Decision, Presence, Sample, Step, Task
+from edge_server.trace.schema import DecisionRow, Presence, Sample, Step, TaskRow
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.models.build import blank
@@ -40,7 +40,7 @@ SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedDevice:
     """One device's part of a trace.
 
     Attributes:
@@ -63,7 +63,7 @@ class Recorded:
     batch_size: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     sessions: dict[int, int] = field(default_factory=dict)
-    tasks: dict[int, Task] = field(default_factory=dict)
+    tasks: dict[int, TaskRow] = field(default_factory=dict)
     opened_s: dict[int, float] = field(default_factory=dict)
     closed_s: dict[int, float] = field(default_factory=dict)
     step: Step | None = None
@@ -71,11 +71,11 @@ class Recorded:
     present: tuple[tuple[float, float], ...] = ALWAYS
     longest_s: Mapping[int, float] = field(default_factory=dict)
 
-    def done(self, task: Task) -> int:
+    def done(self, task: TaskRow) -> int:
         """Return the steps of a split session that a device had its part in; 0 of any other task."""
         return max(0, self.sessions.get(task.round, 0) - (task.missed_steps or 0))
 
-    def moment(self, task: Task) -> float:
+    def moment(self, task: TaskRow) -> float:
         """Return a second at which a task was under way: when its update came, else when its round opened."""
         return self.opened_s.get(task.round, 0.0) if task.arrived_s is None else task.arrived_s
 
@@ -101,7 +101,7 @@ class Recorded:
         lags = {task.round: lag_s for task in self.tasks.values() if (lag_s := self._lag_s(task)) is not None}
         return max(0.0, lags.get(number, median(lags.values()) if lags else 0.0) - 2 * self.delay_s)
 
-    def _lag_s(self, task: Task) -> float | None:
+    def _lag_s(self, task: TaskRow) -> float | None:
         parts = [task.download_s, task.compute_s, task.upload_s]
         if task.round in self.sessions:
             parts.append(task.exchange_s)
@@ -110,7 +110,7 @@ class Recorded:
             return None
         return max(0.0, came_s - self.opened_s[task.round] - sum(part or 0.0 for part in parts))
 
-    def told_bps(self, task: Task) -> float:
+    def told_bps(self, task: TaskRow) -> float:
         """Return bit/s of the link down as the device itself told them about then; 0 where its download tells them.
 
         Who is on a shared transmission waits for slower ones, and bears frames that are of no use to it once it has
@@ -124,11 +124,11 @@ class Recorded:
         rate_bps = max(0.0, min(told, key=lambda one: abs(one.at_s - (one.age_s or 0.0) - moment)).value)
         return 0.0 if self._is_last(task) and slow_bps < (1 - STEP) * rate_bps else rate_bps
 
-    def _shared(self, task: Task) -> bool:
+    def _shared(self, task: TaskRow) -> bool:
         """Tell whether a task's parameters came in several frames that may have gone to several devices."""
         return task.round in self.longest_s and (task.bytes_down or 0) > FRAME_BYTES + HEADER_BYTES
 
-    def _is_last(self, task: Task) -> bool:
+    def _is_last(self, task: TaskRow) -> bool:
         return (task.download_s or 0.0) >= self.longest_s.get(task.round, 0.0)
 
     def curve(self, name: str) -> tuple[Curve | None, int]:
@@ -149,7 +149,7 @@ class Recorded:
             pairs.append((after.at_s, after.value))
         return steps(_rising(pairs)), gaps
 
-    def window(self, task: Task) -> tuple[float, float] | None:
+    def window(self, task: TaskRow) -> tuple[float, float] | None:
         """Return from when to when a task computed, by the server's clock; None where nobody knows.
 
         In a split session it computed and waited by turns.
@@ -160,7 +160,7 @@ class Recorded:
         busy_s = task.compute_s + (task.exchange_s or 0.0 if self.done(task) else 0.0)
         return (stop_s - busy_s, stop_s) if task.compute_s > 0 and busy_s <= stop_s else None
 
-    def _moving(self, task: Task) -> list[float]:
+    def _moving(self, task: TaskRow) -> list[float]:
         """Return what of a task's transfers, or of one step's exchange, may be delay; where nothing moved, nothing."""
         moved = [(task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s)]
         if (steps := self.done(task)) and task.exchange_s is not None:
@@ -182,7 +182,7 @@ def _rising(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [one for one, other in pairwise([*pairs, (math.inf, 0.0)]) if one[0] < other[0]]
 
 
-def recorded(trace: Trace) -> dict[str, Recorded]:
+def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
     """Return what a trace knows of every device, by name."""
     presence: defaultdict[str, list[Presence]] = defaultdict(list)
     for row in trace.presence:
@@ -191,7 +191,7 @@ def recorded(trace: Trace) -> dict[str, Recorded]:
     closed_s = {one.round: one.closed_s for one in trace.rounds if one.closed_s is not None}
     moments: dict[str, Any] = {"opened_s": opened_s, "closed_s": closed_s, "longest_s": _longest_s(trace.tasks)}
     found = {
-        one.name: Recorded(one.name, one.board, present=intervals(presence[one.name]), **moments)
+        one.name: RecordedDevice(one.name, one.board, present=connected_intervals(presence[one.name]), **moments)
         for one in trace.header.devices
     }
     for task in trace.tasks:
@@ -209,7 +209,7 @@ def recorded(trace: Trace) -> dict[str, Recorded]:
     return found
 
 
-def _longest_s(tasks: Iterable[Task]) -> dict[int, float]:
+def _longest_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
     """Return the longest download of every round in which several devices had one."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for task in tasks:
@@ -218,7 +218,7 @@ def _longest_s(tasks: Iterable[Task]) -> dict[int, float]:
     return {number: max(seconds) for number, seconds in found.items() if len(seconds) > 1}
 
 
-def intervals(rows: Sequence[Presence]) -> tuple[tuple[float, float], ...]:
+def connected_intervals(rows: Sequence[Presence]) -> tuple[tuple[float, float], ...]:
     """Return when a device was connected; always, where nobody saw it come or go."""
     found: list[tuple[float, float]] = []
     since: float | None = 0.0 if rows and rows[0].event == "left" else None
@@ -234,13 +234,13 @@ def intervals(rows: Sequence[Presence]) -> tuple[tuple[float, float], ...]:
     return tuple(found) if rows else ALWAYS
 
 
-def link(one: Recorded, number: int) -> tuple[Flow | None, Flow | None]:
+def link(one: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:
     """Return the rates up and down of a round; None where nothing took time."""
-    up_bps, down_bps = rates(one, number)
+    up_bps, down_bps = link_rates(one, number)
     return _limit(up_bps), _limit(down_bps)
 
 
-def rates(one: Recorded, number: int) -> tuple[float, float]:
+def link_rates(one: RecordedDevice, number: int) -> tuple[float, float]:
     """Return bit/s up and down of a round, else of the nearest; infinite where nothing took time.
 
     They are those of the model's transfers, but never so low that a split session's exchange would have lasted longer
@@ -255,20 +255,20 @@ def rates(one: Recorded, number: int) -> tuple[float, float]:
     return up_bps * faster, down_bps * faster
 
 
-def moving_s(task: Task, up_bps: float, down_bps: float) -> float:
+def moving_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
     """Return the seconds that a split session's features and gradients take at these rates."""
     return 8 * ((task.features_bytes or 0) / up_bps + (task.gradient_bytes or 0) / down_bps)
 
 
-def spare_s(one: Recorded, task: Task) -> float | None:
+def spare_s(one: RecordedDevice, task: TaskRow) -> float | None:
     """Return what one step's exchange took beyond its link: the server, and waiting for others; None if not known."""
     steps = one.done(task)
     if not steps or task.exchange_s is None or not task.features_bytes or not task.gradient_bytes:
         return None
-    return max(0.0, (task.exchange_s - moving_s(task, *rates(one, task.round))) / steps - 2 * one.delay_s)
+    return max(0.0, (task.exchange_s - moving_s(task, *link_rates(one, task.round))) / steps - 2 * one.delay_s)
 
 
-def radio(one: Recorded, way: Direction, t0: float, t1: float) -> float | None:
+def radio(one: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
     """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end."""
     joules, span = ("download_joules", "download_s") if way == "down" else ("upload_joules", "upload_s")
     found = [task for task in one.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
@@ -279,14 +279,14 @@ def radio(one: Recorded, way: Direction, t0: float, t1: float) -> float | None:
     return watts * (t1 - t0)
 
 
-def exchange_w(task: Task) -> float | None:
+def exchange_w(task: TaskRow) -> float | None:
     """Return the watts of a split session's exchange, the whole device's; None where nobody knows."""
     if task.exchange_joules is None or not task.exchange_s:
         return None
     return task.exchange_joules / task.exchange_s
 
 
-def _rate(one: Recorded, number: int, way: Direction) -> float:
+def _rate(one: RecordedDevice, number: int, way: Direction) -> float:
     size, span = {"down": ("bytes_down", "download_s"), "up": ("arrived_bytes", "upload_s")}[way]
     found = [task for task in one.tasks.values() if getattr(task, size) and getattr(task, span) is not None]
     if not found:
@@ -297,7 +297,7 @@ def _rate(one: Recorded, number: int, way: Direction) -> float:
     return max(rate_bps, one.told_bps(task)) if way == "down" else rate_bps
 
 
-def _far(task: Task, number: int) -> tuple[int, int]:
+def _far(task: TaskRow, number: int) -> tuple[int, int]:
     """Return what the task nearest to a round has least of."""
     return abs(task.round - number), task.round
 
@@ -332,6 +332,6 @@ def shares_of(trace: Trace) -> Shares:
     return {(one.device, one.round): work(model, _told(one)) for one in trace.decisions}
 
 
-def _told(one: Decision) -> Assignment:
+def _told(one: DecisionRow) -> Assignment:
     hyper = Hyper(local_epochs=one.local_epochs, batch_size=one.batch_size, learning_rate=one.learning_rate)
     return Assignment(seed=one.seed, hyper=hyper, values=one.values)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-from edge_server.replay.devices.recorded_device import recorded, spare_s
-from edge_server.trace.schema import Round, Task
+from edge_server.replay.devices.recorded_device import recorded_devices, spare_s
+from edge_server.trace.schema import Round, TaskRow
 from edge_server.trace.trace import Trace
 
 
@@ -15,7 +15,7 @@ def seconds(trace: Trace) -> Callable[[int], float]:
 
     A round of which they are not known takes the median of the others; where none are, the server takes none.
     """
-    deadline_s, tasks = trace.header.plan.round.deadline_s, dict[int, list[Task]]()
+    deadline_s, tasks = trace.header.plan.round.deadline_s, dict[int, list[TaskRow]]()
     for task in trace.tasks:
         tasks.setdefault(task.round, []).append(task)
     found = ((one.round, _own_s(one, tasks.get(one.round, []), deadline_s)) for one in trace.rounds)
@@ -31,14 +31,14 @@ def step_seconds(trace: Trace) -> float:
     the median round.
     """
     found: dict[int, list[float]] = {}
-    for one in recorded(trace).values():
+    for one in recorded_devices(trace).values():
         for task in one.tasks.values():
             if (spare := spare_s(one, task)) is not None:
                 found.setdefault(task.round, []).append(spare)
     return median(map(min, found.values())) if found else 0.0
 
 
-def _own_s(one: Round, tasks: list[Task], deadline_s: float) -> float | None:
+def _own_s(one: Round, tasks: list[TaskRow], deadline_s: float) -> float | None:
     """Return what a round took after its last update; None where it gave no model, or nobody knows when that came."""
     if one.outcome != "aggregated" or one.opened_s is None or one.closed_s is None:
         return None
@@ -51,7 +51,7 @@ def _own_s(one: Round, tasks: list[Task], deadline_s: float) -> float | None:
     return max(0.0, one.closed_s - ended_s)
 
 
-def _end_s(task: Task, opened_s: float) -> float | None:
+def _end_s(task: TaskRow, opened_s: float) -> float | None:
     """Return when a replay has an update that counts: an upload's seconds last until the server has stored it."""
     if task.outcome != "arrived" or task.arrived_s is None:
         return None

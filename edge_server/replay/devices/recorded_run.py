@@ -24,16 +24,16 @@ from statistics import median
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.devices.curve import Curve, constant
 from edge_server.replay.devices.recorded_device import (
-    Recorded,
+    RecordedDevice,
     Shares,
     exchange_w,
     link,
     radio,
-    recorded,
+    recorded_devices,
     shares_of,
     weights_of,
 )
-from edge_server.trace.schema import Task
+from edge_server.trace.schema import TaskRow
 from edge_server.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
@@ -53,7 +53,7 @@ def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
     Raises:
         ConfigError: A name is of no device of the trace, or no device did any task.
     """
-    known = recorded(trace)
+    known = recorded_devices(trace)
     strangers = [name for name in names if name not in known]
     if strangers:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; take them out of the plan")
@@ -63,7 +63,7 @@ def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
     return [_behaviour(known[name], known.values(), weights, shares) for name in names]
 
 
-def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int, shares: Shares) -> Behaviour:
+def _behaviour(one: RecordedDevice, fleet: Iterable[RecordedDevice], weights: int, shares: Shares) -> Behaviour:
     warnings = []
     if not one.tasks:
         like = _alike(one, fleet)
@@ -87,21 +87,25 @@ def _behaviour(one: Recorded, fleet: Iterable[Recorded], weights: int, shares: S
     )
 
 
-def _alike(one: Recorded, fleet: Iterable[Recorded]) -> Recorded:
+def _alike(one: RecordedDevice, fleet: Iterable[RecordedDevice]) -> RecordedDevice:
     able = [other for other in fleet if other.tasks]
     able = [other for other in able if one.board and other.board == one.board] or able
     able.sort(key=lambda other: (median(task.compute_s or 0.0 for task in other.tasks.values()), other.device))
     return able[(len(able) - 1) // 2]
 
 
-def _told(one: Recorded, figure: str) -> Provenance:
+def _told(one: RecordedDevice, figure: str) -> Provenance:
     return next(
-        (traced(task.provenance.get(figure)) for task in one.tasks.values() if getattr(task, figure) is not None),
-        traced(None),
+        (
+            traced_provenance(task.provenance.get(figure))
+            for task in one.tasks.values()
+            if getattr(task, figure) is not None
+        ),
+        traced_provenance(None),
     )
 
 
-def traced(told: Provenance | None) -> Provenance:
+def traced_provenance(told: Provenance | None) -> Provenance:
     """Return the provenance of a figure that is taken from a trace as it stands there."""
     if told is None:
         return Provenance(source="trace", quality="modelled")
@@ -119,7 +123,7 @@ class Source:
         shares: Of a whole network's step, that steps were.
     """
 
-    one: Recorded
+    one: RecordedDevice
     weights: int
     clock: Curve | None
     shares: Shares = field(default_factory=dict)
@@ -136,16 +140,16 @@ class Source:
             return Effort(step.seconds, step.cycles, step.joules, step.idle_w, _renamed(step.provenance))
         return self._scaled(work, second)
 
-    def _is(self, task: Task, work: Work) -> bool:
+    def _is(self, task: TaskRow, work: Work) -> bool:
         """Tell whether that task is this very work."""
         if work.weights != self.weights or work.train != (task.purpose == "train"):
             return False
         return not work.train or (self._share(task) == work.share and self._examples(task) in (None, work.examples))
 
-    def _share(self, task: Task) -> float:
+    def _share(self, task: TaskRow) -> float:
         return self.shares.get((self.one.device, task.round), 1.0)
 
-    def _examples(self, task: Task) -> float | None:
+    def _examples(self, task: TaskRow) -> float | None:
         """Return how many examples passed through the network in a task, each trained on; None of a late one.
 
         Of a split session those of its missed steps do not count.
@@ -161,10 +165,10 @@ class Source:
         sizes = batches(task.examples, self.one.batch_size.get(task.round, 1), task.steps or 0)
         return float(sum(a * b for a, b in sizes.items()) or task.examples * self.one.epochs.get(task.round, 1))
 
-    def _again(self, task: Task) -> Effort:
+    def _again(self, task: TaskRow) -> Effort:
         figures = {name: getattr(task, column) for name, column in FIGURES.items()}
         provenance = {
-            FIGURES[name]: traced(task.provenance.get(FIGURES[name]))
+            FIGURES[name]: traced_provenance(task.provenance.get(FIGURES[name]))
             for name, value in figures.items()
             if value is not None
         }
@@ -189,7 +193,7 @@ class Source:
         joules = [one.joules for one in found if one.joules is not None]
         return replace(min(found, key=lambda one: one.seconds), joules=min(joules, default=None))
 
-    def _like(self, task: Task, work: Work, second: float, clock: Curve | None) -> Effort:
+    def _like(self, task: TaskRow, work: Work, second: float, clock: Curve | None) -> Effort:
         """Return what a task takes that begins at a second, by what another took."""
         examples = work.examples * (1.0 if work.train else FORWARD)
         ratio = examples / (self._examples(task) or examples) * self._heavier(work)
@@ -214,7 +218,7 @@ class Source:
             exchange_w(task),
         )
 
-    def _able(self) -> list[Task]:
+    def _able(self) -> list[TaskRow]:
         """Return the tasks that say how long an example takes; where only late ones do, those, as if of equal work."""
         timed = [task for task in self.one.tasks.values() if task.compute_s]
         return [task for task in timed if self._examples(task)] or timed or list(self.one.tasks.values())
@@ -229,7 +233,7 @@ class Source:
             return work.flops / work.share / work.examples / (step.flops / size)
         return work.weights / self.weights
 
-    def _seconds(self, task: Task, ratio: float, second: float, clock: Curve | None) -> float:
+    def _seconds(self, task: TaskRow, ratio: float, second: float, clock: Curve | None) -> float:
         """Return how long a task's work lasts, times `ratio`, at the clock of a second instead of that task's."""
         seconds = (task.compute_s or 0.0) * ratio
         window = self.one.window(task)
@@ -240,10 +244,10 @@ class Source:
         return until - second if then and math.isfinite(until) else seconds
 
 
-def _of_exchange(task: Task) -> dict[str, Provenance]:
+def _of_exchange(task: TaskRow) -> dict[str, Provenance]:
     told = task.provenance.get("exchange_joules")
-    return {} if exchange_w(task) is None else {"exchange_joules": traced(told)}
+    return {} if exchange_w(task) is None else {"exchange_joules": traced_provenance(told)}
 
 
 def _renamed(provenance: dict[str, Provenance]) -> dict[str, Provenance]:
-    return {name: traced(one) for name, one in provenance.items()}
+    return {name: traced_provenance(one) for name, one in provenance.items()}

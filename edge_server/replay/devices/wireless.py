@@ -11,7 +11,7 @@ from __future__ import annotations
 from edge_server.plan.links import WirelessLink, path_gain, shannon, watts
 from edge_server.replay.devices.behaviour import Flow, Ways
 from edge_server.replay.devices.curve import constant
-from edge_server.replay.devices.random_draws import Blocks, exponential, within
+from edge_server.replay.devices.random_draws import Blocks, draw_exponential, draw_within
 from shared.errors import ConfigError
 
 LEAST_BPS = 1.0
@@ -25,13 +25,13 @@ def ways(table: WirelessLink, seed: int, device: str) -> Ways:
         ConfigError: It is so far away, or sends so low, that next to nothing passes.
     """
     keys = (seed, device)
-    bandwidth = table.share * within(table.bandwidth_hz, *keys, "bandwidth_hz")
-    path = path_gain(table, within(table.distance_m, *keys, "distance_m") if table.distance_m is not None else 1.0)
+    bandwidth = table.share * draw_within(table.bandwidth_hz, *keys, "bandwidth_hz")
+    path = path_gain(table, draw_within(table.distance_m, *keys, "distance_m") if table.distance_m is not None else 1.0)
     noise = table.noise_w if table.noise_w is not None else watts(table.noise_dbm_hz) * bandwidth
-    sent = watts(within(table.tx_dbm, *keys, "tx_dbm"))
+    sent = watts(draw_within(table.tx_dbm, *keys, "tx_dbm"))
 
     def rate(power_w: float, block: object) -> float:
-        fading = table.gain if table.fading == "none" else exponential(table.gain, *keys, "gain", block)
+        fading = table.gain if table.fading == "none" else draw_exponential(table.gain, *keys, "gain", block)
         return shannon(bandwidth, path * fading, power_w, noise)
 
     def flow(power_w: float, number: int = 0) -> Flow:

@@ -16,7 +16,7 @@ _LINE = re.compile(r" DEBUG (\S+) phase (\w+)((?: \w+=\S+)*)$")
 
 
 @dataclass(frozen=True)
-class Said:
+class LogLine:
     """One line.
 
     Attributes:
@@ -32,15 +32,15 @@ class Said:
     facts: dict[str, str]
 
 
-def parse(name: str, line: str) -> Said | None:
+def parse(name: str, line: str) -> LogLine | None:
     """Return what a line of a process's log says of its phase; None where it is about something else."""
     if _SETTLED in line:
-        return Said("agent", name, "idle", {})
+        return LogLine("agent", name, "idle", {})
     found = _LINE.search(line)
     if found is None:
         return None
     by: Kind = "server" if name == SERVER else "trainer" if found[1] == "trainer" else "agent"
-    return Said(by, name, found[2], dict(fact.split("=", 1) for fact in found[3].split()))
+    return LogLine(by, name, found[2], dict(fact.split("=", 1) for fact in found[3].split()))
 
 
 @dataclass
@@ -57,12 +57,12 @@ class Logs:
 
     folder: Path
     names: Iterable[str]
-    said: list[Said] = field(default_factory=list)
+    said: list[LogLine] = field(default_factory=list)
     phases: dict[tuple[Kind, str], str] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)
 
-    def news(self) -> list[Said]:
+    def news(self) -> list[LogLine]:
         """Return what was said since the last call."""
         news = [said for name in self.names for line in self._lines(name) if (said := parse(name, line))]
         for one in news:

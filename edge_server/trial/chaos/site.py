@@ -28,7 +28,7 @@ TRAINER = "device_agent.trainer.main"
 MODULES = ("edge_server", "device_agent", TRAINER)
 
 
-class Part:
+class SiteProcess:
     """A process of ours that comes and goes."""
 
     def __init__(self, begin: Callable[[], AbstractAsyncContextManager[Process]]) -> None:
@@ -80,7 +80,7 @@ class Site:
     place: Path
     devices: list[str] = field(init=False)
     logs: Logs = field(init=False)
-    parts: dict[str, Part] = field(init=False)
+    parts: dict[str, SiteProcess] = field(init=False)
     _port: int = field(default_factory=free_port)
     _broker: PrivateBroker | None = None
 
@@ -88,8 +88,8 @@ class Site:
         """Name its processes; none is started."""
         self.devices = [device.name for device in devices(self.local.plan, self.local.count)]
         self.logs = Logs(self.place, [SERVER, *self.devices])
-        self.parts = {BROKER: Part(self._run_broker), SERVER: Part(self._run_server)}
-        self.parts |= {name: Part(partial(self._run_agent, index)) for index, name in enumerate(self.devices)}
+        self.parts = {BROKER: SiteProcess(self._run_broker), SERVER: SiteProcess(self._run_server)}
+        self.parts |= {name: SiteProcess(partial(self._run_agent, index)) for index, name in enumerate(self.devices)}
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[Site]:

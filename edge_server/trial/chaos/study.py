@@ -13,7 +13,7 @@ from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, RunClosed, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.trial.chaos.kills import Kill, Kind
-from edge_server.trial.chaos.log_reader import BEGINNING, Said
+from edge_server.trial.chaos.log_reader import BEGINNING, LogLine
 from edge_server.trial.chaos.site import BROKER, Site
 from edge_server.trial.chaos.verify import Account, account
 from edge_server.trial.local import SERVER
@@ -46,7 +46,7 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Study:
+class ChaosStudy:
     """A site under attack.
 
     Attributes:
@@ -102,7 +102,7 @@ class Study:
             await self._pause(min(POLL_S, strike_at - self.clock()))
         return None if ended.done() else marked
 
-    def _is_mark(self, kill: Kill, said: Said) -> bool:
+    def _is_mark(self, kill: Kill, said: LogLine) -> bool:
         return (said.by, said.phase) == kill.mark and said.name in (SERVER, self._device(kill))
 
     def _device(self, kill: Kill) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from edge_server.journal.records import AnyRecord, RoundOpened, UpdateAccepted, closed_rounds, valid
-from edge_server.trial.chaos.log_reader import Said
+from edge_server.trial.chaos.log_reader import LogLine
 from shared.tensors.tree import State
 
 
@@ -46,7 +46,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def account(
-    run: str, records: Sequence[AnyRecord], said: Sequence[Said], *, rounds: int, final: State, expected: State
+    run: str, records: Sequence[AnyRecord], said: Sequence[LogLine], *, rounds: int, final: State, expected: State
 ) -> Account:
     """Return what became of a run.
 
@@ -74,7 +74,7 @@ def account(
     )
 
 
-def trainings(said: Iterable[Said], run: str) -> tuple[int, int]:
+def trainings(said: Iterable[LogLine], run: str) -> tuple[int, int]:
     """Return how often a training of a run was begun again because its trainer died, and how often for less.
 
     A trainer died of a training where the next one of its device begins (`importing`) before that was committed or

@@ -15,7 +15,7 @@ import pytest
 
 from edge_server.__main__ import main
 from edge_server.fleet import broker
-from edge_server.fleet.view import looking
+from edge_server.fleet.view import watch_site
 from edge_server.journal.report_history import Kept, Readings
 from shared.protocol import wire
 from shared.protocol.measurements import Absent
@@ -118,7 +118,7 @@ def test_a_look_hears_what_comes_and_leaves_nothing_behind(tmp_path):
             publisher = await stack.enter_async_context(MqttTransport(Broker(port=port), "board").running())
             await publisher.connected.wait()
             for version in (5, 3):
-                async with looking(Broker(port=port, version=version), SITE) as look:
+                async with watch_site(Broker(port=port, version=version), SITE) as look:
                     assert look.fleet.online == ("here",)
                     assert look.heard_now == {}
                     news = report(Random(2), 130.0 - version, "here")

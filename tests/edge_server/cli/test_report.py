@@ -15,7 +15,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.replay.run import replay
 from edge_server.report.csv_export import csv_of
 from edge_server.report.digest import Digest
-from edge_server.report.summarise import digest
+from edge_server.report.summarise import digest_run
 from shared.errors import ConfigError
 from tests.edge_server.report.journals import begin, closed, opened, small
 from tests.edge_server.report.markup import parsed
@@ -69,7 +69,7 @@ def test_json_is_the_digest_and_what_each_run_took(report, capsys):
     assert report("run", "--format", "json", "--target", "0.5", "--target", "0.9") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["schema"] == 1
-    assert msgspec.convert(said["runs"], list[Digest]) == [digest(small())]
+    assert msgspec.convert(said["runs"], list[Digest]) == [digest_run(small())]
     assert [(one["target"], one["round"], one["seconds"]["value"]) for one in said["targets"]] == [
         *((0.5, 2, 8.0), (0.9, None, None)),
     ]
@@ -100,14 +100,14 @@ def test_csv_has_a_figure_a_line(report, capsys):
 
 def test_no_spreadsheet_computes_what_a_device_wrote():
     records = [begin(1), opened(1, ["a"]), closed(1, [], failed={"a": '=HYPERLINK("http://x.test")'})]
-    [line] = [line for line in read(csv_of([digest(records)])) if line["figure"] == "cause" and line["device"]]
+    [line] = [line for line in read(csv_of([digest_run(records)])) if line["figure"] == "cause" and line["device"]]
     assert line["value"].startswith("'=")
 
 
 def test_negative_figures_stay_figures():
     """A number is no formula, though it begins with a minus."""
     records = [begin(1), closed(1, [], test_loss=-0.5)]
-    [line] = [line for line in read(csv_of([digest(records)])) if line["figure"] == "test_loss"]
+    [line] = [line for line in read(csv_of([digest_run(records)])) if line["figure"] == "test_loss"]
     assert line["value"] == "-0.5"
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge_server.fleet.observe import BATCH_S, GRACE_S, MOST, PAUSE_S, SETTLE_S, Observing, sensed
+from edge_server.fleet.observe import BATCH_S, GRACE_S, MOST, PAUSE_S, SETTLE_S, Observing, sense_report
 from edge_server.journal import sqlite
 from edge_server.journal.records import Joined, Left, RoundOpened, RunClosed, Sensed, ServerBegan, UpdateAccepted
 from shared.errors import Unwritable
@@ -30,7 +30,7 @@ def told(*reports: tuple[float, Report]) -> list[Sensed]:
     """Return what is recorded of reports heard at moments."""
     found, known = [], None
     for at, one in reports:
-        if news := sensed(one, known, at):
+        if news := sense_report(one, known, at):
             record, known = news
             found.append(record)
     return found

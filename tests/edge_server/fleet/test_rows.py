@@ -9,8 +9,19 @@ import msgspec
 import pytest
 
 from edge_server.fleet.state import Fleet, observe
-from edge_server.fleet.tables import COLUMNS, FREE, cell, duration, number, plain, plot, sparkline, spent, throttled
-from edge_server.fleet.view import Device, rows
+from edge_server.fleet.tables import (
+    COLUMNS,
+    FREE,
+    cell,
+    duration,
+    number,
+    plot,
+    printable_text,
+    sparkline,
+    task_cost_cell,
+    throttled,
+)
+from edge_server.fleet.view import Device, device_rows
 from edge_server.journal.report_history import Kept
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
@@ -34,20 +45,20 @@ def test_the_broker_knows_who_is_there_and_the_history_since_when():
     """The same report on both sides has an age; one that the server has not kept yet has none."""
     same, newer = (report(Random(1), at, "a", instance="a") for at in (100.0, 130.0))
     fleet = heard(here("a"), same, here("b", online=False))
-    [a, b, c] = rows(fleet, {"a": Kept(NOW - 7, same), "c": Kept(NOW - 9, report(Random(2), 1.0, "c"))}, {}, NOW)
+    [a, b, c] = device_rows(fleet, {"a": Kept(NOW - 7, same), "c": Kept(NOW - 9, report(Random(2), 1.0, "c"))}, {}, NOW)
     assert (a.device, a.online, a.age_s, a.at) == ("a", True, 7.0, 100.0)
     assert (b.device, b.online, b.age_s, b.readings) == ("b", False, None, {})
     assert (c.device, c.online, c.age_s, c.at) == ("c", None, 9.0, 1.0)
-    [a, _] = rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {}, NOW)
+    [a, _] = device_rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {}, NOW)
     assert (a.age_s, a.at) == (None, 130.0)
-    [a, _] = rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {"a": NOW - 2}, NOW)
+    [a, _] = device_rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {"a": NOW - 2}, NOW)
     assert (a.age_s, a.at) == (2.0, 130.0)
 
 
 def test_without_a_broker_nobody_is_said_to_be_there():
-    [a] = rows(None, {"a": Kept(NOW + 5, report(Random(1), 100.0, "a"))}, {}, NOW)
+    [a] = device_rows(None, {"a": Kept(NOW + 5, report(Random(1), 100.0, "a"))}, {}, NOW)
     assert (a.online, a.age_s) == (None, 0.0)
-    assert rows(None, {}, {}, NOW) == []
+    assert device_rows(None, {}, {}, NOW) == []
 
 
 def reading(value: float, quality: str = "measured") -> Reading:
@@ -86,7 +97,7 @@ def test_free_memory_is_in_mib():
 def test_what_one_device_says_takes_no_room_from_the_others(value):
     """A column is as wide as its widest figure."""
     assert len(cell(device(readings={"power.total_watts": reading(value)}), COLUMNS[1])) < 12
-    assert len(plain("x" * 10**6)) <= 1000
+    assert len(printable_text("x" * 10**6)) <= 1000
 
 
 @pytest.mark.parametrize(
@@ -110,9 +121,9 @@ def test_what_the_last_task_cost():
     modelled = {"compute_joules": Provenance(source="model", quality="modelled")}
     cost = Cost(compute_s=4.5, compute_joules=31.25, upload_s=0.123456, provenance=modelled)
     one = device(spent=Spent(run="run", round=1, cost=cost))
-    assert spent(one, "compute_s", "upload_s") == "4.5/0.123"
-    assert spent(one, "compute_joules", "upload_joules") == "31.2≈/-"
-    assert spent(device(), "compute_s", "upload_s") == "-/-"
+    assert task_cost_cell(one, "compute_s", "upload_s") == "4.5/0.123"
+    assert task_cost_cell(one, "compute_joules", "upload_joules") == "31.2≈/-"
+    assert task_cost_cell(device(), "compute_s", "upload_s") == "-/-"
 
 
 def test_a_plot_of_a_figure_over_time():
@@ -146,7 +157,7 @@ def test_numbers():
 
 def test_a_row_as_json_has_every_unit_and_source():
     """And comes back as it was."""
-    [one] = rows(None, {"a": Kept(NOW, report(Random(1), 100.0, "a"))}, {}, NOW)
+    [one] = device_rows(None, {"a": Kept(NOW, report(Random(1), 100.0, "a"))}, {}, NOW)
     data = msgspec.json.encode(one)
     assert msgspec.json.decode(data, type=Device) == one
     watts = msgspec.json.decode(data)["readings"]["power.total_watts"]

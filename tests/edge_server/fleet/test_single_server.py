@@ -53,7 +53,7 @@ RIVAL = [word("ours", 2, online=True), word("rival", 7, online=False), word("our
 def test_another_process_that_takes_the_name_twice_is_another_server(words, ends):
     async def play() -> None:
         broker = MemoryTransport()
-        async with background(single_server.require(broker, SITE, "ours", gives_way=True)):
+        async with background(single_server.require_single_server(broker, SITE, "ours", gives_way=True)):
             await asyncio.sleep(0)
             for data in words:
                 await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
@@ -69,7 +69,7 @@ def test_another_process_that_takes_the_name_twice_is_another_server(words, ends
 def test_the_sites_own_server_stays_and_says_so(caplog):
     async def play() -> None:
         broker = MemoryTransport()
-        async with background(single_server.require(broker, SITE, "ours", gives_way=False)):
+        async with background(single_server.require_single_server(broker, SITE, "ours", gives_way=False)):
             await asyncio.sleep(0)
             for data in [*RIVAL, word("rival", 8, online=False), word("rival", 9, online=False)]:
                 await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)

@@ -15,7 +15,7 @@ from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import require_possible
 from edge_server.replay.trainer import Scale
 from edge_server.rounds.check_plan import load
-from edge_server.trace.export import in_fleet_order
+from edge_server.trace.export import sort_by_fleet
 from shared.data.cache import Shelf
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan
@@ -137,7 +137,7 @@ def test_a_trace_names_the_devices_of_a_count_in_the_fleet_s_order(tmp_path):
     """Else a replay of it would give them one another's examples."""
     plan = plan_of(tmp_path, '[[device]]\nname = "z"\ncount = 12\n[[device]]\nname = "a"')
     names = [device.name for device in devices(plan)]
-    assert in_fleet_order(plan, sorted(names)) == names
+    assert sort_by_fleet(plan, sorted(names)) == names
 
 
 @pytest.mark.parametrize("text", ["time_s = 0.0", "joules = -1.0", "time_s = inf"])

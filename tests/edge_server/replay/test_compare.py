@@ -17,7 +17,7 @@ from edge_server.cli import replay
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RunOpened, UpdateAccepted
 from edge_server.journal.runs import Run
-from edge_server.replay.compare import FIGURES, ROUND, Gap, Pair, Same, gap, spread
+from edge_server.replay.compare import FIGURES, ROUND, Gap, Pair, Same, compare_runs, error_spread
 from edge_server.replay.compare_page import page
 from edge_server.replay.compare_text import bar, lines, percent
 from shared.errors import ConfigError
@@ -54,7 +54,7 @@ def changed(records: list[AnyRecord], change: Change) -> list[AnyRecord]:
 
 def test_a_run_against_itself_has_no_gap(tmp_path):
     run = journal(tmp_path, "run")
-    found = gap(run, run, "same")
+    found = compare_runs(run, run, "same")
     assert {one.exact == one.count for one in found.spreads} == {True}
     assert {one.most for one in found.spreads} == {0.0}
     assert (found.starts, found.updates) == (Same(same=4, of=4), Same(same=4, of=4))
@@ -63,7 +63,7 @@ def test_a_run_against_itself_has_no_gap(tmp_path):
 
 def test_known_gaps_come_out_as_they_were_put_in(tmp_path):
     """All rounds and computing a tenth longer, all else the same: 10 % there, in each quantile, and exact elsewhere."""
-    found = gap(journal(tmp_path, "run"), journal(tmp_path, "again", slower=1.1))
+    found = compare_runs(journal(tmp_path, "run"), journal(tmp_path, "again", slower=1.1))
     far = {one.figure: one for one in found.spreads if one.exact < one.count}
     assert far.keys() == {"round_s", "compute_s"}
     for one in far.values():
@@ -76,7 +76,7 @@ def test_known_gaps_come_out_as_they_were_put_in(tmp_path):
 
 
 def test_a_shorter_replay_has_a_sign_and_the_quantiles_have_none(tmp_path):
-    one = gap(journal(tmp_path, "run", slower=1.25), journal(tmp_path, "again")).spread("round_s")
+    one = compare_runs(journal(tmp_path, "run", slower=1.25), journal(tmp_path, "again")).spread("round_s")
     assert (one.median, one.median_signed) == pytest.approx((0.2, -0.2))
 
 
@@ -96,7 +96,7 @@ def test_what_has_no_pair_is_said_with_its_reason(tmp_path):
             return msgspec.structs.replace(record, cost=msgspec.structs.replace(record.cost, compute_joules=None))
         return record
 
-    found = gap(run, changed(changed(again, late), without_joules))
+    found = compare_runs(run, changed(changed(again, late), without_joules))
     said = {(one.what, one.why): one.count for one in found.skipped}
     assert said["round", "only recorded"] == 1
     assert said["task", "only recorded"] == 2
@@ -116,7 +116,7 @@ def test_other_bits_are_seen_though_every_figure_agrees(tmp_path):
             return msgspec.structs.replace(record, update=told)
         return record
 
-    found = gap(journal(tmp_path, "run"), changed(journal(tmp_path, "again"), other), "different")
+    found = compare_runs(journal(tmp_path, "run"), changed(journal(tmp_path, "again"), other), "different")
     assert (found.starts, found.updates) == (Same(same=2, of=4), Same(same=2, of=4))
     assert {one.most for one in found.spreads} == {0.0}
     assert "2 of 4 given to devices, 2 of 4 sent by them" in lines(found)[2]
@@ -124,21 +124,21 @@ def test_other_bits_are_seen_though_every_figure_agrees(tmp_path):
 
 def test_zero_recorded_and_something_replayed_is_an_error_without_bound():
     pairs = [Pair(figure="loss", round=n, recorded=a, replayed=b) for n, a, b in ((1, 0.0, 0.1), (2, 2.0, 3.0))]
-    found = spread("loss", pairs)
+    found = error_spread("loss", pairs)
     assert (found.count, found.boundless, found.median) == (2, 1, 0.5)
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 1e6), st.floats(0.0, 1e6)), min_size=1, max_size=30))
 def test_quantiles_are_in_order_and_the_last_is_the_largest(figures):
     pairs = [Pair(figure="round_s", round=n, recorded=a, replayed=b) for n, (a, b) in enumerate(figures)]
-    one = spread("round_s", pairs)
+    one = error_spread("round_s", pairs)
     assert one.least_tenth <= one.median <= one.most_tenth <= one.most
     assert one.most == max(abs(b - a) / a for a, b in figures)
 
 
 def test_the_page_needs_nothing_else_and_holds_every_figure(tmp_path):
     """Recorded and replayed points of each round and device; whatever a device is called, it is no markup."""
-    found = gap(journal(tmp_path, "run"), journal(tmp_path, "again", slower=1.1), "unknown", "<b>no file</b>")
+    found = compare_runs(journal(tmp_path, "run"), journal(tmp_path, "again", slower=1.1), "unknown", "<b>no file</b>")
     text = page(found)
     assert "src=" not in text
     assert "http" not in text.replace("http-equiv", "")
@@ -196,9 +196,9 @@ def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, c
 
 def test_a_run_that_is_not_there_is_told_before_anything_is_played(tmp_path):
     with pytest.raises(ConfigError, match="no run 'gone'"):
-        replay.recorded(argparse.Namespace(compare="gone", data_dir=tmp_path))
+        replay.find_recorded(argparse.Namespace(compare="gone", data_dir=tmp_path))
     asked = {"compare": None, "html": None, "fail_above": None, "data_dir": tmp_path}
-    assert replay.recorded(argparse.Namespace(**asked)) is None
+    assert replay.find_recorded(argparse.Namespace(**asked)) is None
     for option in ({"html": tmp_path / "gap.html"}, {"fail_above": 0.1}):
         with pytest.raises(ConfigError, match="give --compare RUN as well"):
-            replay.recorded(argparse.Namespace(**{**asked, **option}))
+            replay.find_recorded(argparse.Namespace(**{**asked, **option}))

@@ -11,9 +11,9 @@ from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.recorded_run import behaviours
-from edge_server.replay.run import main, replay
+from edge_server.replay.run import replay, run_replay
 from edge_server.trace.export import trace_of
-from edge_server.trace.schema import Round, Row, Sample
+from edge_server.trace.schema import Round, Sample, TableRow
 from edge_server.trace.trace import Trace
 from tests.edge_server.textbook import make_plan
 from tests.edge_server.trace.field import field_run, trained_alone
@@ -43,13 +43,13 @@ def played(tmp_path_factory):
     """A run of three devices whose links are so unequal that two of them wait for the third, and its trace."""
     folder = tmp_path_factory.mktemp("played")
     make_plan(folder, rounds=2, more=LINKS, model=LARGE, evaluation="every = 1")
-    run, records = main(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    run, records = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
     return folder, Run(run, records), trace_of(records)
 
 
 def with_rows(trace: Trace, table: str, change) -> Trace:
     """Return a trace with every row of a table changed."""
-    rows: tuple[Row, ...] = tuple(map(change, trace.tables[table]))
+    rows: tuple[TableRow, ...] = tuple(map(change, trace.tables[table]))
     return Trace(trace.header, {**trace.tables, table: rows})
 
 
@@ -117,7 +117,7 @@ def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):
     before = [one.seconds for one in closed_rounds(run.records)]
     after = [one.seconds for one in closed_rounds(records)]
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([3.0, 5.0], abs=0.2)
-    found = command.between(run, Run(tmp_path / "slow", records))
+    found = command.gap_between_runs(run, Run(tmp_path / "slow", records))
     assert found.model == "same"
 
 
@@ -155,7 +155,7 @@ def test_a_replay_of_unequal_links_gives_every_download_its_seconds(played, tmp_
     errors = {}
     for name, one in (("told", told(trace, {"a": 2e6, "b": 20e6, "c": 10e6})), ("untold", trace)):
         _, records = replay(plan, tmp_path / name, trace=one)
-        found = command.between(run, Run(tmp_path / name, records))
+        found = command.gap_between_runs(run, Run(tmp_path / name, records))
         errors[name] = found.spread("download_s").most
         assert found.model == "same"
         assert found.spread("bytes_down").exact == found.spread("payload_up_bytes").exact == 6

@@ -10,13 +10,13 @@ import pytest
 
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer.interface import Job
-from edge_server.replay.pool import Beside, Here, Order, pool_of
+from edge_server.replay.pool import Beside, Here, TrainingOrder, pool_of
 from shared.data.spec import Data
 from shared.errors import FieldFleetError
 from shared.protocol.messages import Assignment, Cost, Hyper, Spec, Task, Transfer
 
 
-def order(name: str) -> Order:
+def order(name: str) -> TrainingOrder:
     """Return an order that is told by its draft."""
     task = Task(
         run="run",
@@ -31,7 +31,7 @@ def order(name: str) -> Order:
         deadline_s=1.0,
     )
     job = Job(task=task, params="", state="", draft=name, data=Data(source="digits"), frame_bytes=1024, cost=Cost())
-    return Order(job, Spent(compute_s=1.0))
+    return TrainingOrder(job, Spent(compute_s=1.0))
 
 
 def does(orders):

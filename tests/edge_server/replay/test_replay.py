@@ -16,7 +16,7 @@ from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import devices
 from edge_server.replay.jobs import Desk
-from edge_server.replay.run import main, name_of, replay, scratch
+from edge_server.replay.run import memory_folder, name_of, replay, run_replay
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import started, until
@@ -74,7 +74,7 @@ def test_agents_live_while_they_have_work(tmp_path):
         cohort="size = 3\nmin_devices = 40",
     )
     alive, folders, stored = [], [], []
-    place = scratch(plan, devices(plan, 40)) or Path(tempfile.gettempdir())
+    place = memory_folder(plan, devices(plan, 40)) or Path(tempfile.gettempdir())
     ours = f"fieldfleet-{os.getpid()}-*"
 
     def tell(record, _virtual_s):
@@ -121,8 +121,8 @@ def test_seconds_follow_from_the_plan(tmp_path):
 def test_the_command_replays_into_one_folder(tmp_path):
     """The same plan replaces its own record; a plan that differs in anything has another."""
     plan = make_plan(tmp_path, rounds=1)
-    folder, records = main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
-    again, _ = main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    folder, records = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    again, _ = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
     assert folder == again
     assert read(folder) == records
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [name_of(plan)]
@@ -133,10 +133,10 @@ def test_the_command_replays_into_one_folder(tmp_path):
 def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkeypatch):
     """It is made aside, so that neither an error nor a second replay at the same time takes a record away."""
     make_plan(tmp_path, rounds=1)
-    folder, records = main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
+    folder, records = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
     monkeypatch.setattr(Desk, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
+        run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
     assert read(folder) == records
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
@@ -145,10 +145,10 @@ def test_a_folder_of_runs_that_cannot_be_made_is_the_operators_to_correct(tmp_pa
     """One line that names it, no traceback; so are numbers below zero."""
     make_plan(tmp_path, rounds=1)
     with pytest.raises(ConfigError, match=r"plan\.toml/runs: Not a directory; name a folder"):
-        main(tmp_path / "plan.toml", tmp_path, tmp_path / "plan.toml" / "runs", 0)
+        run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "plan.toml" / "runs", 0)
     for count, workers in ((-1, 0), (0, -1)):
         with pytest.raises(ConfigError, match="give 1 or more"):
-            main(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", count, workers)
+            run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", count, workers)
 
 
 def test_devices_may_be_more_or_fewer_than_the_plan_names(tmp_path):
@@ -162,7 +162,7 @@ def test_devices_may_be_more_or_fewer_than_the_plan_names(tmp_path):
 def test_a_replay_waits_for_no_disk_and_asks_no_sensor(tmp_path, monkeypatch):
     """Where memory has room; no file of this machine's board is opened."""
     plan = make_plan(tmp_path, rounds=1)
-    if scratch(plan, plan.device) is None:
+    if memory_folder(plan, plan.device) is None:
         pytest.skip("there is no folder in memory with enough room")
     synced, opened, listening = [], [], [True]
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(f"{Path(f'/proc/self/fd/{number}').readlink()}"))
@@ -174,7 +174,7 @@ def test_a_replay_waits_for_no_disk_and_asks_no_sensor(tmp_path, monkeypatch):
     sys.addaudithook(hear)
     replay(plan, tmp_path / "run")
     listening.clear()
-    assert [path for path in synced if not path.startswith(f"{scratch(plan, plan.device)}/")] == []
+    assert [path for path in synced if not path.startswith(f"{memory_folder(plan, plan.device)}/")] == []
     assert [path for path in opened if path.startswith("/sys/") and not path.startswith("/sys/fs/cgroup")] == []
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replace_field
 
-from edge_server.cli.replay import between
+from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
-from edge_server.replay.devices.recorded_device import rates, recorded, weights_of
+from edge_server.replay.devices.recorded_device import link_rates, recorded_devices, weights_of
 from edge_server.replay.devices.recorded_run import behaviours
-from edge_server.replay.run import main, replay
+from edge_server.replay.run import replay, run_replay
 from edge_server.trace.export import trace_of
 from edge_server.trace.trace import Trace
 from shared.protocol.measurements import Provenance
@@ -36,7 +36,7 @@ def trial(tmp_path_factory):
     """A split run of three devices, two of which wait for the third at every step, and its trace."""
     folder = tmp_path_factory.mktemp("trial")
     make_plan(folder, more=LINKS.replace("compute_s = 3.0", "compute_s = 6.0"), **SPLIT)
-    run, records = main(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    run, records = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
     return folder, Run(run, records), trace_of(records)
 
 
@@ -48,8 +48,8 @@ def with_tasks(trace: Trace, change) -> Trace:
 def test_a_replayed_split_run_is_the_run_again(trial, tmp_path):
     """The same model and cut traffic, the recorded seconds of computing, round times within 5 %."""
     folder, run, _ = trial
-    again, found = main(Path(run.folder.name), folder, folder / "runs", 0, 1)
-    gap = between(run, Run(again, found))
+    again, found = run_replay(Path(run.folder.name), folder, folder / "runs", 0, 1)
+    gap = gap_between_runs(run, Run(again, found))
     assert (gap.model, gap.updates.same) == ("same", gap.updates.of)
     for figure in ("compute_s", "bytes_up", "bytes_down"):
         assert gap.spread(figure).exact == gap.spread(figure).count == 9, figure
@@ -75,7 +75,7 @@ def test_who_missed_a_step_computed_less_in_as_many_seconds(trial):
     partly = with_tasks(trace, lambda task: replace_field(task, missed_steps=1))
     work = Work(steps=STEPS, examples=32, weights=BELOW, flops=1, run="r", round=1, train=True)
     [device] = behaviours(partly, ["b"])
-    examples = recorded(partly)["b"].tasks[1].examples
+    examples = recorded_devices(partly)["b"].tasks[1].examples
     assert sum(size * count for size, count in batches(examples, 8, STEPS).items()) == 32
     assert device.compute(work, 0.0).seconds == pytest.approx(8.0)
 
@@ -107,13 +107,13 @@ def test_an_epoch_ends_with_what_is_left_over(examples, steps, found):
 def test_a_link_is_no_slower_than_the_cut_traffic_shows(trial):
     """Transfers of the model that took ten times as long, latency for all that is known: the exchange did not."""
     _, _, trace = trial
-    true_up, true_down = rates(recorded(trace)["a"], 1)
+    true_up, true_down = link_rates(recorded_devices(trace)["a"], 1)
     assert (true_up, true_down) == pytest.approx((1e6, 4e6), rel=0.2)
     slow = with_tasks(
         trace, lambda task: replace_field(task, upload_s=10 * task.upload_s, download_s=10 * task.download_s)
     )
-    one = recorded(slow)["a"]
-    up, down = rates(one, 1)
+    one = recorded_devices(slow)["a"]
+    up, down = link_rates(one, 1)
     task = one.tasks[1]
     assert 8 * (task.features_bytes / up + task.gradient_bytes / down) <= task.exchange_s * (1 + 1e-9)
     assert up > 3 * true_up / 10

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.replay.stacked_training import MOST, at_once, correction_of, stacked, train
+from edge_server.replay.stacked_training import MOST, correction_of, devices_per_pass, stack_networks, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg, local_sgd
@@ -75,7 +75,7 @@ def network(layers: nn.Sequential, dtype: torch.dtype = torch.float32) -> Model:
 def require_same(model: Model, batches: list[As], hyper: Hyper, algorithm: Algorithm, within: float) -> None:
     """Train alone and together, and compare every figure of every device."""
     start = {key: leaf.clone() for key, leaf in model.tree().items()}
-    stack = stacked(model.layers, batches[0].batches.examples.inputs.shape[1:])
+    stack = stack_networks(model.layers, batches[0].batches.examples.inputs.shape[1:])
     assert stack is not None
     found, correct = correction_of(algorithm)
     assert found
@@ -164,7 +164,7 @@ def test_a_device_that_diverges_harms_no_other():
     batches = cohort((3,), [9, 9, 8], HYPER)
     batches[1].batches.examples.inputs.fill_(float("inf"))
     start = {key: leaf.clone() for key, leaf in model.tree().items()}
-    stack = stacked(model.layers, torch.Size([3]))
+    stack = stack_networks(model.layers, torch.Size([3]))
     results = train(stack, start, batches, HYPER)
     assert [all(bool(leaf.isfinite().all()) for leaf in one.tree.values()) for one in results] == [True, False, True]
 
@@ -194,8 +194,8 @@ REFUSED = {
 def test_what_cannot_be_stacked_is_left_to_training_alone(why):
     """Rather no answer than a wrong one."""
     example = torch.Size([1, 2, 2]) if why in {"an end that is no vector", "a mirrored border"} else torch.Size([4])
-    assert stacked(REFUSED[why], example) is None
-    assert at_once(REFUSED[why], example, 8) == 1
+    assert stack_networks(REFUSED[why], example) is None
+    assert devices_per_pass(REFUSED[why], example, 8) == 1
 
 
 def test_only_local_sgd_is_done_together():
@@ -213,8 +213,8 @@ def test_small_networks_share_a_pass_and_large_ones_do_not():
     small, large = cnn(width=8, hidden=76), cnn(width=32, hidden=512)
     weights = 80 + 1168 + 392 * 2 * 76 + 76 + 770
     numbers = 784 + 6272 + 2 * 1568 + 3136 + 2 * 784 + 784 + 2 * 76 + 10
-    assert at_once(small.layers, picture, 8) == (16 << 20) // (4 * (4 * weights + 8 * numbers)) == 11
-    assert at_once(small.layers, picture, 32) == 1  # five would have room
-    assert at_once(large.layers, picture, 8) == 1
-    assert at_once(mlp().layers, torch.Size([64]), 32) == MOST
-    assert at_once(mlp().layers, torch.Size([64]), 1 << 20) == 1
+    assert devices_per_pass(small.layers, picture, 8) == (16 << 20) // (4 * (4 * weights + 8 * numbers)) == 11
+    assert devices_per_pass(small.layers, picture, 32) == 1  # five would have room
+    assert devices_per_pass(large.layers, picture, 8) == 1
+    assert devices_per_pass(mlp().layers, torch.Size([64]), 32) == MOST
+    assert devices_per_pass(mlp().layers, torch.Size([64]), 1 << 20) == 1

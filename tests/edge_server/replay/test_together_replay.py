@@ -9,7 +9,7 @@ from edge_server.journal.records import Noted, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.plan.sections import ReplayPlan
 from edge_server.replay import stacked_training
-from edge_server.replay.run import exactly, main, name_of, replay
+from edge_server.replay.run import name_of, plan_for_exact_bits, replay, run_replay
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import make_plan, require_equal
 
@@ -39,7 +39,7 @@ def test_a_cohort_trained_at_once_ends_at_the_same_model(tmp_path, algorithm):
     """Within rounding, and not bit for bit, so that it was at once; what takes virtual time is the same to the bit."""
     plan = planned(tmp_path, algorithm=algorithm)
     (fast, records), (exact, others) = (
-        replay(one, tmp_path / place / "run") for one, place in ((plan, "fast"), (exactly(plan), "exact"))
+        replay(one, tmp_path / place / "run") for one, place in ((plan, "fast"), (plan_for_exact_bits(plan), "exact"))
     )
     for key, leaf in exact.tree.items():
         assert float((fast.tree[key] - leaf).abs().max()) <= WITHIN * float(leaf.abs().max()), key
@@ -69,7 +69,7 @@ def test_the_record_says_that_it_is_not_bit_for_bit(tmp_path):
     plan = planned(tmp_path)
     said = [
         [one.what for one in replay(each, tmp_path / place / "run")[1] if isinstance(one, Noted) and "pass" in one.what]
-        for each, place in ((plan, "fast"), (exactly(plan), "exact"))
+        for each, place in ((plan, "fast"), (plan_for_exact_bits(plan), "exact"))
     ]
     assert said == [["up to 2 devices train in one pass; a live run's models differ by the rounding of floats"], []]
 
@@ -78,8 +78,11 @@ def test_what_cannot_be_done_together_is_done_alone(tmp_path):
     """A network that only one device fits in the cache with: the same bits as without the permission."""
     wide = 'name = "mlp"\noptions = { features = 8, hidden = 120000, classes = 3 }'
     plan = planned(tmp_path, model=wide, rounds=1, cohort="size = 2\nmin_devices = 8")
-    assert stacked_training.shared_out(plan, 8, (8,)) == 1
-    first, second = replay(plan, tmp_path / "a" / "run")[0], replay(exactly(plan), tmp_path / "b" / "run")[0]
+    assert stacked_training.divide_cohort(plan, 8, (8,)) == 1
+    first, second = (
+        replay(plan, tmp_path / "a" / "run")[0],
+        replay(plan_for_exact_bits(plan), tmp_path / "b" / "run")[0],
+    )
     require_equal(first.tree, second.tree)
 
 
@@ -87,9 +90,9 @@ def test_exactness_can_be_asked_for_on_the_command_line(tmp_path, monkeypatch):
     """`--exact` gives the record of a plan that allows nothing, under that plan's name."""
     plan = planned(tmp_path)
     path = tmp_path / "plan.toml"
-    exact, _ = main(path, tmp_path, tmp_path / "runs", 0, 1, exact=True)
-    fast, _ = main(path, tmp_path, tmp_path / "runs", 0, 1)
-    assert (exact.name, fast.name) == (name_of(exactly(plan)), name_of(plan))
+    exact, _ = run_replay(path, tmp_path, tmp_path / "runs", 0, 1, exact=True)
+    fast, _ = run_replay(path, tmp_path, tmp_path / "runs", 0, 1)
+    assert (exact.name, fast.name) == (name_of(plan_for_exact_bits(plan)), name_of(plan))
     assert exact != fast
-    assert msgspec.structs.replace(plan, replay=ReplayPlan()) == exactly(plan)
+    assert msgspec.structs.replace(plan, replay=ReplayPlan()) == plan_for_exact_bits(plan)
     assert closed_rounds(read(exact))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.report import formatting
 from edge_server.report.charts import Axis, label, ticks, whole_ticks
-from edge_server.report.digest import UNKNOWN, Amount, quantile, rest, total
+from edge_server.report.digest import UNKNOWN, Amount, quantile, remaining_seconds, sum_known
 
 FINITE = st.floats(-1e18, 1e18)
 
@@ -67,13 +67,13 @@ def test_quantiles_are_numpys(values, share):
 
 def test_sums_count_what_is_known_and_say_whether_it_is_all():
     two, model = Amount(value=2.0), Amount(value=3.0, quality="modelled")
-    assert total([]) == Amount()
-    assert total([two, model]) == Amount(value=5.0, quality="modelled")
-    assert total([two, UNKNOWN]) == Amount(value=2.0, whole=False)
-    assert total([UNKNOWN, UNKNOWN]) == UNKNOWN
-    assert total([Amount(), two]) == two
-    assert rest(10.0, [two, model]) == Amount(value=5.0, quality="modelled")
-    assert rest(10.0, [two, UNKNOWN]) == UNKNOWN
+    assert sum_known([]) == Amount()
+    assert sum_known([two, model]) == Amount(value=5.0, quality="modelled")
+    assert sum_known([two, UNKNOWN]) == Amount(value=2.0, whole=False)
+    assert sum_known([UNKNOWN, UNKNOWN]) == UNKNOWN
+    assert sum_known([Amount(), two]) == two
+    assert remaining_seconds(10.0, [two, model]) == Amount(value=5.0, quality="modelled")
+    assert remaining_seconds(10.0, [two, UNKNOWN]) == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_changes_in_words():
     assert formatting.change(99.99, 100.0) == "± 0.0 %".replace(" ", "", 1)
     assert formatting.change_of_share(0.85, 0.9) == "\N{MINUS SIGN}5.0 points"
     assert [formatting.change(1.0, None), formatting.change(None, 1.0), formatting.change(1.0, 0.0)] == ["", "", ""]
-    assert formatting.plain(math.pi * 1e200) == "3.14e+200"
+    assert formatting.format_loss(math.pi * 1e200) == "3.14e+200"

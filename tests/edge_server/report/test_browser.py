@@ -9,7 +9,7 @@ import subprocess  # noqa: TID251 - a browser is no part of ours
 import pytest
 
 from edge_server.report.page import page
-from edge_server.report.summarise import digest
+from edge_server.report.summarise import digest_run
 from tests.edge_server.report.journals import many, small
 from tests.edge_server.report.markup import parsed
 
@@ -47,7 +47,7 @@ def opened(browser: str, folder, text: str) -> tuple[str, list[str], str]:
 
 def test_a_browser_draws_every_point_and_asks_nobody(browser, tmp_path):
     """Two runs of 12 rounds over 3 x 4 charts, and nothing that the page's policy had to refuse."""
-    runs = [digest(many(6, 12, 6, shift=shift)) for shift in (0, 8)]
+    runs = [digest_run(many(6, 12, 6, shift=shift)) for shift in (0, 8)]
     drawn, asked, refused = opened(browser, tmp_path, page(runs))
     curves = next(one for one in parsed(drawn).all("section") if one.all("h2")[0].text == "Accuracy and loss")
     assert sum(len(charts.all("path", "point")) for charts in curves.all("div", "charts")) == 2 * 12 * 12
@@ -56,7 +56,7 @@ def test_a_browser_draws_every_point_and_asks_nobody(browser, tmp_path):
 
 def test_the_browser_test_can_see_a_request_and_a_refusal(browser, tmp_path):
     """The other is not blind: a picture in the page is refused by its policy, and asked for where there is none."""
-    text, picture = page([digest(small())]), '<img src="http://x.test/a.png">'
+    text, picture = page([digest_run(small())]), '<img src="http://x.test/a.png">'
     spoiled = text.replace("</main>", f"{picture}</main>")
     assert "Content Security Policy" in opened(browser, tmp_path, spoiled)[2]
     bare = spoiled.replace("Content-Security-Policy", "nothing")

@@ -13,7 +13,7 @@ from edge_server.journal.records import CostSettled, RoundOpened
 from edge_server.report.csv_export import csv_of
 from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.page import page
-from edge_server.report.summarise import digest, joules
+from edge_server.report.summarise import digest_run, joules
 from edge_server.report.targets import comparison
 from edge_server.trial.tables import rounds_table, slowest, total_joules
 from shared.protocol.measurements import Cost
@@ -49,7 +49,7 @@ def split_run() -> list:
 
 def test_an_exchange_is_neither_computing_nor_waiting():
     """4 s: 0.2 down, 2 computing, 1 exchanging, 0.5 up, and 0.3 are left; at 4 W, of which 2 are idling."""
-    first = digest(split_run()).tasks[0]
+    first = digest_run(split_run()).tasks[0]
     found = {name: getattr(first.seconds, name).value for name in first.seconds.__struct_fields__}
     assert found == pytest.approx({"download": 0.2, "compute": 2.0, "exchange": 1.0, "upload": 0.5, "waiting": 0.3})
     assert first.joules.exchange.value == pytest.approx(4.0)
@@ -59,7 +59,7 @@ def test_an_exchange_is_neither_computing_nor_waiting():
 
 def test_features_and_gradients_are_told_apart_from_the_model_and_all_bytes_are_both():
     """Of tasks, devices, rounds and the run; a target's bytes are of both too."""
-    run = digest(split_run())
+    run = digest_run(split_run())
     assert run.split
     assert (run.tasks[0].features_bytes, run.tasks[0].gradient_bytes) == (Amount(value=8000.0), Amount(value=6000.0))
     assert [one.gradient_bytes.value for one in run.devices] == [12_000.0, 12_000.0]
@@ -72,7 +72,7 @@ def test_features_and_gradients_are_told_apart_from_the_model_and_all_bytes_are_
 
 
 def test_devices_that_train_alone_exchange_nothing_which_is_not_unknown():
-    run = digest(small())
+    run = digest_run(small())
     assert not run.split
     assert run.tasks[0].seconds.exchange == run.rounds[0].until.features_bytes == NONE
     assert run.rounds[0].until.bytes_down.whole
@@ -81,7 +81,7 @@ def test_devices_that_train_alone_exchange_nothing_which_is_not_unknown():
 def test_an_exchange_that_nobody_told_is_unknown():
     """Its waiting too; what a replay without a radio knows of its joules is a bound."""
     told = {"a": Assignment(seed=1, hyper=Hyper(), steps=STEPS)}
-    dumb = digest([begin(1), RoundOpened(round=1, assignments=told), update("a", 1, cost()), closed(1, ["a"])])
+    dumb = digest_run([begin(1), RoundOpened(round=1, assignments=told), update("a", 1, cost()), closed(1, ["a"])])
     assert dumb.tasks[0].seconds.exchange == dumb.tasks[0].seconds.waiting == UNKNOWN
     assert dumb.rounds[0].features_bytes == UNKNOWN
     assert dumb.split
@@ -89,7 +89,7 @@ def test_an_exchange_that_nobody_told_is_unknown():
 
 
 def test_the_page_says_which_bytes_are_whose():
-    root = parsed(page([digest(split_run())]))
+    root = parsed(page([digest_run(split_run())]))
     found = rows(section(root, "Outcome").all("table")[0])
     assert found["model bytes down"] == ["4.00 kB"]
     assert found["features bytes up"] == ["32.0 kB"]
@@ -98,17 +98,17 @@ def test_the_page_says_which_bytes_are_whose():
     devices = section(root, "Time and energy of the devices")
     assert "exchanging features and gradients" in devices.words()
     assert devices.all("rect", "exchange")
-    alone = section(parsed(page([digest(small())])), "Time and energy of the devices")
+    alone = section(parsed(page([digest_run(small())])), "Time and energy of the devices")
     assert "exchang" not in alone.words()
 
 
 def test_a_run_beside_a_split_one_has_no_features():
-    found = rows(section(parsed(page([digest(small()), digest(split_run())])), "Outcome").all("table")[0])
+    found = rows(section(parsed(page([digest_run(small()), digest_run(split_run())])), "Outcome").all("table")[0])
     assert [one.split()[0] for one in found["features bytes up"]] == ["\N{EN DASH}", "32.0"]
 
 
 def test_the_csv_and_the_json_hold_both():
-    run = digest(split_run())
+    run = digest_run(split_run())
     lines = list(csv.DictReader(io.StringIO(csv_of([run]))))
     found = {(one["round"], one["device"], one["figure"]): one for one in lines}
     assert found["1", "a", "features_bytes"]["value"] == "8000"
@@ -117,7 +117,9 @@ def test_the_csv_and_the_json_hold_both():
     assert found["2", "", "gradient_bytes"]["value"] == "12000"
     assert found["", "b", "gradient_bytes"]["value"] == "12000"
     assert found["2", "", "bytes.until"]["value"] == "63000"
-    assert not [one for one in csv.DictReader(io.StringIO(csv_of([digest(small())]))) if "exchange" in one["figure"]]
+    assert not [
+        one for one in csv.DictReader(io.StringIO(csv_of([digest_run(small())]))) if "exchange" in one["figure"]
+    ]
     assert msgspec.json.decode(msgspec.json.encode(run))["rounds"][1]["until"]["features_bytes"]["value"] == 32_000.0
 
 

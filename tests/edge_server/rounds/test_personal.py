@@ -28,12 +28,12 @@ from edge_server.journal.runs import Run, summary
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import EvaluationPlan
-from edge_server.replay.compare import gap
+from edge_server.replay.compare import compare_runs
 from edge_server.replay.run import replay as play_replay
 from edge_server.report.csv_export import csv_of
 from edge_server.report.page import page
-from edge_server.report.summarise import digest
-from edge_server.report.targets import last
+from edge_server.report.summarise import digest_run
+from edge_server.report.targets import last_evaluated
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.round import mean_accuracy
 from edge_server.trace.export import trace_of
@@ -170,12 +170,12 @@ def test_what_was_measured_of_a_lost_round_is_void():
 def test_a_personal_accuracy_is_the_runs(tmp_path):
     """In the digest, hence in reports, studies and gaps; in the list of runs, in the table; after export and import."""
     _, records = run(tmp_path, make_plan(tmp_path, "local_only"))
-    came = digest(records)
+    came = digest_run(records)
     two, four = evaluations(records)
     assert came.personal
     assert [one.accuracy for one in came.rounds] == [None, two.accuracy, None, four.accuracy]
     assert [one.global_accuracy for one in came.rounds] == [one.accuracy for one in closed_rounds(records)]
-    assert last(came).accuracy == came.device_accuracy == four.accuracy
+    assert last_evaluated(came).accuracy == came.device_accuracy == four.accuracy
     assert summary(Run(tmp_path, records)).accuracy == four.accuracy
     assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
     assert "the devices&#x27; own models" in page([came]) or "the devices' own models" in page([came])
@@ -183,7 +183,7 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert device_lines(records)[0].startswith("each with its own model, on the devices' held-out examples: ")
     again = records_of(trace_of(records))
     assert evaluations(again) == [two, four]
-    assert digest(again).rounds == came.rounds
+    assert digest_run(again).rounds == came.rounds
 
 
 def test_an_anonymous_trace_names_no_device_where_it_was_told_its_name(tmp_path):
@@ -196,7 +196,7 @@ def test_an_anonymous_trace_names_no_device_where_it_was_told_its_name(tmp_path)
 
 def test_of_one_model_the_servers_accuracy_stays_the_runs(tmp_path):
     _, records = run(tmp_path, make_plan(tmp_path, "fedavg"))
-    came = digest(records)
+    came = digest_run(records)
     assert not came.personal
     assert [one.accuracy for one in came.rounds] == [one.accuracy for one in closed_rounds(records)]
     assert [one.fleet_accuracy for one in came.rounds][1::2] == [one.accuracy for one in evaluations(records)]
@@ -266,7 +266,7 @@ def test_a_replay_measures_what_a_run_does(tmp_path):
     _, records = run(tmp_path, plan)
     _, replayed = play_replay(plan, tmp_path / "replay")
     assert evaluations(replayed) == evaluations(records)
-    found = gap(records, replayed)
+    found = compare_runs(records, replayed)
     for name in ("accuracy", "fleet_accuracy", "global_accuracy"):
         spread = found.spread(name)
         assert spread.exact == spread.count > 0, name

@@ -14,7 +14,7 @@ from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.rounds.broadcast import audiences
 from edge_server.rounds.check_plan import load
-from edge_server.rounds.round import Rounds, accuracies, weighted
+from edge_server.rounds.round import Rounds, accuracies, weighted_mean
 from shared.algorithms.fedavg import fedavg
 from shared.codecs.dense import dense
 from shared.models.build import blank
@@ -114,9 +114,9 @@ def test_what_devices_get_in_the_next_round_is_the_aggregate(tmp_path):
 
 def test_weighted_means():
     """Nothing measured is None, not zero."""
-    assert weighted([]) is None
-    assert weighted([(5.0, 0.0)]) is None
-    assert weighted([(1.0, 1.0), (4.0, 2.0)]) == pytest.approx(3.0)
+    assert weighted_mean([]) is None
+    assert weighted_mean([(5.0, 0.0)]) is None
+    assert weighted_mean([(1.0, 1.0), (4.0, 2.0)]) == pytest.approx(3.0)
 
 
 def test_accuracies_are_of_devices_that_measured():

@@ -11,7 +11,7 @@ from edge_server.journal.records import Evaluated
 from edge_server.plan.devices import expanded
 from edge_server.study.cell import perform
 from edge_server.study.grid import Cell, cells
-from edge_server.study.result import Result, finished, order_of
+from edge_server.study.result import Result, order_of, read_result
 from edge_server.study.spec import load
 from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPPING, Ran, claims, curve_of, read
 from tests.shared_data import shared
@@ -68,7 +68,7 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
     )
     order = order_of(msgspec.structs.replace(cell, plan=plan), folder)
     place = perform(order)
-    result = finished(msgspec.structs.replace(cell, plan=plan), place)
+    result = read_result(msgspec.structs.replace(cell, plan=plan), place)
     assert result is not None
     return place, result
 

@@ -19,9 +19,9 @@ from edge_server.journal.sqlite import JOURNAL
 from edge_server.replay.run import replay
 from edge_server.study.cell import perform
 from edge_server.study.pool import MEMORY, Tell, run_here, sweep
-from edge_server.study.result import RESULT, Began, Ended, Order, finished, order_of
+from edge_server.study.result import RESULT, Began, Ended, Order, order_of, read_result
 from edge_server.study.run import PART, AsRun, Runner, conduct
-from edge_server.study.summary import Summary
+from edge_server.study.summary import StudySummary
 from edge_server.study.terminal import run_study
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import held
@@ -34,7 +34,7 @@ GRID = f"{HEAD}[grid]\nseed = [1, 2, 3, 4]\n"
 LONG = f"{HEAD}[grid]\nhyper.local_epochs = [5, 300, 301, 6]\n"
 
 
-def study_of(folder: Path, text: str, run: Runner, tell: Tell = lambda news: None) -> Summary:
+def study_of(folder: Path, text: str, run: Runner, tell: Tell = lambda news: None) -> StudySummary:
     """Run a study in its folder."""
     study, cells = grid_of(folder, text)
     return conduct(study, {}, cells, folder / "runs" / NAME, run, tell)
@@ -122,7 +122,7 @@ def interrupted(folder: Path, jobs: int) -> None:
     assert "the same command goes on" in (folder / "log").read_text()
 
 
-def study_with_faults(folder: Path) -> tuple[Summary, dict[str, str]]:
+def study_with_faults(folder: Path) -> tuple[StudySummary, dict[str, str]]:
     """Run a study in a process that is killed at its first cell, then in the next; and two cells that cannot be."""
     causes: dict[str, str] = {}
     victims: list[int] = []
@@ -157,17 +157,17 @@ def test_only_a_whole_run_of_the_very_plan_counts(tmp_path):
     """Not one of another plan or fleet, not one whose journal was touched, not half of one."""
     [cell, *_] = grid_of(tmp_path, GRID)[1]
     folder = perform(order_of(cell, tmp_path))
-    assert finished(cell, folder)
+    assert read_result(cell, folder)
     longer = msgspec.structs.replace(cell.plan, rounds=3)
-    assert not finished(msgspec.structs.replace(cell, plan=longer), folder)
-    assert not finished(msgspec.structs.replace(cell, devices=2), folder)
+    assert not read_result(msgspec.structs.replace(cell, plan=longer), folder)
+    assert not read_result(msgspec.structs.replace(cell, devices=2), folder)
     with (folder / "journal.jsonl").open("ab") as file:
         file.write(b"\n")
-    assert not finished(cell, folder)
+    assert not read_result(cell, folder)
     (folder / RESULT).write_bytes(b"{")
-    assert not finished(cell, folder)
+    assert not read_result(cell, folder)
     (folder / RESULT).unlink()
-    assert not finished(cell, folder)
+    assert not read_result(cell, folder)
 
 
 def test_a_changed_plan_runs_its_cells_again(tmp_path, capsys):
@@ -184,7 +184,7 @@ def test_a_changed_plan_runs_its_cells_again(tmp_path, capsys):
     written = {path.name for path in (tmp_path / "runs" / NAME).iterdir() if path.is_file()}
     assert written >= {"summary.json", "summary.csv", "cells.csv", "report.html"}
     assert run_study(options(tmp_path, form="json")) == 0
-    assert msgspec.json.decode(capsys.readouterr().out, type=Summary) == summary
+    assert msgspec.json.decode(capsys.readouterr().out, type=StudySummary) == summary
 
 
 def test_what_a_killed_process_had_in_memory_is_removed():
@@ -211,7 +211,7 @@ def test_some_cells_alone_are_run(tmp_path):
     assert run_study(options(tmp_path, only=["*seed-2*", "*seed-3*"])) == 0
     chosen = {cell.name for cell in cells if cell.seeds["seed"] in (2, 3)}
     assert done(tmp_path).keys() == chosen
-    summary = msgspec.json.decode((tmp_path / "runs" / NAME / "summary.json").read_bytes(), type=Summary)
+    summary = msgspec.json.decode((tmp_path / "runs" / NAME / "summary.json").read_bytes(), type=StudySummary)
     assert [row.state for row in summary.rows] == ["waiting", "finished", "finished", "waiting"]
     with pytest.raises(ConfigError, match="--only other: no cell has such a name; they begin with "):
         run_study(options(tmp_path, only=["other"]))

@@ -17,7 +17,7 @@ from edge_server.journal.runs import versions
 from edge_server.study.cell import perform, perform_away
 from edge_server.study.pool import Tell
 from edge_server.study.ray_cluster import run_on_ray
-from edge_server.study.result import Order, finished, order_of
+from edge_server.study.result import Order, order_of, read_result
 from edge_server.study.run import conduct
 from shared.errors import ConfigError
 from tests.edge_server.study.studies import HEAD, TWO_SEEDS, grid_of
@@ -49,7 +49,7 @@ def test_a_cluster_gives_the_same_bytes(tmp_path):
     assert "/nowhere.npz" in summary.rows[2].cause
     for cell in cells:
         here, away = perform(order_of(cell, tmp_path)), tmp_path / "away" / cell.name
-        assert finished(cell, away)
+        assert read_result(cell, away)
         for name in ("journal.jsonl", "checkpoints/round-000002.safetensors"):
             assert (here / name).read_bytes() == (away / name).read_bytes()
 
@@ -95,5 +95,5 @@ def test_what_comes_back_is_the_whole_folder(tmp_path):
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    assert finished(cell, folder)
+    assert read_result(cell, folder)
     assert {"journal.jsonl", "journal.sqlite", "cell.json", "checkpoints/round-000001.safetensors"} <= files.keys()

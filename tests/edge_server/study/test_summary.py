@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunClosed, RunOpened
-from edge_server.report.digest import UNKNOWN, Amount, known
-from edge_server.report.summarise import digest
+from edge_server.report.digest import UNKNOWN, Amount, known_amount
+from edge_server.report.summarise import digest_run
 from edge_server.study.grid import Cell
 from edge_server.study.result import Began, Ended, Result
-from edge_server.study.summary import Summary, spread, summarise
+from edge_server.study.summary import StudySummary, spread_of_seeds, summarise
 from edge_server.study.tables import cells_csv, groups_csv, tables
-from edge_server.study.terminal import Display
+from edge_server.study.terminal import StudyDisplay
 from shared.protocol.messages import Assignment, Cost, Hyper
 from shared.runtime.text_table import write_text
 from tests.edge_server.study.studies import HEAD, TWO_SEEDS, grid_of
@@ -47,7 +47,7 @@ def result(cell: Cell, accuracies: list[float | None], cost: Cost = UNMEASURED, 
                 bytes_down=size,
             ),
         ]
-    found = digest([*records, RunClosed(outcome=end)])
+    found = digest_run([*records, RunClosed(outcome=end)])
     return Result(devices=0, seconds=1.0, versions=VERSIONS, journal="", digest=found)
 
 
@@ -57,7 +57,7 @@ def cells(tmp_path: Path) -> list[Cell]:
     return grid_of(tmp_path, f'{HEAD}[grid]\n"hyper.learning_rate" = [0.1, 0.2]\nseed = [1, 2]')[1]
 
 
-def summary_of(cells: list[Cell]) -> Summary:
+def summary_of(cells: list[Cell]) -> StudySummary:
     """Rate 0.1 reaches 0.5 in rounds 1 and 3; of rate 0.2 one run failed and one never gets there."""
     a, b, c, d = cells
     results = {
@@ -105,10 +105,10 @@ def test_every_cell_has_a_row(cells):
 
 def test_what_is_not_known_is_not_zero():
     """The mean is of those that know; a lower bound makes a lower bound of it."""
-    assert spread([]).mean == UNKNOWN
-    assert spread([UNKNOWN, UNKNOWN]).count == 0
-    assert spread([known(1.0), UNKNOWN]).mean == Amount(value=1.0), "a mean of what is wholly known is"
-    found = spread([known(1.0), UNKNOWN, Amount(value=3.0, whole=False)])
+    assert spread_of_seeds([]).mean == UNKNOWN
+    assert spread_of_seeds([UNKNOWN, UNKNOWN]).count == 0
+    assert spread_of_seeds([known_amount(1.0), UNKNOWN]).mean == Amount(value=1.0), "a mean of what is wholly known is"
+    found = spread_of_seeds([known_amount(1.0), UNKNOWN, Amount(value=3.0, whole=False)])
     assert (found.mean.value, found.mean.whole, found.count) == (2.0, False, 2)
 
 
@@ -129,14 +129,14 @@ def test_the_tables_say_the_same(cells):
     assert [row["joules_whole"] for row in rows] == ["True", "False", "", ""]
     groups = list(csv.DictReader(io.StringIO(groups_csv(summary.groups))))
     assert [group["target_bytes_mean"] for group in groups] == ["200.0", ""]
-    assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=StudySummary) == summary
 
 
 def test_progress_counts_and_reckons():
     """Four cells, one done before; two more of them in 20 s leave one, so about 10 s."""
     now = [0.0]
     console = Console(file=io.StringIO(), width=200)
-    display = Display(console, 4, 1, lambda: now[0])
+    display = StudyDisplay(console, 4, 1, lambda: now[0])
     assert display.status() == "1/4 done, 0 running, 0 failed"
     display.tell(Began("a", 1))
     display.tell(Began("b", 2))

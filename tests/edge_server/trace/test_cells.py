@@ -15,7 +15,7 @@ from edge_server.trace.files import FORMULA, cells, row
 from edge_server.trace.header import FILE
 from edge_server.trace.schema import Fact, Sample, columns
 from edge_server.trace.trace import Trace
-from edge_server.trace.transfer import bring, export
+from edge_server.trace.transfer import export, import_trace
 from tests.edge_server.trace.test_round_trip import export_field_run, texts
 
 HOSTILE = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "'=1", "''", "\t=1", "-5")
@@ -45,7 +45,7 @@ def test_a_hostile_word_goes_through_a_trace_and_a_run_unchanged(tmp_path, text)
     trace = files.read(export_field_run(tmp_path))
     facts = tuple(one if one.name == BOARD else msgspec.structs.replace(one, value=text) for one in trace.facts)
     files.write(Trace(trace.header, {**trace.tables, "facts": facts}), tmp_path / "hostile")
-    bring(files.read(tmp_path / "hostile"), tmp_path / "to")
+    import_trace(files.read(tmp_path / "hostile"), tmp_path / "to")
     export(tmp_path / "to", "field-1", tmp_path / "again", tmp_path)
     assert texts(tmp_path / "hostile") == texts(tmp_path / "again")
     shown = text.replace("\t", " ")

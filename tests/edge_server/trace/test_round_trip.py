@@ -19,7 +19,7 @@ from edge_server.trace import files
 from edge_server.trace.export import trace_of
 from edge_server.trace.header import FILE
 from edge_server.trace.schema import TABLES, columns, unit_of
-from edge_server.trace.transfer import bring, export
+from edge_server.trace.transfer import export, import_trace
 from shared.errors import ConfigError
 from shared.protocol.messages import mix
 from tests.edge_server.trace.field import cost, field_run
@@ -41,7 +41,7 @@ def texts(folder: Path) -> dict[str, str]:
 def test_an_imported_trace_exports_to_the_same_bytes(tmp_path, cut):
     """Of a run that finished, and of one that stopped anywhere."""
     trace = export_field_run(tmp_path, cut=cut)
-    folder = bring(files.read(trace), tmp_path / "elsewhere")
+    folder = import_trace(files.read(trace), tmp_path / "elsewhere")
     assert folder == tmp_path / "elsewhere" / "field-1"
     export(tmp_path / "elsewhere", "field-1", tmp_path / "again", tmp_path)
     assert texts(trace) == texts(tmp_path / "again")
@@ -52,7 +52,7 @@ def test_an_imported_run_shows_what_the_run_shows(tmp_path):
     trace = export_field_run(tmp_path)
     run, again = (
         find(tmp_path / "runs", "field-1"),
-        find(tmp_path / "elsewhere", str(bring(files.read(trace), tmp_path / "to"))),
+        find(tmp_path / "elsewhere", str(import_trace(files.read(trace), tmp_path / "to"))),
     )
     assert summary(again) == summary(run)
     assert by_round(again.records) == by_round(run.records)
@@ -156,15 +156,15 @@ def test_nobody_goes_on_with_an_imported_run(tmp_path):
     trace = export_field_run(tmp_path, cut=10)
     plan = load(tmp_path / "plan.toml", tmp_path)
     assert unfinished(tmp_path / "runs", plan) == "field-1"
-    bring(files.read(trace), tmp_path / "to")
+    import_trace(files.read(trace), tmp_path / "to")
     assert unfinished(tmp_path / "to", plan) is None
 
 
 def test_a_run_is_not_overwritten(tmp_path):
     trace = export_field_run(tmp_path)
     with pytest.raises(ConfigError, match="give another name with --as"):
-        bring(files.read(trace), tmp_path / "runs")
-    folder = bring(files.read(trace), tmp_path / "runs", "field-2")
+        import_trace(files.read(trace), tmp_path / "runs")
+    folder = import_trace(files.read(trace), tmp_path / "runs", "field-2")
     assert next(one for one in read(folder) if isinstance(one, RunOpened)).run == "field-2"
     with pytest.raises(ConfigError, match="not empty"):
         export(tmp_path / "runs", "field-1", trace, tmp_path)

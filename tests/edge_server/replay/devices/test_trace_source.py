@@ -14,12 +14,12 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import Joined, Left, Noted, RoundOpened, closed_rounds
 from edge_server.plan.plan import placed
 from edge_server.replay.devices.behaviour import Work
-from edge_server.replay.devices.recorded_device import Recorded
+from edge_server.replay.devices.recorded_device import RecordedDevice
 from edge_server.replay.devices.recorded_run import behaviours
-from edge_server.replay.run import main, replay
+from edge_server.replay.run import replay, run_replay
 from edge_server.trace import files
 from edge_server.trace.export import trace_of
-from edge_server.trace.schema import Presence, Sample, Task
+from edge_server.trace.schema import Presence, Sample, TaskRow
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import export
 from shared.errors import ConfigError
@@ -38,7 +38,7 @@ def trial(tmp_path_factory):
     """A run of three devices with links and delays, and its trace."""
     folder = tmp_path_factory.mktemp("trial")
     make_plan(folder, more=LINKS, model=LARGE, evaluation="on_device = true")
-    run, records = main(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    run, records = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
     export(folder / "runs", run.name, folder / "trace", folder)
     return folder, run, records
 
@@ -46,7 +46,7 @@ def trial(tmp_path_factory):
 def test_a_replayed_trace_is_the_run_again(trial, tmp_path):
     """The same model and bytes, the recorded seconds of computing, and round times within 5 %."""
     folder, run, records = trial
-    again, found = main(folder / "trace", folder, tmp_path, 0, 1)
+    again, found = run_replay(folder / "trace", folder, tmp_path, 0, 1)
     before, after = closed_rounds(records), closed_rounds(found)
     for name in ("arrived", "bytes_up", "bytes_down", "accuracy", "loss", "test_loss"):
         assert [getattr(one, name) for one in after] == [getattr(one, name) for one in before], name
@@ -65,8 +65,8 @@ def test_a_replayed_trace_is_the_run_again(trial, tmp_path):
 def test_a_run_is_replayed_as_its_trace_is_and_twice_the_same(trial, tmp_path):
     """By the run's name or by the trace's folder, whatever the number of processes."""
     folder, run, _ = trial
-    one, _ = main(Path(run.name), folder, folder / "runs", 0, 1)
-    two, _ = main(folder / "trace", folder, tmp_path, 0, 2)
+    one, _ = run_replay(Path(run.name), folder, folder / "runs", 0, 1)
+    two, _ = run_replay(folder / "trace", folder, tmp_path, 0, 2)
     assert (one / "journal.jsonl").read_bytes() == (two / "journal.jsonl").read_bytes()
 
 
@@ -79,7 +79,7 @@ def test_another_plan_does_other_work_with_the_recorded_devices(trial, tmp_path)
     seconds = []
     for epochs in (2, 4):
         make_plan(tmp_path, rounds=1, hyper=hyper.format(epochs), **more)
-        _, records = main(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
+        _, records = run_replay(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
         seconds.append({device: cost.compute_s for device, cost in by_round(records)[1].items()})
     assert seconds[0].keys() == {"b", "c"}
     assert {name: seconds[1][name] / seconds[0][name] for name in "bc"} == pytest.approx({"b": 2.0, "c": 2.0})
@@ -91,11 +91,11 @@ def test_a_plan_may_not_name_a_device_that_the_trace_does_not_know(trial, tmp_pa
     folder, _, _ = trial
     make_plan(tmp_path, more='[[device]]\nname = "b"\n[[device]]\nname = "x"')
     with pytest.raises(ConfigError, match="names x, of which the trace knows nothing"):
-        main(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
+        run_replay(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
     with pytest.raises(ConfigError, match="only of what was recorded"):
-        main(folder / "plan.toml", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
+        run_replay(folder / "plan.toml", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
     with pytest.raises(ConfigError, match="7 devices are asked for, and the trace has 3"):
-        main(folder / "trace", folder, tmp_path, 7, 1)
+        run_replay(folder / "trace", folder, tmp_path, 7, 1)
 
 
 def field(tmp_path: Path) -> Trace:
@@ -210,12 +210,14 @@ def reading(second: float, hertz: float) -> Sample:
 def test_the_mean_of_both_sides_stands_for_an_absence():
     """900 MHz until it left at 8 s, 600 MHz when it was back at 61 s; what was read between tasks does not count."""
     tasks = {
-        number: Task(round=number, device="a", outcome="arrived", compute_s=5.0, upload_s=1.0, arrived_s=arrived_s)
+        number: TaskRow(round=number, device="a", outcome="arrived", compute_s=5.0, upload_s=1.0, arrived_s=arrived_s)
         for number, arrived_s in ((1, 7.0), (2, 70.0))
     }
     clock = [reading(3.0, 9e8), reading(6.5, 1e8), reading(65.0, 6e8), reading(90.0, 2e9)]
     away = ((0.0, 8.0), (61.0, 75.0), (79.0, math.inf))
-    curve, gaps = Recorded("a", "", tasks=tasks, readings={"cpu.f_hertz": clock}, present=away).curve("cpu.f_hertz")
+    curve, gaps = RecordedDevice("a", "", tasks=tasks, readings={"cpu.f_hertz": clock}, present=away).curve(
+        "cpu.f_hertz"
+    )
     assert [curve.at(second) for second in (0.0, 7.9, 8.0, 60.9, 62.0, 65.0, 99.0)] == [
         *(9e8, 9e8, 7.5e8, 7.5e8, 6e8, 6e8, 6e8)
     ]

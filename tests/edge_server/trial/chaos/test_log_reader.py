@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from edge_server.trial.chaos.log_reader import BEGINNING, Logs, Said, parse
+from edge_server.trial.chaos.log_reader import BEGINNING, LogLine, Logs, parse
 from edge_server.trial.local import SERVER
 from shared.runtime import logs as log
 
@@ -33,12 +33,12 @@ STAMP = "2026-01-02T03:04:05.678Z"
 )
 def test_a_line_about_a_phase(name, line, expected):
     by, phase, facts = expected
-    assert parse(name, f"{STAMP} DEBUG {line}") == Said(by, name, phase, facts)
+    assert parse(name, f"{STAMP} DEBUG {line}") == LogLine(by, name, phase, facts)
 
 
 def test_an_agent_whose_update_is_settled_is_idle():
     line = f"{STAMP} INFO device_agent.exchange.upload settled run=a round=1 verdict=accepted"
-    assert parse("pi", line) == Said("agent", "pi", "idle", {})
+    assert parse("pi", line) == LogLine("agent", "pi", "idle", {})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_line_is_what_our_logs_write(capsys):
         root.setLevel(before[1])
         mqtt.setLevel(before[2])
     written = capsys.readouterr().err.rstrip("\n")
-    assert parse("pi", written) == Said("trainer", "pi", "training", {"run": "a", "round": "3"})
+    assert parse("pi", written) == LogLine("trainer", "pi", "training", {"run": "a", "round": "3"})
 
 
 def test_news_are_whole_lines_told_once(tmp_path):

@@ -16,8 +16,8 @@ import pytest
 
 from edge_server.cli.chaos import Outcome, require_possible, show, total
 from edge_server.rounds.check_plan import load
-from edge_server.trial.chaos.site import Part, Site, _running, sweep
-from edge_server.trial.chaos.study import END_S, STALL_S, Study
+from edge_server.trial.chaos.site import Site, SiteProcess, _running, sweep
+from edge_server.trial.chaos.study import END_S, STALL_S, ChaosStudy
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import SERVER, Local
 from shared.errors import ConfigError, TaskFailed
@@ -27,7 +27,7 @@ from tests.edge_server.harness import write_plan
 SLEEP = "import time; time.sleep(600)"
 
 
-def part(program: str) -> Part:
+def part(program: str) -> SiteProcess:
     """Return a process that runs a line of Python."""
 
     @asynccontextmanager
@@ -40,15 +40,15 @@ def part(program: str) -> Part:
                 process.kill()
             await process.wait()
 
-    return Part(begin)
+    return SiteProcess(begin)
 
 
-def study_of(folder: Path, seconds: list[float], **programs: str) -> Study:
+def study_of(folder: Path, seconds: list[float], **programs: str) -> ChaosStudy:
     """Return a study whose processes are other programs, on a clock that a test sets."""
     path = write_plan(folder, cohort="min_devices = 1", more='[[device]]\nname = "a"')
     site = Site(Local(path, load(path, folder), folder, folder / "runs", "r", 1), folder / "site")
     site.parts = {SERVER: part(programs.get("server", SLEEP)), "a": part(programs.get("agent", SLEEP))}
-    return Study(site, deque(), State(), lambda _news: None, clock=lambda: seconds[0])
+    return ChaosStudy(site, deque(), State(), lambda _news: None, clock=lambda: seconds[0])
 
 
 @pytest.mark.parametrize(

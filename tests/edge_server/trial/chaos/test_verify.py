@@ -10,7 +10,7 @@ import torch
 
 from edge_server.cli.chaos import accounts_table, kills_table, total
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
-from edge_server.trial.chaos.log_reader import Said
+from edge_server.trial.chaos.log_reader import LogLine
 from edge_server.trial.chaos.study import Struck
 from edge_server.trial.chaos.verify import Account, account, difference, trainings
 from shared.protocol.messages import Assignment, Hyper, Update
@@ -20,13 +20,13 @@ from shared.tensors.tree import State
 MODEL = State({"weight": torch.tensor([1.0, 2.0])})
 
 
-def said(*words: str, name: str = "a") -> list[Said]:
+def said(*words: str, name: str = "a") -> list[LogLine]:
     """Return what a trainer said: a phase, or `training:RUN:ROUND`."""
     lines = []
     for word in words:
         phase, _, about = word.partition(":")
         facts = dict(zip(("run", "round"), about.split(":"), strict=True)) if about else {}
-        lines.append(Said("trainer", name, phase, facts))
+        lines.append(LogLine("trainer", name, phase, facts))
     return lines
 
 
@@ -66,15 +66,15 @@ def records(*accepted: tuple[int, str], rounds: int = 2) -> list:
 WHOLE = ((1, "a"), (1, "b"), (2, "a"), (2, "b"))
 
 
-def drawn_up(journal: list, lines: list[Said], rounds: int = 2, final: State = MODEL) -> Account:
+def drawn_up(journal: list, lines: list[LogLine], rounds: int = 2, final: State = MODEL) -> Account:
     return account("r", journal, lines, rounds=rounds, final=final, expected=MODEL)
 
 
 def test_a_whole_run_holds_and_what_it_refused_is_counted():
     """Also where the devices evaluated the final model afterwards, with updates of a round after the last."""
     lines = [
-        Said("server", "edge-server", "duplicate", {"run": "r"}),
-        Said("server", "edge-server", "late", {"run": "q"}),
+        LogLine("server", "edge-server", "duplicate", {"run": "r"}),
+        LogLine("server", "edge-server", "late", {"run": "q"}),
     ]
     found = drawn_up(
         [*records(*WHOLE, (3, "a"), (3, "a"))], [*lines, *said("training:r:1", "importing", "training:r:1")]
