@@ -16,7 +16,7 @@ from edge_server.fleet.tables import (
     duration,
     number,
     plot,
-    printable_text,
+    short_text,
     sparkline,
     task_cost_cell,
     throttled,
@@ -97,7 +97,7 @@ def test_free_memory_is_in_mib():
 def test_what_one_device_says_takes_no_room_from_the_others(value):
     """A column is as wide as its widest figure."""
     assert len(cell(device(readings={"power.total_watts": reading(value)}), COLUMNS[1])) < 12
-    assert len(printable_text("x" * 10**6)) <= 1000
+    assert len(short_text("x" * 10**6)) <= 1000
 
 
 @pytest.mark.parametrize(
