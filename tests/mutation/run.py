@@ -31,8 +31,9 @@ ENGINE = (
     "tests/edge_server/rounds/test_broadcast.py",
     "tests/edge_server/rounds/test_collect_updates.py",
 )
-GATHER = tuple(
-    f"tests/edge_server/rounds/test_{name}.py" for name in ("collect_updates", "stragglers", "resume_run", "run")
+GATHER = (
+    *(f"tests/edge_server/rounds/test_{name}.py" for name in ("collect_updates", "stragglers", "resume_run", "run")),
+    "tests/edge_server/journal/test_disk.py",
 )
 BARRIER = tuple(f"tests/edge_server/rounds/split/test_{name}.py" for name in ("barrier", "session", "session_races"))
 OUTBOX = tuple(

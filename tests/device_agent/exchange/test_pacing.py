@@ -6,7 +6,7 @@ import asyncio
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_agent.exchange.upload import BURST_S, Bucket
@@ -23,11 +23,13 @@ def seconds(bucket: Bucket, sizes: list[int], link_bits_per_s: float = math.inf,
     return now
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=30), rate=st.floats(1e4, 1e8))
 def test_a_transfer_takes_its_bits_over_the_rate(sizes, rate):
     assert seconds(Bucket(rate), sizes) == pytest.approx(8 * sum(sizes) / rate)
 
 
+@settings(deadline=None)
 @given(rate=st.floats(1e5, 1e7), faster=st.floats(1.0, 10.0), frames=st.integers(5, 40))
 def test_the_link_costs_none_of_the_rate(rate, faster, frames):
     """Over a link that is as fast or faster, only the last frame's own way comes on top."""
@@ -37,6 +39,7 @@ def test_the_link_costs_none_of_the_rate(rate, faster, frames):
     assert took <= 8 * size * (frames + 1 / faster) / rate + 1e-6
 
 
+@settings(deadline=None)
 @given(share=st.floats(0.05, 1.0), sizes=st.lists(st.integers(1000, 10**6), min_size=1, max_size=30))
 def test_over_a_known_link_not_even_the_last_frame_comes_on_top(share, sizes):
     bucket = Bucket()

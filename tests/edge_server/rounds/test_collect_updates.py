@@ -131,7 +131,10 @@ def test_frames_of_no_offer_and_of_another_transfer_are_passed_over(tmp_path):
 
 
 def test_what_is_damaged_on_its_way_is_taken_at_the_next_offer(tmp_path):
-    """Every frame's checksum holds, the digest of the whole does not: nothing is stored, nobody is blamed."""
+    """Every frame's checksum holds, the digest of the whole does not: nothing is stored, nobody is blamed.
+
+    The server asks for it anew at once, and does not wait for the device to wonder.
+    """
 
     async def play() -> tuple[list[RoundClosed], bytes]:
         async with site(tmp_path, rounds=1) as here:
@@ -144,9 +147,13 @@ def test_what_is_damaged_on_its_way_is_taken_at_the_next_offer(tmp_path):
             await one.heard()
             for index in range(update.params.blocks):
                 await one.say(frame(update.params, index, data[:-1] + b"!"))
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.01)
             assert here.server._gather
             assert not here.server._gather.failed
+            began = asyncio.get_running_loop().time()
+            while (await one.heard()).ranges[0][0]:
+                pass
+            assert asyncio.get_running_loop().time() < began + 1
             assert (await one.offer(update, data)).verdict == "accepted"
             stored = (tmp_path / RUN / "updates" / "one").read_bytes()
             await two.answer(await two.task(), moved(here.plan, 0.5))
@@ -256,3 +263,26 @@ def test_an_update_that_is_always_damaged_is_refused(tmp_path):
     closed, verdicts = virtual(play())
     assert verdicts == ["refused"]
     assert (closed.arrived, set(closed.failed)) == (("two",), {"one"})
+
+
+@pytest.mark.parametrize("session", [1, 2], ids=["the same session", "a new session"])
+def test_a_device_that_is_back_is_asked_at_once_for_what_was_under_way(tmp_path, session):
+    """A new session has lost what was on its way to the broker; a status that is only repeated says nothing new."""
+
+    async def play() -> float:
+        async with site(tmp_path, rounds=1) as here:
+            one, two = await here.device("one"), await here.device("two")
+            data, clock = packed(moved(here.plan, 0.5)), asyncio.get_running_loop().time
+            update = update_for(await one.task(), data)
+            await one.say(update)
+            assert (await one.heard()).ranges[0][0] == 0
+            began = clock()
+            await one.status(online=True, session=session)
+            assert (await one.heard()).ranges[0][0] == 0
+            asked_s = clock() - began
+            assert (await one.offer(update, data)).verdict == "accepted"
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            await here.ended()
+            return asked_s
+
+    assert virtual(play()) == pytest.approx(0.0 if session == 2 else 10.0, abs=0.5)
