@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 
 from edge_server.config import ServerConfig
-from edge_server.fleet import single_server
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster, devices_of_plan
+from edge_server.fleet.single_server import require_single_server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord
@@ -92,11 +92,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             transport.running(),
             history.keeping(),
             server.listening(),
-            background(
-                single_server.require_single_server(
-                    transport, config.site, session.instance, gives_way=watcher is not None
-                )
-            ),
+            background(require_single_server(transport, config.site, session.instance, gives_way=watcher is not None)),
         ):
             if watcher:
                 with _unless_begun(data_dir, name):
