@@ -14,7 +14,7 @@ from torch.nn import functional
 from device_agent.trainer.workspace import TaskBatches
 from edge_server.plan.plan import Plan, devices, share
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Result, Session, assign_alike
+from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Result, Session, Split, assign_alike
 from shared.data.examples import split_holdout
 from shared.data.load import load
 from shared.errors import WireError
@@ -77,7 +77,7 @@ def _serve(
     return State(state.tree | {key: leaf.detach() for key, leaf in top.items()}, state.facts), down
 
 
-def _admit(model: Model, _state: State, assignment: Assignment, up: Tree) -> None:
+def _check_features(model: Model, _state: State, assignment: Assignment, up: Tree) -> None:
     width = model.layers[CUT].in_features
     features = up.get("features")
     if features is None or features.ndim != 2 or features.shape[1] != width:
@@ -102,12 +102,11 @@ def plain(steps: int = 4, rate: float = 0.2) -> Algorithm:
     return Algorithm(
         init=lambda model, _seed: State({key: leaf.clone() for key, leaf in model.tree().items()}, {"rate": rate}),
         assign=assign,
-        broadcast=lambda state, _assignment: _bottom(state.tree),
+        broadcast=lambda state, _device, _assignment: _bottom(state.tree),
         local=_local,
-        absorb=lambda mean, _assignment, result: tree.accumulate(mean, result.tree, result.weight),
+        absorb=lambda mean, _device, _assignment, result: tree.accumulate(mean, result.tree, result.weight),
         aggregate=lambda state, mean: State(state.tree | tree.finish(mean), state.facts),
-        serve=_serve,
-        admit=_admit,
+        split=Split(_serve, _check_features),
     )
 
 
@@ -122,14 +121,14 @@ def alone(plan: Plan) -> Tree:
         sessions, ups = {}, {}
         for name, own in zip(names, shares, strict=True):
             batches = TaskBatches(own, told[name], lambda: False)
-            start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, told[name]).items()}
+            start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
             sessions[name] = algorithm.local(model, State(), start, batches, told[name])
             with seeded(mix(told[name].seed, 1, name)):
                 ups[name] = next(sessions[name])
         results, top = {}, State({key: leaf.clone() for key, leaf in sorted(state.tree.items())}, state.facts)
         for step in range(1, told[names[0]].steps + 1):
             with seeded(mix(plan.seed, (number - 1) * told[names[0]].steps + step, "_server")):
-                top, downs = algorithm.serve(model, top, told, ups)
+                top, downs = algorithm.split.serve(model, top, told, ups)
             for name in names:
                 try:
                     with seeded(mix(told[name].seed, step + 1, name)):
@@ -138,6 +137,6 @@ def alone(plan: Plan) -> Tree:
                     results[name] = done.value[1]
         mean = Mean()
         for name in sorted(names):
-            mean = algorithm.absorb(mean, told[name], results[name])
+            mean = algorithm.absorb(mean, name, told[name], results[name])
         state = algorithm.aggregate(top, mean)
     return state.tree

@@ -58,11 +58,11 @@ def alone(plan: Plan) -> tuple[Tree, dict[str, Tree]]:
         told, results = algorithm.assign(state, cohort, {}, number), {}
         for place, name in enumerate(kept):
             own = workspace.batches(share(plan, fleet, place), told[name], lambda: False)
-            down = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, told[name]).items()}
+            down = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
             kept[name], results[name] = algorithm.local(workspace.model(plan.model), kept[name], down, own, told[name])
         mean = Mean()
         for name in sorted(results):
-            mean = algorithm.absorb(mean, told[name], results[name])
+            mean = algorithm.absorb(mean, name, told[name], results[name])
         state = algorithm.aggregate(state, mean)
     return state.tree, {name: one.tree for name, one in kept.items()}
 

@@ -83,7 +83,7 @@ class TrainingTask:
     def model(self) -> Model:
         """The network; without storage where the training is split: only the part below the cut takes memory then."""
         workspace = self.workspace
-        return (workspace.skeleton if self.algorithm.serve else workspace.model)(self.job.task.model)
+        return (workspace.skeleton if self.algorithm.split else workspace.model)(self.job.task.model)
 
     def batches(self, *, epochs: int | None = None) -> TaskBatches:
         """Return the device's mini-batches, of another number of epochs than the task's where one is given."""
@@ -119,7 +119,7 @@ def perform(
         FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
     """
     task = TrainingTask(job, workspace, measure_block, is_superseded)
-    if not task.algorithm.serve:
+    if not task.algorithm.split:
         _perform_alone(task, trained)
         return
     if exchange is None:
@@ -138,17 +138,16 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     state, result, transfer, step = None, None, None, None
     with task.measure_block() as spent, seeded(job.task.assignment.seed):
         start = read_parameters(job, task.model, algorithm)
-        if not algorithm.serves:
+        if not algorithm.personal:
             metrics = _evaluate(task, start)
         if job.task.train:
             state, result, transfer = _train(task, start, trained)
-        if algorithm.serves and job.task.evaluate:
+        if algorithm.personal and job.task.evaluate:
             own = device_state.read(Path(job.state))[0] if state is None else state
-            metrics = _evaluate(task, algorithm.serves(task.model, own, start, job.task.assignment))
+            metrics = _evaluate(task, algorithm.personal.parameters(task.model, own, start, job.task.assignment))
     if job.task.measure_s:
         with seeded(job.task.assignment.seed):
-            step, figures = _measure(task, start)
-        metrics |= figures
+            step = _measure(task, start)
     cost = msgspec.structs.replace(spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0)
     _write_update(job, result, transfer, metrics, cost, step)
 
@@ -166,7 +165,7 @@ def read_parameters(job: Job, model: Model, algorithm: Algorithm) -> Tree:
     """
     received = payloads.unpack(to_file.view(Path(job.params)))
     tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
-    check_like(tree, tree if algorithm.accepts else model.tree())
+    check_like(tree, tree if algorithm.check_update else model.tree())
     return tree
 
 
@@ -180,14 +179,14 @@ def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[Stat
     return state, result, _write_result(job, state, memory, result)
 
 
-def _measure(task: TrainingTask, start: Tree) -> tuple[StepCost, dict[str, float]]:
-    """Time training steps, and have the algorithm measure what else its server asks for; nothing of it is kept."""
+def _measure(task: TrainingTask, start: Tree) -> StepCost:
+    """Time training steps; nothing of what they train is kept."""
     algorithm, model, assignment = task.algorithm, task.model, task.job.task.assignment
     state, _ = device_state.read(Path(task.job.state))
     batches = task.batches(epochs=1)  # begun anew as often as it takes
     batch_size = min(assignment.hyper.batch_size, len(batches.examples))
-    local = algorithm.timed or algorithm.local
-    cost = time_steps(
+    local = algorithm.resources.timed_step or algorithm.local
+    return time_steps(
         lambda some: _require_whole(local(model, state, start, some, assignment), task.job.task),
         batches,
         task.measure_block,
@@ -195,7 +194,6 @@ def _measure(task: TrainingTask, start: Tree) -> tuple[StepCost, dict[str, float
         weights=sum(leaf.numel() for leaf in model.layers.parameters()),
         flops=task.workspace.flops(task.job.task.model, batches.examples.inputs.shape[1:], batch_size),
     )
-    return cost, algorithm.measure(model, start, batches) if algorithm.measure else {}
 
 
 def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:

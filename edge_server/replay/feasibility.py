@@ -125,8 +125,8 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
         ConfigError: The plan's data cannot be read, or nothing tells the joules of a budget.
     """
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-    is_known = algorithm.serve is None and algorithm.work is None  # else it depends on what each device is told
-    if plan.budget != BudgetPlan() and is_known:
+    depends = algorithm.split or algorithm.resources.step_share  # on what each device is told
+    if plan.budget != BudgetPlan() and not depends:
         require_budgets(plan, _rounds(plan, fleet, behaviours, scale))
 
 

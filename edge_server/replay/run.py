@@ -211,7 +211,7 @@ def _blocks(plan: Plan) -> tuple[int, int]:
     Measured with five devices and an eighth of VGG-13, whose steps are all computed in this process: a sixth of its CPU
     time had gone into the same pages again and again, and a fifth where others were at the memory too.
     """
-    split = build(ALGORITHMS, plan.algorithm, "algorithm").serve is not None
+    split = build(ALGORITHMS, plan.algorithm, "algorithm").split is not None
     if split and model_bytes(plan) < malloc.LARGE_BYTES:
         return ROOM_BYTES // 4, ROOM_BYTES
     return malloc.LARGE_BYTES, malloc.KEPT_BYTES

@@ -24,7 +24,6 @@ from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batche
 from edge_server.replay.jobs import FAILURES, Jobs
 from edge_server.replay.pool import TrainingOrder
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.local_training import DEVICE
 from shared.data.cache import Shelf
 from shared.data.examples import held_out, trained_on
 from shared.data.spec import Data
@@ -211,15 +210,11 @@ class Scale:
     def _share(self, job: Job) -> float:
         """Return the share of a whole network's step that a step of the task's algorithm is."""
         task, told = job.task, job.task.assignment
-        said = (
-            told.hyper.batch_size,
-            told.hyper.local_epochs,
-            {key: told.values[key] for key in told.values if key != DEVICE},
-        )
+        said = told.hyper.batch_size, told.hyper.local_epochs, told.values
         key = msgspec.msgpack.encode((task.algorithm, task.model, said))
         if key not in self._shares:
-            work = build(ALGORITHMS, task.algorithm, "algorithm").work
-            self._shares[key] = work(blank(task.model), told) if work else 1.0
+            step_share = build(ALGORITHMS, task.algorithm, "algorithm").resources.step_share
+            self._shares[key] = step_share(blank(task.model), told) if step_share else 1.0
         return self._shares[key]
 
     def _network(self, spec: Spec) -> nn.Module:

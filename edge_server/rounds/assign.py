@@ -75,7 +75,7 @@ WHAT: Mapping[str, str] = {"evaluate": "the devices' evaluation", "measure": "th
 
 def evaluates_everybody(plan: Plan, algorithm: Algorithm) -> bool:
     """Tell whether all devices that are there evaluate, each of them, and not as many as take part in a round."""
-    return bool(plan.evaluation.devices_every or algorithm.serves)
+    return bool(plan.evaluation.devices_every or algorithm.personal)
 
 
 class Assigned(NamedTuple):
@@ -104,7 +104,8 @@ class Assigning:
         plan, server = self.plan, self.server
         log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()
-        self.muster.left = self.algorithm.left(state) if purpose == "train" else frozenset()
+        departure = self.algorithm.departure
+        self.muster.left = departure.left(state) if departure and purpose == "train" else frozenset()
         enough = await muster.wait_for_cohort(server, self.muster, plan.cohort)
         for left_out in self.muster.left_out(plan, server.fleet):
             log.warning("%s", left_out)

@@ -29,8 +29,8 @@ def load(path: Path, data_root: Path) -> Plan:
     plan = read(path, Plan)
     check(plan, path)
     plan = placed(plan, data_root)
-    heeds = build(ALGORITHMS, plan.algorithm, "algorithm").heeds
-    if plan.optimizer and (unused := unused_values(plan.optimizer, plan.algorithm.name, heeds)):
+    uses = build(ALGORITHMS, plan.algorithm, "algorithm").resources.uses
+    if plan.optimizer and (unused := unused_values(plan.optimizer, plan.algorithm.name, uses)):
         log.warning("%s: %s", path, unused)
     return plan
 
@@ -59,7 +59,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
-    if algorithm.serve and (evaluates or plan.measure.seconds):
+    if algorithm.split and (evaluates or plan.measure.seconds):
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
             "measure; take out evaluation.on_device, evaluation.devices_every and measure.seconds"

@@ -48,7 +48,7 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
     if after is None:
         return
     number = rounds.plan.evaluation.number(rounds.plan.rounds, after)
-    personal = rounds.algorithm.serves is not None
+    personal = rounds.algorithm.personal is not None
     assignments = (await rounds.assigning.next(state, number, "evaluate")).assignments
     gather = await rounds.exchange(number, state, assignments, accepted={}, purpose="evaluate")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}

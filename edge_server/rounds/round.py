@@ -54,9 +54,9 @@ def fold_updates(algorithm: Algorithm, state: State, assignments: Mapping[str, A
     mean = algorithm.empty(state)
     for device in sorted(gather.accepted):
         update = read(gather.path(device), gather.accepted[device].update, gather.codec)
-        mean = algorithm.absorb(mean, assignments[device], update)
+        mean = algorithm.absorb(mean, device, assignments[device], update)
         del update  # its pages are the file's; the next one needs the room
-    after = algorithm.between(algorithm.aggregate(state, mean))
+    after = algorithm.aggregate(state, mean)
     check_like(after.tree, after.tree)
     return after
 
@@ -179,7 +179,7 @@ class Rounds:
             _, scored = await asyncio.gather(
                 self.persist(self.store.save, number, state), self.server.worker(self._score, state, number)
             )
-        personal = self.algorithm.serves is not None
+        personal = self.algorithm.personal is not None
         closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
         at = self.server.clock()
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **split_figures(split))
@@ -214,14 +214,15 @@ class Rounds:
         split: SplitRound | None = None,
     ) -> Gather:
         """Give every device its task and take what comes back, until quorum or deadline."""
-        broadcast = (purpose == "evaluate" and self.algorithm.shows) or self.algorithm.broadcast
-        trees = {device: broadcast(state, told) for device, told in assignments.items()}
+        personal = self.algorithm.personal if purpose == "evaluate" else None
+        broadcast = (personal and personal.sent_for_evaluation) or self.algorithm.broadcast
+        trees = {device: broadcast(state, device, told) for device, told in assignments.items()}
         outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
         payloads = [(device, one) for one in outgoing for device in one.devices]
-        codec, accepts = build(CODECS, self.plan.codec, "codec"), self.algorithm.accepts
+        codec, check = build(CODECS, self.plan.codec, "codec"), self.algorithm.check_update
 
         def require(path: Path, update: Update) -> None:
-            rule = accepts and partial(accepts, assignments[update.device])
+            rule = check and partial(check, assignments[update.device])
             require_like(path, update, codec, trees[update.device], rule)
 
         gather = Gather(

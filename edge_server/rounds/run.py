@@ -62,10 +62,10 @@ async def reason_to_end(rounds: Rounds, state: State) -> str:
     It is over when fewer devices than the method needs have not left: of those that the plan names, or of all that were
     ever there. If none of these is there, the run waits for one as long as for any cohort.
     """
-    left = rounds.algorithm.left(state)
-    if not left:
+    departure = rounds.algorithm.departure
+    if departure is None or not (left := departure.left(state)):
         return ""
-    ours, server, least = rounds.muster, rounds.server, rounds.algorithm.min_alive
+    ours, server, least = rounds.muster, rounds.server, departure.min_alive
     ours.seen |= set(filter(ours.takes, server.fleet.statuses))
     everybody = ours.seen if ours.members is None else ours.members
     gone, alive = len(left & everybody), len(everybody - left)
@@ -122,7 +122,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     if not records:
         await rounds.persist(store.append, RunOpened(run=run, plan=plan, started=started))
     init = rounds.algorithm.init
-    split = rounds.algorithm.serve is not None
+    split = rounds.algorithm.split is not None
     at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed), plan.seed), split=split)
     return await _play(rounds, await at)
 

@@ -86,62 +86,101 @@ turns in one process, so it keeps its parameters to itself and draws from genera
 
 
 @dataclass(frozen=True)
+class Split:
+    """A split method's server half, asked at every step of a session.
+
+    Attributes:
+        serve: (model, state, assignments, {device: up}) -> (state, {device: down}), one step after the barrier. The
+            model is a skeleton without storage; the given state's tensors may be used up. Assignments are at least
+            those of the devices that sent; keys are in order; torch's global generator was seeded.
+        check_features: (model, state, assignment, up) raises WireError where `serve` could not take it.
+    """
+
+    serve: Callable[[Model, State, Mapping[str, Assignment], Mapping[str, Tree]], tuple[State, dict[str, Tree]]]
+    check_features: Callable[[Model, State, Assignment, Tree], None]
+
+
+@dataclass(frozen=True)
+class Personal:
+    """Devices that use parameters other than those that came: a model of their own.
+
+    Attributes:
+        parameters: (model, device state, what came, assignment) -> what the device uses, evaluated after training.
+        sent_for_evaluation: (state, device, assignment) -> what goes down in place of `broadcast` where a device only
+            evaluates.
+    """
+
+    parameters: Callable[[Model, State, Tree, Assignment], Tree]
+    sent_for_evaluation: Callable[[State, str, Assignment], Tree] | None = None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a resource optimizer and a replay have to be told of a method's training.
+
+    Attributes:
+        uses: Names of those values of an allocation that change what a device trains, such as `keep`. Others it is
+            told as well: to a share of the uplink a device keeps whatever it trains.
+        step_share: (model, assignment) -> the share of a whole network's training step, in operations, that a step of
+            `local` is. The model is a skeleton without storage. None: all of it.
+        timed_step: As `local`, a plain step on every batch: what `[measure]` times where `local` takes a number of
+            steps of its own.
+    """
+
+    uses: frozenset[str] = frozenset()
+    step_share: Callable[[Model, Assignment], float] | None = None
+    timed_step: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Devices that leave a run for good before it ends.
+
+    Attributes:
+        left: State -> devices that take no further part.
+        min_alive: The run ends when fewer devices than that have not left.
+    """
+
+    left: Callable[[State], frozenset[str]]
+    min_alive: int = 1
+
+
+@dataclass(frozen=True)
 class Algorithm:
-    """One method: what every round does, on the server and on a device.
+    """One method: what every round does, on the server and on a device; and, by name, what only some methods have.
 
     Attributes:
         init: (model, seed) -> server state.
         assign: (state, cohort, allocation, round) -> what each device is told. Pure and seeded.
-        broadcast: (state, assignment) -> the tree that goes down. Devices given the same leaves share one transmission.
+        broadcast: (state, device, assignment) -> the tree that goes down. Devices given the same leaves share one
+            transmission.
         local: (model, device state, tree, batches, assignment) -> (device state, result); or a generator, if split:
             its model is a skeleton without storage then, and `tree` has the leaves below the cut alone.
-        absorb: (mean, assignment, result) -> mean. Called once an update, in device order.
+        absorb: (mean, device, assignment, result) -> mean. Called once an update, in device order.
         aggregate: (state, mean) -> state.
-        between: state -> state, after every aggregation: the server's own training.
-        serve: Split methods only: (model, state, assignments, {device: up}) -> (state, {device: down}), one step after
-            the barrier. The model is a skeleton without storage; the given state's tensors may be used up. Assignments
-            are at least those of the devices that sent; keys are in order; torch's global generator was seeded.
-        admit: Split methods only: (model, state, assignment, up) raises WireError where `serve` could not take it.
-        measure: Optional: (model, tree, batches) -> figures that a resource optimizer asks for.
-        timed: Optional: as `local`, a plain step on every batch: what `[measure]` times where `local` takes a number of
-            steps of its own.
-        work: Optional: (model, assignment) -> the share of a whole network's training step, in operations, that a step
-            of `local` is; for a replay. The model is a skeleton without storage. In its place: all of it.
-        serves: Optional: (model, device state, what came, assignment) -> the parameters that the device itself uses,
-            where these are not those that came: its personal model. Evaluated on the device after training.
-        shows: Optional: (state, assignment) -> what goes down in place of `broadcast` where a device only evaluates.
-        accepts: Optional: (assignment, what went down, what came up) raises WireError where `absorb` could not take it;
-            leaves may have no storage. In place of the rule that goes without it: leaves that went down, of the same
-            shape. Where it is given, the device half checks what came down itself: any leaves may.
-        empty: state -> the mean that `absorb` adds a round's first update to; what absorbing must know of the state can
-            lie in its facts.
-        left: state -> devices that take no further part.
-        min_alive: The run ends when fewer devices than that have not left.
-        heeds: Names of those values of an allocation that change what a device trains, such as `keep`. Others it is
-            told as well: to a share of the uplink a device keeps whatever it trains.
+        empty: State -> the accumulator that `absorb` adds a round's first update to; what absorbing must know of the
+            state can lie in its facts.
+        check_update: (assignment, what went down, what came up) raises WireError where `absorb` could not take it;
+            leaves may have no storage. None: leaves that went down, of the same shape. Where it is given, the device
+            half checks what came down itself: any leaves may.
+        split: Every training step goes through the server.
+        personal: Devices use models of their own.
+        resources: What its training costs, and which decisions it trains by.
+        departure: Devices may leave for good.
     """
 
     init: Callable[[Model, int], State]
     assign: Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]
-    broadcast: Callable[[State, Assignment], Tree]
+    broadcast: Callable[[State, str, Assignment], Tree]
     local: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session]
-    absorb: Callable[[Mean, Assignment, Result], Mean]
+    absorb: Callable[[Mean, str, Assignment, Result], Mean]
     aggregate: Callable[[State, Mean], State]
-    between: Callable[[State], State] = lambda state: state
-    serve: (
-        Callable[[Model, State, Mapping[str, Assignment], Mapping[str, Tree]], tuple[State, dict[str, Tree]]] | None
-    ) = None
-    admit: Callable[[Model, State, Assignment, Tree], None] | None = None
-    measure: Callable[[Model, Tree, Batches], dict[str, float]] | None = None
-    timed: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
-    work: Callable[[Model, Assignment], float] | None = None
-    serves: Callable[[Model, State, Tree, Assignment], Tree] | None = None
-    shows: Callable[[State, Assignment], Tree] | None = None
-    accepts: Callable[[Assignment, Tree, Tree], None] | None = None
     empty: Callable[[State], Mean] = lambda _state: Mean()
-    left: Callable[[State], frozenset[str]] = lambda _state: frozenset()
-    min_alive: int = 1
-    heeds: frozenset[str] = frozenset()
+    check_update: Callable[[Assignment, Tree, Tree], None] | None = None
+    split: Split | None = None
+    personal: Personal | None = None
+    resources: Resources = Resources()
+    departure: Departure | None = None
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:

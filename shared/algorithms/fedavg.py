@@ -85,7 +85,7 @@ def descent(
     return loss_sum / seen if seen else None
 
 
-def absorb(mean: Mean, _assignment: Assignment, result: Result) -> Mean:
+def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Server half, once an update: add its change with its weight."""
     return tree.accumulate(mean, result.tree, result.weight, result.coverage)
 
@@ -100,7 +100,7 @@ def fedavg() -> Algorithm:
     return Algorithm(
         init=lambda model, _seed: State({key: leaf.clone() for key, leaf in model.tree().items()}),
         assign=assign_alike,
-        broadcast=lambda state, _assignment: state.tree,
+        broadcast=lambda state, _device, _assignment: state.tree,
         local=local_sgd,
         absorb=absorb,
         aggregate=aggregate,

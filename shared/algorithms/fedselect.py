@@ -26,7 +26,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.local_training import MODEL_SEED, Stopping, Tally, epochs, leaving, require_finite
 from shared.algorithms.personal.sparse_update import most_important
@@ -111,7 +111,7 @@ def fedselect(  # noqa: PLR0913 - four of its own, and those of early stopping
         local=local,
         absorb=absorb,
         aggregate=aggregate,
-        serves=lambda _model, state, down, _told: _part(state, OWN) or down,
+        personal=Personal(lambda _model, state, down, _told: _part(state, OWN) or down),
     )
     return leaving(built, stopping, min_alive)
 
@@ -134,7 +134,7 @@ def grown(growth: Growth, state: State, down: Tree, after: Tree) -> State:
     return State(kept, {TIMES: times + 1})
 
 
-def absorb(mean: Mean, _assignment: Assignment, result: Result) -> Mean:
+def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add an update: of weights, those that are not zero."""
     held = {key: leaf != 0 for key, leaf in result.tree.items() if _is_weight(key, leaf)}
     return trees.accumulate(mean, result.tree, result.weight, held)

@@ -9,9 +9,9 @@ No tensor travels in either direction; the server's model stays as it began.
 
 from __future__ import annotations
 
-from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import trained
-from shared.algorithms.local_training import MODEL_SEED, Stopping, leaving, personal, require_finite
+from shared.algorithms.local_training import MODEL_SEED, Stopping, leaving, personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -24,7 +24,7 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: SGD on the whole model, which stays here."""
-        own, loss = trained(model.layers, personal(model, state, down, assignment), batches, assignment.hyper)
+        own, loss = trained(model.layers, personal_model(model, state, down, assignment), batches, assignment.hyper)
         require_finite(own)
         facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
         count = batches.num_examples
@@ -33,12 +33,12 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
     alone = Algorithm(
         init=_begin,
         assign=assign,
-        broadcast=lambda _state, _assignment: {},
+        broadcast=lambda _state, _device, _assignment: {},
         local=local,
-        absorb=lambda mean, _assignment, _result: mean,
+        absorb=lambda mean, _device, _assignment, _result: mean,
         aggregate=lambda state, _mean: state,
-        serves=personal,
-        accepts=_accepts,
+        personal=Personal(personal_model),
+        check_update=_check_update,
     )
     return leaving(alone, stopping, min_alive)
 
@@ -47,5 +47,5 @@ def _begin(model: Model, seed: int) -> State:
     return State({key: leaf.clone() for key, leaf in model.tree().items()}, {MODEL_SEED: seed})
 
 
-def _accepts(_assignment: Assignment, _down: Tree, up: Tree) -> None:
+def _check_update(_assignment: Assignment, _down: Tree, up: Tree) -> None:
     check_like(up, {})

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.base import Algorithm, Batch, Batches, Result
+from shared.algorithms.base import Algorithm, Batch, Batches, Departure, Result
 from shared.algorithms.fedavg import descent
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
@@ -99,7 +99,7 @@ class Tally:
 STOPPED, LOSS = "stopped", "stopping_loss"
 """What a device says it did, and what it remembers: the loss L of its last participation."""
 
-DEVICE, LEFT, MODEL_SEED = "device", "left/", "model_seed"
+LEFT, MODEL_SEED = "left/", "model_seed"
 AT_ONCE = 512
 
 
@@ -162,7 +162,7 @@ def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
 
 
 def leaving(algorithm: Algorithm, stopping: Stopping, min_alive: int = 1) -> Algorithm:
-    """Return the algorithm with a server that remembers who has stopped; its assignments name their devices.
+    """Return the algorithm with a server that remembers who has stopped.
 
     Args:
         algorithm: Its device half says in its metrics whether it stops.
@@ -177,16 +177,16 @@ def leaving(algorithm: Algorithm, stopping: Stopping, min_alive: int = 1) -> Alg
     if not stopping.is_on:
         return algorithm
 
-    def absorb(mean: Mean, assignment: Assignment, result: Result) -> Mean:
-        mean = algorithm.absorb(mean, assignment, result)
-        gone = {f"{LEFT}{assignment.values[DEVICE]}": True} if result.metrics.get(STOPPED) else {}
+    def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
+        mean = algorithm.absorb(mean, device, assignment, result)
+        gone = {f"{LEFT}{device}": True} if result.metrics.get(STOPPED) else {}
         return replace(mean, facts=mean.facts | gone)
 
     def aggregate(state: State, mean: Mean) -> State:
         after = algorithm.aggregate(state, mean)
         return State(after.tree, after.facts | {key: True for key in mean.facts if key.startswith(LEFT)})
 
-    return replace(algorithm, absorb=absorb, aggregate=aggregate, left=left, min_alive=min_alive)
+    return replace(algorithm, absorb=absorb, aggregate=aggregate, departure=Departure(left, min_alive))
 
 
 def left(state: State) -> frozenset[str]:
@@ -194,7 +194,7 @@ def left(state: State) -> frozenset[str]:
     return frozenset(key.removeprefix(LEFT) for key in state.facts if key.startswith(LEFT))
 
 
-def personal(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:
+def personal_model(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:
     """Return the parameters that a device has kept, those of the run's beginning where it has none yet.
 
     Raises:

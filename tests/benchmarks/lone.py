@@ -94,7 +94,7 @@ def _job(folder: Path, model: Spec, spec: Spec, size: tuple[int, int]) -> Job:
     hyper = Hyper(batch_size=batch, local_epochs=1, learning_rate=1e-3)
     state = algorithm.init(network, 0)
     told = algorithm.assign(state, Cohort(("board",), hyper, 0, rounds=2), {}, 1)["board"]
-    start = _packed(algorithm.broadcast(state, told))
+    start = _packed(algorithm.broadcast(state, "board", told))
     (folder / "params").write_bytes(start)
     count = steps * batch
     pictures = np.random.default_rng(0).integers(0, 256, (count, *network.example), dtype=np.uint8)

@@ -163,11 +163,13 @@ def _pruned(importance: str, share: float, steps: int) -> Tree:
         for number in range(1, PERIODS + 1):
             told = algorithm.assign(state, Cohort(("board",), hyper, 0, PERIODS), {}, number)
             batches = TaskBatches(read(Data(source="digits")), told["board"], lambda: False)
-            session = algorithm.local(model, device, algorithm.broadcast(state, told["board"]), batches, told["board"])
+            session = algorithm.local(
+                model, device, algorithm.broadcast(state, "board", told["board"]), batches, told["board"]
+            )
             try:
                 up = next(session)
                 while True:
-                    state, down = algorithm.serve(model, state, told, {"board": up})
+                    state, down = algorithm.split.serve(model, state, told, {"board": up})
                     up = session.send(down["board"])
             except StopIteration as ended:
                 device, result = ended.value

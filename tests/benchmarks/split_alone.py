@@ -37,14 +37,14 @@ def alone(plan: Plan, count: int) -> tuple[list[float], float]:
     sessions = dict[str, Session]()
     for place, name in enumerate(names):
         own = TaskBatches(data.load(share(plan, fleet, place)), told[name], lambda: False)
-        start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, told[name]).items()}
+        start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
         sessions[name] = algorithm.local(model, State(), start, own, told[name])
     taken, downs, before = list[float](), dict.fromkeys(names), time.process_time()
     for step in range(1, told[names[0]].steps + 1):
         began = time.perf_counter()
         ups = {name: _up(sessions[name], downs[name], told[name], step, name) for name in names}
         with seeded(mix(plan.seed, step, SERVER)):
-            state, downs = algorithm.serve(model, state, told, ups)
+            state, downs = algorithm.split.serve(model, state, told, ups)
         taken.append(time.perf_counter() - began)
     return taken, (time.process_time() - before) / len(taken)
 

@@ -317,7 +317,7 @@ def weights_of(trace: Trace) -> int:
     if any(one.steps for one in trace.decisions):
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         told = Assignment(seed=plan.seed, hyper=plan.hyper)
-        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), told)
+        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), "", told)
         leaves = {name: leaf for name, leaf in leaves.items() if name in start}
     return sum(leaf.numel() for leaf in leaves.values())
 
@@ -325,11 +325,11 @@ def weights_of(trace: Trace) -> int:
 def shares_of(trace: Trace) -> Shares:
     """Return the share of a whole network's step that a step was; nothing where the algorithm computes all of it."""
     plan = trace.header.plan
-    work = build(ALGORITHMS, plan.algorithm, "algorithm").work
-    if work is None:
+    step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share
+    if step_share is None:
         return {}
     model = blank(plan.model)
-    return {(one.device, one.round): work(model, _told(one)) for one in trace.decisions}
+    return {(one.device, one.round): step_share(model, _told(one)) for one in trace.decisions}
 
 
 def _told(one: DecisionRow) -> Assignment:

@@ -235,7 +235,7 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
         state: The server's before the round.
         assignments: What the devices are told.
     """
-    if algorithm.serve is None:
+    if algorithm.split is None:
         return None
     steps = max((told.steps for told in assignments.values()), default=0)
     codec = build(CODECS, plan.cut_codec, "cut_codec")

@@ -53,22 +53,22 @@ class TopModel:
         Raises:
             WireError: It cannot.
         """
-        assert self.algorithm.admit
+        assert self.algorithm.split
         try:
             sent = payload.unpack(whole.finish())
             if (size := sum(leaf.nbytes for leaf in self.codec.outline(sent).values())) > MOST_BYTES:
                 raise WireError(f"features that stand for {size} bytes", reason="oversized")
             up = self.codec.decode(sent).tree
-            self.algorithm.admit(self.model, self.state, self.assignments[device], up)
+            self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
         except FAULTS as error:  # of torch, a codec, or a network of the user's own
             raise WireError(f"features that make no sense: {error}", reason="shape") from error
         return up
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
         """Do one step with the devices that take part, in order of name; return what each is to be sent."""
-        assert self.algorithm.serve
+        assert self.algorithm.split
         with seeded(mix(self.seed, self.before + step, SERVER)):
-            self.state, downs = self.algorithm.serve(
+            self.state, downs = self.algorithm.split.serve(
                 self.model, self.state, self.assignments, dict(sorted(ups.items()))
             )
         return {

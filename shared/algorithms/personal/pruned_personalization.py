@@ -32,7 +32,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, assign_alike
+from shared.algorithms.base import Algorithm, Allocation, Cohort, Personal, Resources, Result, assign_alike
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.pruned_personalization_device import (
     Importance,
@@ -95,7 +95,7 @@ def _steps(settings: Settings, count: int, held: int, *, alone: bool) -> int:
     return warm + (max(own, ours) if settings.updating == "simultaneous" else own + ours)
 
 
-def accepts(settings: Settings, assignment: Assignment, down: Tree, up: Tree) -> None:
+def check_update(settings: Settings, assignment: Assignment, down: Tree, up: Tree) -> None:
     """Refuse what is not the update that the assignment asks for.
 
     Raises:
@@ -104,7 +104,7 @@ def accepts(settings: Settings, assignment: Assignment, down: Tree, up: Tree) ->
     sparse_update.require(up, down, weights_of(down), pruned_share(settings, assignment))
 
 
-def absorb(settings: Settings, mean: Mean, assignment: Assignment, result: Result) -> Mean:
+def absorb(settings: Settings, mean: Mean, _device: str, assignment: Assignment, result: Result) -> Mean:
     """Add what a device holds; equation (26)."""
     if not result.tree:
         return mean
@@ -133,7 +133,7 @@ def aggregate(state: State, mean: Mean) -> State:
     return State({**state.tree, **found, **sparse_update.shaped(vector, weights)}, state.facts)
 
 
-def serves(settings: Settings, model: Model, state: State, came: Tree, assignment: Assignment) -> Tree:
+def used(settings: Settings, model: Model, state: State, came: Tree, assignment: Assignment) -> Tree:
     """Return the network that a device uses: the whole global part that came, and its own."""
     return {**came, **own_part(settings.split, model, state, assignment)}
 
@@ -160,14 +160,13 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
     return Algorithm(
         init=partial(init, settings),
         assign=partial(assign, settings),
-        broadcast=lambda state, _assignment: state.tree,
+        broadcast=lambda state, _device, _assignment: state.tree,
         local=partial(local, settings),
         absorb=partial(absorb, settings),
         aggregate=aggregate,
-        serves=partial(serves, settings),
-        accepts=partial(accepts, settings),
-        timed=partial(timed, settings),
-        heeds=frozenset({"prune"} if settings.prunes else ()),
+        check_update=partial(check_update, settings),
+        personal=Personal(partial(used, settings)),
+        resources=Resources(frozenset({"prune"} if settings.prunes else ()), timed_step=partial(timed, settings)),
     )
 
 

@@ -28,9 +28,9 @@ from typing import Literal
 import msgspec
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, assign_alike
+from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, Split, assign_alike
 from shared.algorithms.split.fedsl_device import local
-from shared.algorithms.split.fedsl_server import admit, serve
+from shared.algorithms.split.fedsl_server import check_features, serve
 from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, Settings
 from shared.errors import ConfigError
 from shared.models.base import Model
@@ -71,13 +71,13 @@ def assign(
     }
 
 
-def broadcast(state: State, _assignment: Assignment) -> Tree:
+def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
     """Return the client part, as averaged last; equation (14)."""
     below = set(str(state.facts["below"]).split())
     return {key: leaf for key, leaf in state.tree.items() if key.partition(".")[0] in below}
 
 
-def absorb(settings: Settings, mean: Mean, _assignment: Assignment, result: Result) -> Mean:
+def absorb(settings: Settings, mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add a device's client part; equation (14)."""
     weight = result.weight if settings.weighted else 1.0
     return tree.accumulate(mean, result.tree, weight, _held(result) if settings.average == "holders" else None)
@@ -130,8 +130,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
         local=partial(local, settings),
         absorb=partial(absorb, settings),
         aggregate=aggregate,
-        serve=partial(serve, settings),
-        admit=partial(admit, settings),
+        split=Split(partial(serve, settings), partial(check_features, settings)),
     )
 
 

@@ -57,8 +57,8 @@ class Smashed:
     delta: Tensor | None
 
 
-def admit(settings: Settings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
-    """Refuse what no server part could take: see `Algorithm.admit`.
+def check_features(settings: Settings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
+    """Refuse what no server part could take: see `Split.check_features`.
 
     A part of convolutions takes pictures of any size, and a few bytes can say that huge ones were dropped: where
     `model.example` is known, features are as many as one like it has.
@@ -249,7 +249,7 @@ class Top:
 def serve(
     settings: Settings, model: Model, state: State, assignments: Mapping[str, Assignment], ups: Mapping[str, Tree]
 ) -> tuple[State, dict[str, Tree]]:
-    """Server half: see `Algorithm.serve`.
+    """Server half: see `Split.serve`.
 
     A device whose numbers are NaN or infinite does not count: it is answered with zeros, and without a loss.
     """

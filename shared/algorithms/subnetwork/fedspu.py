@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import descent, trained
-from shared.algorithms.local_training import Stopping, leaving, personal, require_finite
+from shared.algorithms.local_training import Stopping, leaving, personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import begin, came, is_whole, keep_of, neurons
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -44,7 +44,7 @@ def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: merge, train what is active, keep all, send what is active."""
         active, index, values = came(model, down)
-        merged = merge(personal(model, state, down, assignment), values, index)
+        merged = merge(personal_model(model, state, down, assignment), values, index)
         if is_whole(active, model):
             own, loss = trained(model.layers, merged, batches, assignment.hyper)
         else:
@@ -57,7 +57,9 @@ def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.
         return State(own, facts), Result(extract(own, index), float(count), count, loss, metrics=metrics)
 
     whole = replace(
-        neurons(local, keep=keep), init=init, work=work, serves=personal, shows=lambda _state, _assignment: {}
+        neurons(local, keep=keep, step_share=step_share),
+        init=init,
+        personal=Personal(personal_model, lambda _state, _device, _told: {}),
     )
     return leaving(whole, stopping, min_alive)
 
@@ -79,7 +81,7 @@ def inputs_of(model: Model, assignment: Assignment) -> tuple[int, ...]:
     return (assignment.hyper.batch_size, *model.example) if model.example else ()
 
 
-def work(model: Model, assignment: Assignment) -> float:
+def step_share(model: Model, assignment: Assignment) -> float:
     """Return how much of a step is left where weight gradients are those of active neurons: (2 + p^2) / 3.
 
     All of it, where the network is so small that all of them are made.

@@ -36,9 +36,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.local_training import Stopping, leaving
-from shared.algorithms.subnetwork.random_dropout import served
+from shared.algorithms.subnetwork.random_dropout import used
 from shared.algorithms.subnetwork.server_half import absorbing, begin, broadcasting, came, chain_of, keep_of, neurons
 from shared.errors import WireError
 from shared.models.base import Model
@@ -239,17 +239,16 @@ def fjord(
         return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
 
     built = replace(
-        neurons(local, partial(first, every), keep=keep),
+        neurons(local, partial(first, every), keep=keep, step_share=partial(_step_share, every, distil=distil)),
         init=partial(_init, every),
         broadcast=partial(_broadcast, every),
         absorb=partial(_absorb, every),
-        work=partial(_work, every, distil=distil),
-        serves=partial(_serves, every),
+        personal=Personal(partial(_used, every)),
     )
     return leaving(built, stopping, min_alive)
 
 
-def first(every: Widths, state: State, assignment: Assignment) -> Active:
+def first(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons of a device's own width."""
     return ordered(chain_of(state.facts).hidden, every.shares[every.up_to(keep_of(assignment))])
 
@@ -264,9 +263,9 @@ def _init(every: Widths, model: Model, seed: int) -> State:
     return State(state.tree | more, state.facts)
 
 
-def _broadcast(every: Widths, state: State, assignment: Assignment) -> Tree:
+def _broadcast(every: Widths, state: State, device: str, assignment: Assignment) -> Tree:
     """Return the part of a device's own width, with the statistics of all widths up to it."""
-    common = broadcasting(partial(first, every))(state, assignment)
+    common = broadcasting(partial(first, every))(state, device, assignment)
     down = {key: leaf for key, leaf in common.items() if not is_statistic(key)}
     for width in range(every.up_to(keep_of(assignment)) + 1):
         source = common if every.is_last(width) else state.tree
@@ -274,20 +273,20 @@ def _broadcast(every: Widths, state: State, assignment: Assignment) -> Tree:
     return down
 
 
-def _absorb(every: Widths, mean: Mean, assignment: Assignment, result: Result) -> Mean:
+def _absorb(every: Widths, mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
     """Add an update: a width's statistics are averaged over the devices that have it."""
     common, of_one = every.parted(result.tree)
     covered, covered_of_one = every.parted(result.coverage)
-    mean = absorbing(partial(first, every))(mean, assignment, replace(result, tree=common, coverage=covered))
+    mean = absorbing(partial(first, every))(mean, device, assignment, replace(result, tree=common, coverage=covered))
     return trees.accumulate(mean, of_one, result.weight, covered_of_one)
 
 
-def _work(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:
+def _step_share(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:
     """Return how much of a step is left: p^2 in the mean of the widths drawn, and of the widest to distil from."""
     shares = every.shares[: every.up_to(keep_of(told)) + 1]
     return sum(share**2 for share in shares) / len(shares) + (shares[-1] ** 2 if distil else 0.0)
 
 
-def _serves(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
+def _used(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
     """Return the network of a device's own width, as it was given it."""
-    return every.cut(served(model, state, down, assignment), every.up_to(keep_of(assignment)))
+    return every.cut(used(model, state, down, assignment), every.up_to(keep_of(assignment)))

@@ -23,10 +23,10 @@ from functools import partial
 
 from torch import nn
 
-from shared.algorithms.base import Algorithm, Batches, Outcome, Result
+from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import descent
 from shared.algorithms.local_training import Stopping, leaving
-from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, drawn, keep_of, neurons, smaller_work
+from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, drawn, keep_of, neurons, smaller_step
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.subnetworks.neurons import PREFIX, Active, narrowed, ordered
@@ -38,13 +38,13 @@ def random_dropout(
 ) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
     method = dropout(drawn, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
-    return replace(method, shows=lambda state, _assignment: state.tree)
+    return replace(method, personal=Personal(used, lambda state, _device, _assignment: state.tree))
 
 
 def dropout(choose: Choice, stopping: Stopping, *, keep: float, min_alive: int) -> Algorithm:
     """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers."""
-    built = neurons(partial(train_what_came, stopping), choose, keep=keep)
-    return leaving(replace(built, work=smaller_work, serves=served), stopping, min_alive)
+    built = neurons(partial(train_what_came, stopping), choose, keep=keep, step_share=smaller_step)
+    return leaving(replace(built, personal=Personal(used)), stopping, min_alive)
 
 
 def train_what_came(
@@ -67,7 +67,7 @@ def smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
     return layers.train()
 
 
-def served(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
+def used(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
     """Return what a device was given: the server's model, or a smaller network, which its layers take as well."""
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
 
@@ -79,6 +79,6 @@ def fjord_fixed(
     return dropout(first, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
 
 
-def first(state: State, assignment: Assignment) -> Active:
+def first(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the first neurons of every layer, as many as a device's share of them is."""
     return ordered(chain_of(state.facts).hidden, keep_of(assignment))

@@ -65,10 +65,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Result
-from shared.algorithms.local_training import DEVICE, Stopping, Tally, epochs, leaving, require_finite
+from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Personal, Result
+from shared.algorithms.local_training import Stopping, Tally, epochs, leaving, require_finite
 from shared.algorithms.subnetwork import server_half
-from shared.algorithms.subnetwork.random_dropout import served, smaller, train_what_came
+from shared.algorithms.subnetwork.random_dropout import smaller, train_what_came, used
 from shared.algorithms.subnetwork.server_half import CHAIN, came, chain_of, keep_of
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
@@ -152,25 +152,25 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> 
         assign=_assigning(built),
         absorb=_absorbing(built),
         aggregate=_aggregating(built),
-        accepts=accepts,
-        timed=partial(train_what_came, Stopping()),
-        work=_work,
-        serves=_used,
-        shows=lambda state, told: built.broadcast(state, told) if chooses(told) else {},
+        check_update=check_update,
+        personal=Personal(
+            _used, lambda state, device, told: built.broadcast(state, device, told) if chooses(told) else {}
+        ),
+        resources=replace(built.resources, step_share=_step_share, timed_step=partial(train_what_came, Stopping())),
     )
     return leaving(built, stopping, min_alive)
 
 
-def _work(model: Model, told: Assignment) -> float:
+def _step_share(model: Model, told: Assignment) -> float:
     """Return how much of a step is left; of a device's first task, which chooses, an epoch is of the whole network."""
-    left, many = server_half.smaller_work(model, told), told.hyper.local_epochs
+    left, many = server_half.smaller_step(model, told), told.hyper.local_epochs
     return (1 + (many - 1) * left) / many if chooses(told) else left
 
 
-def given(state: State, assignment: Assignment) -> Active:
+def given(state: State, device: str, _assignment: Assignment) -> Active:
     """Return the neurons that a device has chosen; all of them before it did."""
     hidden = chain_of(state.facts).hidden
-    mask = state.facts.get(MASK + str(assignment.values[DEVICE]))
+    mask = state.facts.get(MASK + device)
     return everything(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)
 
 
@@ -182,7 +182,7 @@ def _used(model: Model, state: State, down: Tree, told: Assignment) -> Tree:
     """
     if not state.tree and not down:
         raise TaskFailed("this device has lost its part of the model; its next training brings it back")
-    return served(model, state, state.tree or down, told)
+    return used(model, state, state.tree or down, told)
 
 
 def chooses(assignment: Assignment) -> bool:
@@ -234,14 +234,14 @@ def _choose(
     return strongest(merits, keep_of(told))
 
 
-def accepts(assignment: Assignment, down: Tree, up: Tree) -> None:
+def check_update(assignment: Assignment, down: Tree, up: Tree) -> None:
     """Refuse what does not belong to the neurons that a device has, or says to have chosen.
 
     Raises:
         WireError: It does not.
     """
     if not chooses(assignment):
-        server_half.accepts(assignment, down, up)
+        server_half.check_update(assignment, down, up)
         return
     layout = Chain.parse(str(assignment.values[CHAIN]))
     active = ordered(layout.hidden, keep_of(assignment))
@@ -255,16 +255,16 @@ def accepts(assignment: Assignment, down: Tree, up: Tree) -> None:
             raise WireError("a device has chosen more or fewer neurons than its share is", reason="shape")
 
 
-def _absorbing(built: Algorithm) -> Callable[[Mean, Assignment, Result], Mean]:
+def _absorbing(built: Algorithm) -> Callable[[Mean, str, Assignment, Result], Mean]:
     """Take a device's choice from its first update, before its values."""
 
-    def absorb(mean: Mean, assignment: Assignment, result: Result) -> Mean:
+    def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
         if chooses(assignment):
             masks = {key: leaf for key, leaf in result.tree.items() if key.startswith(PREFIX)}
-            told: dict[str, Scalar] = {MASK + str(assignment.values[DEVICE]): _to_hex(masks)}
+            told: dict[str, Scalar] = {MASK + device: _to_hex(masks)}
             values = {key: leaf for key, leaf in result.tree.items() if key not in masks}
             mean, result = replace(mean, facts=mean.facts | told), replace(result, tree=values)
-        return built.absorb(mean, assignment, result)
+        return built.absorb(mean, device, assignment, result)
 
     return absorb
 

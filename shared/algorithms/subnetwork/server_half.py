@@ -17,8 +17,8 @@ from typing import TypeAlias
 import msgspec
 import torch
 
-from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Result, assign_alike
-from shared.algorithms.local_training import DEVICE, MODEL_SEED
+from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Resources, Result, assign_alike
+from shared.algorithms.local_training import MODEL_SEED
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar
@@ -41,8 +41,8 @@ from shared.tensors.tree import Mean, State, Tree, check_like
 
 CHAIN, KEEP = "chain", "keep"
 
-Choice: TypeAlias = Callable[[State, Assignment], Active]
-"""(server state, assignment) -> the neurons that a device is given, by the state's facts; the same whenever asked."""
+Choice: TypeAlias = Callable[[State, str, Assignment], Active]
+"""(server state, device, assignment) -> the neurons that it is given, by the state's facts; the same whenever asked."""
 
 Local: TypeAlias = Callable[[Model, State, Tree, Batches, Assignment], Outcome]
 """A device half."""
@@ -66,7 +66,7 @@ def chain_of(facts: Mapping[str, Scalar]) -> Chain:
 def assign(
     state: State, cohort: Cohort, allocation: Allocation, number: int, *, keep: float = 1.0
 ) -> dict[str, Assignment]:
-    """Tell every device its name, its share of the neurons, and the seed of the model that all began with.
+    """Tell every device its share of the neurons and the seed of the model that all began with.
 
     Args:
         state: Of the server.
@@ -77,10 +77,7 @@ def assign(
     """
     common = {KEEP: keep, MODEL_SEED: state.facts[MODEL_SEED]}
     told = assign_alike(state, cohort, allocation, number)
-    return {
-        device: msgspec.structs.replace(one, values=common | one.values | {DEVICE: device})
-        for device, one in told.items()
-    }
+    return {device: msgspec.structs.replace(one, values=common | one.values) for device, one in told.items()}
 
 
 def keep_of(assignment: Assignment) -> float:
@@ -89,24 +86,24 @@ def keep_of(assignment: Assignment) -> float:
     return float(keep) if isinstance(keep, float | int) else 1.0
 
 
-def smaller_work(_model: Model, assignment: Assignment) -> float:
+def smaller_step(_model: Model, assignment: Assignment) -> float:
     """Return how much of a step is left in a network with a share p of the neurons: p^2, as between hidden layers."""
     return keep_of(assignment) ** 2
 
 
-def drawn(state: State, assignment: Assignment) -> Active:
+def drawn(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons that a round's seed draws for a device."""
     return draw(chain_of(state.facts).hidden, keep_of(assignment), assignment.seed)
 
 
-def broadcasting(choose: Choice) -> Callable[[State, Assignment], Tree]:
+def broadcasting(choose: Choice) -> Callable[[State, str, Assignment], Tree]:
     """Return what goes down: the values that belong to a device's neurons, and which neurons these are.
 
     Devices with all neurons are given the very same leaves, so that they share one transmission.
     """
 
-    def broadcast(state: State, assignment: Assignment) -> Tree:
-        layout, active = chain_of(state.facts), choose(state, assignment)
+    def broadcast(state: State, device: str, assignment: Assignment) -> Tree:
+        layout, active = chain_of(state.facts), choose(state, device, assignment)
         if _is_whole(active, layout):
             return {key: state.tree[key] for key in layout.leaves} | _everybody(str(state.facts[CHAIN]))
         return extract(state.tree, layout.index(active)) | pack(active, layout.hidden)
@@ -153,7 +150,7 @@ def _outline(leaf: torch.Tensor, rows: torch.Tensor | None, columns: torch.Tenso
     return torch.empty(shape, dtype=leaf.dtype, device="meta")
 
 
-def accepts(_assignment: Assignment, down: Tree, up: Tree) -> None:
+def check_update(_assignment: Assignment, down: Tree, up: Tree) -> None:
     """Refuse what is not made of the values that went down.
 
     Raises:
@@ -173,11 +170,11 @@ def empty(state: State) -> Mean:
     return Mean(total, {key: torch.zeros(leaf.shape) for key, leaf in total.items()}, facts=dict(state.facts))
 
 
-def absorbing(choose: Choice) -> Callable[[Mean, Assignment, Result], Mean]:
+def absorbing(choose: Choice) -> Callable[[Mean, str, Assignment, Result], Mean]:
     """Return how an update is added: its values, where they belong, with its weight."""
 
-    def absorb(mean: Mean, assignment: Assignment, result: Result) -> Mean:
-        index = chain_of(mean.facts).index(choose(State(facts=mean.facts), assignment))
+    def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
+        index = chain_of(mean.facts).index(choose(State(facts=mean.facts), device, assignment))
         masks = covered(index, mean.total)
         if result.coverage:
             nothing = {key: torch.zeros(mean.total[key].shape, dtype=torch.bool) for key in result.coverage}
@@ -198,13 +195,20 @@ def aggregate(state: State, mean: Mean) -> State:
     return State(after, state.facts)
 
 
-def neurons(local: Local, choose: Choice = drawn, *, keep: float = 1.0) -> Algorithm:
+def neurons(
+    local: Local,
+    choose: Choice = drawn,
+    *,
+    keep: float = 1.0,
+    step_share: Callable[[Model, Assignment], float] | None = None,
+) -> Algorithm:
     """Build an algorithm of a device half and a choice of neurons.
 
     Args:
         local: The device half; `came` reads what it is given.
         choose: Which neurons a device is given.
         keep: Share of them that a device is given of which the resource optimizer says nothing.
+        step_share: See `Resources`.
 
     Raises:
         ValueError: `keep` is no share.
@@ -218,7 +222,7 @@ def neurons(local: Local, choose: Choice = drawn, *, keep: float = 1.0) -> Algor
         local=local,
         absorb=absorbing(choose),
         aggregate=aggregate,
-        accepts=accepts,
         empty=empty,
-        heeds=frozenset({KEEP}),
+        check_update=check_update,
+        resources=Resources(frozenset({KEEP}), step_share),
     )

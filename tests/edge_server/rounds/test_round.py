@@ -47,7 +47,9 @@ def test_devices_with_the_very_same_leaves_share_one_transmission():
 
 def test_equal_payloads_that_do_not_share_leaves_reach_everybody(tmp_path):
     """Two devices are sent copies of the same values: the same digest, two transmissions, and both are served."""
-    copying = replace(fedavg(), broadcast=lambda state, told: {key: leaf.clone() for key, leaf in state.tree.items()})
+    copying = replace(
+        fedavg(), broadcast=lambda state, _device, _told: {key: leaf.clone() for key, leaf in state.tree.items()}
+    )
     plan = load(write_plan(tmp_path, cohort="min_devices = 2"), tmp_path)
     devices = ("one", "two")
 

@@ -90,19 +90,19 @@ def play() -> Callable[..., State]:
             mean = algorithm.empty(state)
             told = algorithm.assign(state, cohort, {}, round_number)
             batches_of = {device: Own(fleet[device], one.hyper, one.seed) for device, one in told.items()}
-            if algorithm.serve:
+            if algorithm.split:
                 driven = drive(algorithm, blank(MODEL), state, told, batches_of, before=devices)
                 state, devices, results = driven.state, driven.devices, driven.results
             else:
                 results = {}
                 for device, one in told.items():
-                    start = algorithm.broadcast(state, one)
+                    start = algorithm.broadcast(state, device, one)
                     outcome = algorithm.local(initial(MODEL, 6), devices[device], start, batches_of[device], one)
                     assert isinstance(outcome, tuple)
                     devices[device], results[device] = outcome
             for device in order or sorted(fleet):
-                mean = algorithm.absorb(mean, told[device], results[device])
-            state = algorithm.between(algorithm.aggregate(state, mean))
+                mean = algorithm.absorb(mean, device, told[device], results[device])
+            state = algorithm.aggregate(state, mean)
         if kept is not None:
             kept |= devices
         return state

@@ -62,7 +62,7 @@ class Site:
         allocation = {device: {"keep": self.shares[device]} for device in devices}
         cohort = Cohort(tuple(devices), self.hyper, seed=11)
         self.told = self.algorithm.assign(self.state, cohort, allocation, self.number)
-        self.down = {device: self.algorithm.broadcast(self.state, told) for device, told in self.told.items()}
+        self.down = {device: self.algorithm.broadcast(self.state, device, told) for device, told in self.told.items()}
 
     def train(self, device: str, data=None) -> Result:
         """Have a device do its task; a payload is checked as the server does, outline first."""
@@ -72,16 +72,16 @@ class Site:
             own = Own(data or self.data(device), told)
             self.devices[device], result = self.algorithm.local(model, before, self.down[device], own, told)
         up = {key: leaf.clone() for key, leaf in result.tree.items()}
-        if self.algorithm.accepts:
-            self.algorithm.accepts(told, self.down[device], {key: leaf.to("meta") for key, leaf in up.items()})
-            self.algorithm.accepts(told, self.down[device], up)
+        if self.algorithm.check_update:
+            self.algorithm.check_update(told, self.down[device], {key: leaf.to("meta") for key, leaf in up.items()})
+            self.algorithm.check_update(told, self.down[device], up)
         return result
 
     def fold(self, results: dict[str, Result]) -> None:
         """End a round with the updates that came."""
         mean: Mean = self.algorithm.empty(self.state)
         for device, result in sorted(results.items()):
-            mean = self.algorithm.absorb(mean, self.told[device], result)
+            mean = self.algorithm.absorb(mean, device, self.told[device], result)
         self.state = self.algorithm.aggregate(self.state, mean)
 
     def round(self, devices: str) -> dict[str, Result]:

@@ -76,14 +76,14 @@ def play(  # noqa: PLR0913 - each test needs another of them
         cohort = Cohort(tuple(fleet), hyper, SEED, rounds)
         played.told = algorithm.assign(played.state, cohort, values or {}, number)
         for device, told in played.told.items():
-            down = played.down[device] = copied(algorithm.broadcast(played.state, told))
+            down = played.down[device] = copied(algorithm.broadcast(played.state, device, told))
             own = Own(fleet[device], told)
             after, result = algorithm.local(network(spec), played.devices[device], copied(down), own, told)
-            if algorithm.accepts:
-                algorithm.accepts(told, down, result.tree)
+            if algorithm.check_update:
+                algorithm.check_update(told, down, result.tree)
             played.devices[device], played.results[device] = after, result
         mean = Mean()
         for device in order:
-            mean = algorithm.absorb(mean, played.told[device], played.results[device])
-        played.state = algorithm.between(algorithm.aggregate(played.state, mean))
+            mean = algorithm.absorb(mean, device, played.told[device], played.results[device])
+        played.state = algorithm.aggregate(played.state, mean)
     return played

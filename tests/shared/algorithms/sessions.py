@@ -56,7 +56,7 @@ def drive(  # noqa: PLR0913 - a round has so many sides
     done = Driven(State({key: leaf.clone() for key, leaf in state.tree.items()}, state.facts))
     sessions: dict[str, Session] = {}
     for device in sorted(told):
-        start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, told[device]).items()}
+        start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, device, told[device]).items()}
         own = (before or {}).get(device, State())
         sessions[device] = algorithm.local(model, own, start, batches[device], told[device])
     ups = {device: next(session) for device, session in sessions.items()}
@@ -64,10 +64,10 @@ def drive(  # noqa: PLR0913 - a round has so many sides
         here = {device: up for device, up in ups.items() if not misses(step, device)}
         for device, up in here.items():
             spoil(step, device, up)
-            algorithm.admit(model, done.state, told[device], up)
+            algorithm.split.check_features(model, done.state, told[device], up)
         downs = {}
         if here:
-            done.state, downs = algorithm.serve(model, done.state, told, here)
+            done.state, downs = algorithm.split.serve(model, done.state, told, here)
         done.ups.append(here)
         done.downs.append(downs)
         for device, session in sessions.items():

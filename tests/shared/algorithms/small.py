@@ -114,7 +114,7 @@ class Fleet:
             driven = drive(self.algorithm, self.skeleton, self.state, told, self.own(told), before=self.devices, **how)
         mean = Mean()
         for device in self.names:
-            mean = self.algorithm.absorb(mean, told[device], driven.results[device])
+            mean = self.algorithm.absorb(mean, device, told[device], driven.results[device])
         self.devices, self.state = driven.devices, self.algorithm.aggregate(driven.state, mean)
         return driven
 

@@ -66,24 +66,24 @@ def test_who_stops_still_counts_in_its_round_and_has_left_for_good_after_it():
     """Over rounds that it is not in, and over none at all; what was aggregated is what would have been without."""
     algorithm = leaving(fedavg(), Stopping(is_on=True), min_alive=10)
     state, plain = State({"w": torch.zeros(1)}), State({"w": torch.zeros(1)})
-    told = {name: Assignment(seed=1, hyper=Hyper(), values={"device": name}) for name in ("a", "b c")}
+    told = {name: Assignment(seed=1, hyper=Hyper(), values={}) for name in ("a", "b c")}
     for stops in ({"a": 0.0, "b c": 1.0}, {"a": 0.0}, {}):
         means = [algorithm.empty(state), Mean()]
         for device, stopped in stops.items():
             for place, one in enumerate((algorithm, fedavg())):
                 result = Result({"w": torch.ones(1)}, 2.0, 2, 1.0, metrics={STOPPED: stopped})
-                means[place] = one.absorb(means[place], told[device], result)
+                means[place] = one.absorb(means[place], device, told[device], result)
         state, plain = algorithm.aggregate(state, means[0]), fedavg().aggregate(plain, means[1])
-        assert algorithm.left(state) == {"b c"}
+        assert algorithm.departure.left(state) == {"b c"}
         assert torch.equal(state.tree["w"], plain.tree["w"])
-    assert algorithm.min_alive == 10
+    assert algorithm.departure.min_alive == 10
     assert state.facts == {"left/b c": True}
 
 
 def test_without_the_option_an_algorithm_is_itself():
     algorithm = fedavg()
     assert leaving(algorithm, Stopping()) is algorithm
-    assert algorithm.left(State()) == frozenset()
+    assert algorithm.departure is None
 
 
 class Validating(Own):
@@ -109,7 +109,7 @@ def test_every_method_judges_what_it_has_trained_by_the_devices_own_history(name
             return algorithm.local(network(6), State(own, facts), down, batches, told)
 
     after, result = train(old=1)
-    trained = algorithm.serves(network(), after, result.tree, told)
+    trained = algorithm.personal.parameters(network(), after, result.tree, told)
     inputs, labels = batches.validation
     validation = functional.cross_entropy(functional_call(network().layers.eval(), trained, (inputs,)), labels).item()
     loss = 0.4 * result.loss + 0.6 * validation
@@ -118,7 +118,7 @@ def test_every_method_judges_what_it_has_trained_by_the_devices_own_history(name
     assert {"old": 1, LOSS: result.metrics[LOSS]}.items() <= after.facts.items()
     for before, stops in ((loss - 0.01, 1.0), (loss + 0.01, 0.0)):
         assert train(**{LOSS: before})[1].metrics[STOPPED] == stops
-    assert algorithm.min_alive == 2
+    assert algorithm.departure.min_alive == 2
 
 
 @pytest.mark.parametrize("bad", [{"share": 1.5}, {"share": math.nan}, {"share": -0.1}])

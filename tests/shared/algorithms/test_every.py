@@ -44,9 +44,9 @@ def test_rounds_lower_the_loss(algorithm, play, fleet, model, hyper):
         total = 0.0
         for device, data in fleet.items():
             tree = state.tree
-            if algorithm.serves:
-                came = algorithm.broadcast(state, told[device])
-                tree = algorithm.serves(model(), kept.get(device, State()), came, told[device])
+            if algorithm.personal:
+                came = algorithm.broadcast(state, device, told[device])
+                tree = algorithm.personal.parameters(model(), kept.get(device, State()), came, told[device])
             outputs = functional_call(model().layers, tree, (data.inputs,))
             total += functional.cross_entropy(outputs, data.labels, reduction="sum").item()
         return total

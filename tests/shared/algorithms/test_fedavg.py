@@ -114,7 +114,7 @@ def test_buffers_travel_with_the_parameters(hyper, own, fleet):
         result = algorithm.local(network, State(), state.tree, own(fleet["b"].subset(torch.arange(8)), hyper, 1), told)[
             1
         ]
-        mean = algorithm.absorb(mean, told, result)
+        mean = algorithm.absorb(mean, "a", told, result)
     moved = algorithm.aggregate(state, mean).tree
     assert moved["0.num_batches_tracked"].item() == 4
     assert moved["0.num_batches_tracked"].dtype == torch.int64
@@ -128,7 +128,7 @@ def test_what_nobody_holds_stays():
     mean = Mean()
     for weight, move, mask in ((1.0, [5.0, 9.0, 9.0], [1, 0, 0]), (3.0, [1.0, 4.0, 9.0], [1, 1, 0])):
         part = Result({"w": torch.tensor(move)}, weight, 1, coverage={"w": torch.tensor(mask, dtype=torch.bool)})
-        mean = fedavg().absorb(mean, told, part)
+        mean = fedavg().absorb(mean, "a", told, part)
     moved = fedavg().aggregate(state, mean)
     assert moved.tree["w"].tolist() == [12.0, 14.0, 10.0]
     assert moved.tree["quiet"].tolist() == [5.0]

@@ -205,8 +205,10 @@ def test_a_device_uses_its_own_model_and_before_that_what_came():
     site = Site(fedselect(early_stopping=True), SHARES)
     site.round("a")
     told, down = site.told["a"], site.down["a"]
-    assert same(site.algorithm.serves(network(), site.devices["a"], down, told), part(site.devices["a"], OWN))
-    assert same(site.algorithm.serves(network(), State(), down, told), down)
+    assert same(
+        site.algorithm.personal.parameters(network(), site.devices["a"], down, told), part(site.devices["a"], OWN)
+    )
+    assert same(site.algorithm.personal.parameters(network(), State(), down, told), down)
     assert site.results["a"].metrics[STOPPED] == 0.0
     assert site.devices["a"].facts["participations"] == 1
 

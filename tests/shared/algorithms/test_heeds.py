@@ -24,17 +24,17 @@ def test_a_method_heeds_what_changes_its_updates_and_nothing_else(name, model, f
     def update(value: str, amount: float) -> Tree:
         cohort = Cohort(("c",), HYPER, seed=1, rounds=3)
         told = algorithm.assign(state, cohort, {"c": {value: amount}}, 1)["c"]
-        down = algorithm.broadcast(state, told)
+        down = algorithm.broadcast(state, "c", told)
         outcome = algorithm.local(model(), State(), down, Own(fleet["c"], told.hyper, told.seed), told)
         assert isinstance(outcome, tuple)
         return outcome[1].tree
 
-    if algorithm.serve:
-        assert not algorithm.heeds
+    if algorithm.split:
+        assert not algorithm.resources.uses
         return
     for value in NAMES:
         first, other = update(value, 0.25), update(value, 0.75)
         alike = first.keys() == other.keys() and all(
             leaf.shape == other[key].shape and torch.equal(leaf, other[key]) for key, leaf in first.items()
         )
-        assert (value in algorithm.heeds) == (not alike)
+        assert (value in algorithm.resources.uses) == (not alike)

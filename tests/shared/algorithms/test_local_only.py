@@ -24,20 +24,20 @@ def test_a_device_goes_on_with_its_own_model():
     state, own, expected = algorithm.init(initial(SPEC, 5), 5), State(), initial(SPEC, 5).tree()
     for number in (1, 2):
         told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, number)["a"]
-        assert algorithm.broadcast(state, told) == {}
+        assert algorithm.broadcast(state, "a", told) == {}
         own, result = algorithm.local(initial(SPEC, 6), own, {}, Own(data, told), told)
         moved = fedavg().local(initial(SPEC, 7), State(), expected, Own(data, told), told)[1]
         expected = add(expected, moved.tree)
         torch.testing.assert_close(own.tree, expected)
-        torch.testing.assert_close(algorithm.serves(initial(SPEC, 6), own, {}, told), expected)
+        torch.testing.assert_close(algorithm.personal.parameters(initial(SPEC, 6), own, {}, told), expected)
         assert (result.tree, result.weight, result.loss) == ({}, 9.0, pytest.approx(moved.loss, rel=1e-5))
-        mean = algorithm.absorb(algorithm.empty(state), told, result)
+        mean = algorithm.absorb(algorithm.empty(state), "a", told, result)
         assert algorithm.aggregate(state, mean) is state
 
 
 def test_nothing_is_taken_from_a_device():
     told = local_only().assign(State({}, {"model_seed": 1}), Cohort(("a",), HYPER, seed=1), {}, 1)["a"]
-    local_only().accepts(told, {}, {})
+    local_only().check_update(told, {}, {})
     with pytest.raises(WireError):
-        local_only().accepts(told, {}, {"0.weight": torch.zeros(1)})
-    assert local_only().absorb(Mean(), told, Result({"0.weight": torch.zeros(1)}, 1.0, 1)).total == {}
+        local_only().check_update(told, {}, {"0.weight": torch.zeros(1)})
+    assert local_only().absorb(Mean(), "a", told, Result({"0.weight": torch.zeros(1)}, 1.0, 1)).total == {}

@@ -18,7 +18,7 @@ def told(keep: float, **values: str) -> Assignment:
 
 
 def work(name: str, model, assignment, **options) -> float:
-    counted = ALGORITHMS[name](**options).work
+    counted = ALGORITHMS[name](**options).resources.step_share
     assert counted is not None
     return counted(model, assignment)
 
@@ -48,4 +48,4 @@ def test_ordered_dropout_is_the_mean_of_the_widths_that_are_drawn():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedselect", "local_only", "pruned_personalization"])
 def test_others_compute_it_all(name):
-    assert ALGORITHMS[name]().work is None
+    assert ALGORITHMS[name]().resources.step_share is None

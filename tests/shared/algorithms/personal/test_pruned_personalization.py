@@ -157,11 +157,11 @@ def test_a_device_uses_its_own_part_with_what_came():
     algorithm = pruned_personalization()
     played = play(algorithm, 2)
     model, told = initial(CNN, 3), played.told["a"]
-    served = algorithm.serves(model, played.devices["a"], played.state.tree, told)
+    served = algorithm.personal.parameters(model, played.devices["a"], played.state.tree, told)
     assert served.keys() == model.tree().keys()
     assert torch.equal(served["0.weight"], played.devices["a"].tree["personal/0.weight"])
     assert torch.equal(served["7.weight"], played.state.tree["7.weight"])
-    fresh = algorithm.serves(model, State(), played.state.tree, told)
+    fresh = algorithm.personal.parameters(model, State(), played.state.tree, told)
     assert torch.equal(fresh["0.weight"], initial(CNN, SEED).tree()["0.weight"])
 
 
@@ -174,7 +174,9 @@ def test_it_learns(prune):
     def loss(played):
         losses = []
         for device, data in FLEET.items():
-            tree = algorithm.serves(initial(wide, 1), played.devices[device], played.state.tree, played.told[device])
+            tree = algorithm.personal.parameters(
+                initial(wide, 1), played.devices[device], played.state.tree, played.told[device]
+            )
             outputs = functional_call(blank(wide).layers, tree, (data.inputs,))
             losses.append(functional.cross_entropy(outputs, data.labels))
         return sum(losses).item()

@@ -207,7 +207,7 @@ def test_what_is_timed_is_a_plain_step_on_every_batch():
     passes = []
     model = network()
     model.layers.register_forward_hook(lambda *_: passes.append(1))
-    algorithm.timed(model, State(), down(), Own(FLEET["c"], told), told)
+    algorithm.resources.timed_step(model, State(), down(), Own(FLEET["c"], told), told)
     assert len(passes) == 10 * 4
 
 

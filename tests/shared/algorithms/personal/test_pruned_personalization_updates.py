@@ -101,10 +101,10 @@ def test_an_update_that_is_none_is_refused(share, change):
     algorithm = pruned_personalization()
     played = play(algorithm, 1, values={device: {"prune": share} for device in FLEET})
     told, down, up = played.told["a"], played.down["a"], played.results["a"].tree
-    algorithm.accepts(told, down, up)
-    algorithm.accepts(told, down, {key: leaf.to("meta") for key, leaf in up.items()})
+    algorithm.check_update(told, down, up)
+    algorithm.check_update(told, down, {key: leaf.to("meta") for key, leaf in up.items()})
     with pytest.raises(WireError):
-        algorithm.accepts(told, down, tampered(up, **change))
+        algorithm.check_update(told, down, tampered(up, **change))
 
 
 def test_values_may_be_quantized():
@@ -114,7 +114,7 @@ def test_values_may_be_quantized():
     back = quantize(bits=7).decode(quantize(bits=7).encode(up, None)[0]).tree
     assert torch.equal(back["mask"], up["mask"])
     torch.testing.assert_close(back["values"], up["values"], atol=0.02, rtol=0)
-    pruned_personalization().accepts(played.told["c"], played.down["c"], back)
+    pruned_personalization().check_update(played.told["c"], played.down["c"], back)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.5", [0.5]])
@@ -130,6 +130,6 @@ def test_where_holders_count_alike_none_can_say_that_it_counts_for_more():
     played, mean = play(algorithm, 1, values={device: {"prune": 0.0} for device in FLEET}), Mean()
     for device, result in played.results.items():
         loud = replace(result, weight=1e9 if device == "a" else 1.0)
-        mean = algorithm.absorb(mean, played.told[device], loud)
+        mean = algorithm.absorb(mean, device, played.told[device], loud)
     wanted = sum(result.tree["7.bias"] for result in played.results.values()) / len(FLEET)
     torch.testing.assert_close(algorithm.aggregate(played.state, mean).tree["7.bias"], wanted)

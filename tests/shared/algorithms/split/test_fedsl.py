@@ -102,7 +102,7 @@ def test_the_average_is_arithmetic_with_zeros_included():
     for weight, values, steps in ((1.0, [2.0, 0.0], 5), (3.0, [4.0, 6.0], 6)):
         tree = {"0.weight": torch.tensor([values]), "0.steps": torch.tensor(steps)}
         coverage = {"0.weight": torch.tensor([values]) != 0}  # as a codec may say that leaves zeros out
-        mean = algorithm.absorb(mean, told, Result(tree, weight, 1, coverage=coverage))
+        mean = algorithm.absorb(mean, "a", told, Result(tree, weight, 1, coverage=coverage))
     after = algorithm.aggregate(state, mean)
     assert after.tree["0.weight"].tolist() == [[3.0, 3.0]]
     assert (after.tree["0.steps"].item(), after.tree["0.steps"].dtype) == (6, torch.int64)
@@ -120,7 +120,7 @@ def test_holders_and_weights_by_hand(with_coverage):
         for weight, values in contributions:
             tree = {"0.weight": torch.tensor([values]), "0.bias": torch.tensor([values[0]])}
             coverage = {"0.weight": tree["0.weight"] != 0} if with_coverage else {}
-            mean = algorithm.absorb(mean, told, Result(tree, weight, 1, coverage=coverage))
+            mean = algorithm.absorb(mean, "a", told, Result(tree, weight, 1, coverage=coverage))
         start = State({"0.weight": torch.ones(1, 3), "0.bias": torch.ones(1)})
         return algorithm.aggregate(start, mean).tree
 
@@ -146,9 +146,9 @@ def test_the_support_of_the_average_is_the_union():
 def test_only_the_client_part_goes_down_and_up():
     fleet = Fleet(fedsl(cut=2), "normed")
     below = set(fleet.skeleton.below(2).state_dict())
-    assert set(fleet.algorithm.broadcast(fleet.state, fleet.told(1)["a"])) == below
+    assert set(fleet.algorithm.broadcast(fleet.state, "a", fleet.told(1)["a"])) == below
     driven = fleet.play()
-    start = fleet.algorithm.broadcast(fleet.state, fleet.told(1)["a"])
+    start = fleet.algorithm.broadcast(fleet.state, "a", fleet.told(1)["a"])
     for result in driven.results.values():
         assert list(result.tree) == list(start)
         assert all(result.tree[key].dtype == leaf.dtype for key, leaf in start.items())
@@ -209,7 +209,7 @@ def test_sessions_of_a_process_do_not_disturb_each_other():
     both = drive(fleet.algorithm, fleet.skeleton, fleet.state, told, fleet.own(told))
     torch.rand(5)
     session = fleet.algorithm.local(
-        fleet.skeleton, State(), fleet.algorithm.broadcast(fleet.state, told["b"]), fleet.own(told)["b"], told["b"]
+        fleet.skeleton, State(), fleet.algorithm.broadcast(fleet.state, "b", told["b"]), fleet.own(told)["b"], told["b"]
     )
     sent = next(session)
     for step, (ups, downs) in enumerate(zip(both.ups, both.downs, strict=True), 1):

@@ -30,7 +30,7 @@ PRUNING = partial(splitfed, sparsity=0.7, schedule="constant")
 def begun(fleet: Fleet, state: State | None = None, **told):
     """Return a session of the fleet's first device, and what it is told."""
     one = msgspec.structs.replace(fleet.told(1)["a"], **told)
-    start = {key: leaf.clone() for key, leaf in fleet.algorithm.broadcast(fleet.state, one).items()}
+    start = {key: leaf.clone() for key, leaf in fleet.algorithm.broadcast(fleet.state, "a", one).items()}
     return fleet.algorithm.local(fleet.skeleton, state or State(), start, Own(fleet.data["a"], one), one)
 
 
@@ -105,7 +105,7 @@ def test_a_step_with_dropout_is_autograds(granularity):
     up = fleet.play().ups[0]["a"]
     inputs, labels = next(iter(fleet.own(fleet.told(1))["a"]))
     features = functional_call(
-        fleet.skeleton.below(1), fleet.algorithm.broadcast(State(start, fleet.state.facts), None), (inputs,)
+        fleet.skeleton.below(1), fleet.algorithm.broadcast(State(start, fleet.state.facts), "a", None), (inputs,)
     )
     if granularity == "element":
         scale = torch.where(features != 0, up["features"] / features, 0.0).detach().round()
@@ -188,7 +188,9 @@ def test_the_forward_pass_after_the_average_is_dense():
     fleet.play()
     told = fleet.told(2)
     inputs, _ = next(iter(fleet.own(told)["a"]))
-    expected = functional_call(fleet.skeleton.below(1), fleet.algorithm.broadcast(fleet.state, told["a"]), (inputs,))
+    expected = functional_call(
+        fleet.skeleton.below(1), fleet.algorithm.broadcast(fleet.state, "a", told["a"]), (inputs,)
+    )
     driven = drive(fleet.algorithm, fleet.skeleton, fleet.state, told, fleet.own(told), before=fleet.devices)
     assert torch.equal(driven.ups[0]["a"]["features"], expected)
 
@@ -282,7 +284,7 @@ def test_the_state_survives_a_file(tmp_path):
 def test_active_numbers_alone_make_the_range():
     """One bit: every active number moves by eta times the least or the greatest active |g|, pruned ones not at all."""
     fleet = Fleet(splitfed(sparsity=0.5, bits=1, schedule="constant"), "cnn", (8,), rounds=1)
-    start = {key: leaf.clone() for key, leaf in fleet.algorithm.broadcast(fleet.state, fleet.told(1)["a"]).items()}
+    start = {key: leaf.clone() for key, leaf in fleet.algorithm.broadcast(fleet.state, "a", fleet.told(1)["a"]).items()}
     session = begun(fleet)
     up = next(session)
     generator = torch.Generator().manual_seed(1)
@@ -322,7 +324,7 @@ def test_a_batch_that_is_refused_leaves_no_trace(bad):
     else:
         down["gradient"].view(-1)[3] = float(bad)
     after, result = ended(session, down)
-    start = fleet.algorithm.broadcast(fleet.state, fleet.told(1)["a"])
+    start = fleet.algorithm.broadcast(fleet.state, "a", fleet.told(1)["a"])
     assert all(torch.equal(result.tree[key], leaf) for key, leaf in start.items())
     assert (result.loss, result.metrics["refused_batches"], result.metrics["sparsity"]) == (None, 1.0, 0.0)
     assert bits.unpack(after.tree["mask"].numpy(), 36, 1).all()
@@ -364,7 +366,7 @@ def test_a_session_that_went_on_without_its_end():
     session = begun(fleet)
     next(session)
     _, result = ended(session, Missed(7))
-    start = fleet.algorithm.broadcast(fleet.state, fleet.told(1)["a"])
+    start = fleet.algorithm.broadcast(fleet.state, "a", fleet.told(1)["a"])
     assert all(torch.equal(result.tree[key], leaf) for key, leaf in start.items())
     assert (result.loss, result.metrics["missed_steps"], result.num_examples) == (None, 3.0, 8)
 
@@ -373,7 +375,7 @@ def test_nothing_given_is_changed():
     """The parameters may be views of a file, what came down a view of a frame."""
     fleet = Fleet(fedsl(period=1), "normed", (8,))
     told = fleet.told(1)["a"]
-    start = fleet.algorithm.broadcast(fleet.state, told)
+    start = fleet.algorithm.broadcast(fleet.state, "a", told)
     before = {key: leaf.clone() for key, leaf in start.items()}
     session = fleet.algorithm.local(fleet.skeleton, State(), start, fleet.own({"a": told})["a"], told)
     down = answer(next(session), torch.Generator().manual_seed(1))

@@ -35,13 +35,13 @@ def served(fleet: Fleet, ups, **options):
     """Serve one step from a copy of the fleet's state; torch's generator is seeded, as whoever drives it does."""
     algorithm = HELD(**options) if options else fleet.algorithm
     with seeded(1):
-        return algorithm.serve(fleet.skeleton, copy(fleet.state), fleet.told(1), ups)
+        return algorithm.split.serve(fleet.skeleton, copy(fleet.state), fleet.told(1), ups)
 
 
 def ups_of(fleet: Fleet) -> dict:
     """Return what the devices send at their first step."""
     told = fleet.told(1)
-    start, own = fleet.algorithm.broadcast(fleet.state, told["a"]), fleet.own(told)
+    start, own = fleet.algorithm.broadcast(fleet.state, "a", told["a"]), fleet.own(told)
     return {
         device: next(fleet.algorithm.local(fleet.skeleton, State(), start, own[device], told[device]))
         for device in fleet.names
@@ -158,7 +158,7 @@ def test_a_device_whose_numbers_overflow_does_not_count(name):
     fleet = steep(Fleet(HELD(), name, (4, 4, 4)))
     ups = ups_of(fleet)
     ups["b"]["features"] = torch.full_like(ups["b"]["features"], 3e38)
-    fleet.algorithm.admit(fleet.skeleton, fleet.state, fleet.told(1)["b"], ups["b"])
+    fleet.algorithm.split.check_features(fleet.skeleton, fleet.state, fleet.told(1)["b"], ups["b"])
     after, down = served(fleet, ups)
     assert set(down["b"]) == {"gradient"}
     assert not down["b"]["gradient"].any()
@@ -262,9 +262,9 @@ def test_what_no_server_part_takes_is_refused(spoil, granularity):
     """As it came it is admitted; with one thing wrong it is not, and says so as what came over a wire."""
     fleet = Fleet(fedsl(drop=0.4, granularity=granularity), "cnn", (4,))
     up, told = ups_of(fleet)["a"], fleet.told(1)["a"]
-    fleet.algorithm.admit(fleet.skeleton, fleet.state, told, up)
+    fleet.algorithm.split.check_features(fleet.skeleton, fleet.state, told, up)
     with pytest.raises(WireError):
-        fleet.algorithm.admit(fleet.skeleton, fleet.state, told, spoil(up))
+        fleet.algorithm.split.check_features(fleet.skeleton, fleet.state, told, spoil(up))
 
 
 def test_a_batch_is_bounded_before_room_is_made_for_it():
@@ -276,7 +276,7 @@ def test_a_batch_is_bounded_before_room_is_made_for_it():
         "shape": torch.tensor([2, 1 << 20, 1 << 20], dtype=torch.int32),
     }
     with pytest.raises(WireError, match="too many"):
-        fleet.algorithm.admit(fleet.skeleton, fleet.state, fleet.told(1)["a"], up)
+        fleet.algorithm.split.check_features(fleet.skeleton, fleet.state, fleet.told(1)["a"], up)
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (4, 3, 2, 2), (4, 2, 9, 9), (4,)])
@@ -285,7 +285,7 @@ def test_features_of_another_network_are_refused(shape):
     fleet = Fleet(HELD(), "cnn", (4,))
     up = changed(ups_of(fleet)["a"], features=torch.zeros(shape))
     with pytest.raises(WireError):
-        fleet.algorithm.admit(fleet.skeleton, fleet.state, fleet.told(1)["a"], up)
+        fleet.algorithm.split.check_features(fleet.skeleton, fleet.state, fleet.told(1)["a"], up)
 
 
 def test_pictures_of_another_size_than_the_servers_own_are_refused():
@@ -302,11 +302,11 @@ def test_pictures_of_another_size_than_the_servers_own_are_refused():
         "keep": torch.zeros(1, dtype=torch.uint8),
         "shape": torch.tensor([2, 80, 80], dtype=torch.int32),
     }
-    algorithm.admit(model, state, told, up)
+    algorithm.split.check_features(model, state, told, up)
     own = replace(model, example=(1, 8, 8))
     with pytest.raises(WireError, match=r"features of shape \(2, 80, 80\), one of \(1, 8, 8\) has \(2, 8, 8\)"):
-        algorithm.admit(own, state, told, up)
-    algorithm.admit(own, state, told, up | {"shape": torch.tensor([2, 8, 8], dtype=torch.int32)})
+        algorithm.split.check_features(own, state, told, up)
+    algorithm.split.check_features(own, state, told, up | {"shape": torch.tensor([2, 8, 8], dtype=torch.int32)})
 
 
 def test_smaller_batches_are_admitted():
@@ -315,7 +315,7 @@ def test_smaller_batches_are_admitted():
     up = ups_of(fleet)["a"]
     one = {key: leaf[:1] for key, leaf in up.items()}
     told = msgspec.structs.replace(fleet.told(1)["a"], hyper=HYPER)
-    fleet.algorithm.admit(fleet.skeleton, fleet.state, told, one)
+    fleet.algorithm.split.check_features(fleet.skeleton, fleet.state, told, one)
     assert served(fleet, {"a": one})[1]["a"]["gradient"].shape == one["features"].shape
 
 
@@ -324,9 +324,11 @@ def test_one_example_is_refused_where_batchnorm_cannot_train_on_it():
     fleet = Fleet(HELD(), "normed", (4,))
     up, told = ups_of(fleet)["a"], fleet.told(1)["a"]
     before = copy(fleet.state)
-    fleet.algorithm.admit(fleet.skeleton, fleet.state, told, {key: leaf[:2] for key, leaf in up.items()})
+    fleet.algorithm.split.check_features(fleet.skeleton, fleet.state, told, {key: leaf[:2] for key, leaf in up.items()})
     with pytest.raises(WireError, match="more than 1 value per channel"):
-        fleet.algorithm.admit(fleet.skeleton, fleet.state, told, {key: leaf[:1] for key, leaf in up.items()})
+        fleet.algorithm.split.check_features(
+            fleet.skeleton, fleet.state, told, {key: leaf[:1] for key, leaf in up.items()}
+        )
     assert all(torch.equal(before.tree[key], leaf) for key, leaf in fleet.state.tree.items())
 
 
@@ -336,11 +338,15 @@ def test_the_server_part_is_tried_once_for_features_of_a_shape():
     up, told = ups_of(fleet)["a"], fleet.told(1)["a"]
     fleet.skeleton.layers[-1].register_forward_hook(lambda *_: tries.append(1))
     for rows in (4, 3, 4, 1, 1):
-        fleet.algorithm.admit(fleet.skeleton, fleet.state, told, {key: leaf[:rows] for key, leaf in up.items()})
+        fleet.algorithm.split.check_features(
+            fleet.skeleton, fleet.state, told, {key: leaf[:rows] for key, leaf in up.items()}
+        )
     assert len(tries) == 2
     for _ in range(2):
         with pytest.raises(WireError):
-            fleet.algorithm.admit(fleet.skeleton, fleet.state, told, changed(up, features=torch.zeros(4, 2, 9, 9)))
+            fleet.algorithm.split.check_features(
+                fleet.skeleton, fleet.state, told, changed(up, features=torch.zeros(4, 2, 9, 9))
+            )
 
 
 def test_a_device_that_names_ever_other_shapes_takes_no_more_memory():
@@ -352,7 +358,7 @@ def test_a_device_that_names_ever_other_shapes_takes_no_more_memory():
     told = algorithm.assign(state, Cohort(("a",), HYPER, 0, 1), {}, 1)["a"]
     for side in (*range(1, smashed.MOST_SHAPES + 2), 1):
         up = {"features": torch.zeros(4, 2, side, 1), "labels": torch.zeros(4, dtype=torch.uint8)}
-        algorithm.admit(model, state, told, up)
+        algorithm.split.check_features(model, state, told, up)
     assert len(tries) == smashed.MOST_SHAPES + 2
 
 

@@ -58,7 +58,7 @@ def test_a_device_changes_what_is_active_and_keeps_all_else_to_the_bit(network):
     algorithm = fedspu()
     state, told = begun(algorithm, network, {"a": 0.5})
     own = State(fresh(network, 1), {"old": 1})
-    down = algorithm.broadcast(state, told["a"])
+    down = algorithm.broadcast(state, "a", told["a"])
     after, result = algorithm.local(network, own, down, Own(examples((1, 6, 6), 10), told["a"]), told["a"])
     layout = chain(network.layers)
     index = layout.index(draw(layout.hidden, 0.5, told["a"].seed))
@@ -79,7 +79,7 @@ def test_what_came_is_merged_before_anything_is_trained(network):
     state, told = begun(algorithm, network, {"a": 0.5})
     one = msgspec.structs.replace(told["a"], hyper=msgspec.structs.replace(HYPER, local_epochs=0))
     own = State(fresh(network, 1))
-    down = algorithm.broadcast(state, one)
+    down = algorithm.broadcast(state, "a", one)
     after, result = algorithm.local(network, own, down, Own(examples((1, 6, 6), 10), one), one)
     layout = chain(network.layers)
     masks = coverage(layout.index(draw(layout.hidden, 0.5, one.seed)), own.tree)
@@ -96,22 +96,22 @@ def test_a_first_participation_begins_with_what_the_run_began_with():
     state = algorithm.init(initial(SPEC, 5), 5)
     moved = State({key: leaf + 1 for key, leaf in state.tree.items()}, state.facts)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 4)["a"]
-    down = algorithm.broadcast(moved, told)
-    assert same(algorithm.serves(model, State(), down, told), initial(SPEC, 5).tree())
+    down = algorithm.broadcast(moved, "a", told)
+    assert same(algorithm.personal.parameters(model, State(), down, told), initial(SPEC, 5).tree())
     after, _ = algorithm.local(model, State(), down, Own(examples((1, 8, 8), 9), told), told)
     layout = chain(model.layers)
     for key, mask in coverage(layout.index(draw(layout.hidden, 0.5, told.seed)), state.tree).items():
         assert torch.equal(after.tree[key][~mask], state.tree[key][~mask])
-    assert same(algorithm.serves(model, after, down, told), after.tree)
+    assert same(algorithm.personal.parameters(model, after, down, told), after.tree)
 
 
 def test_a_personal_model_that_cannot_be_had_fails_the_task(network):
     algorithm = fedspu()
     _, told = begun(algorithm, network, {"a": 0.5})
     with pytest.raises(TaskFailed, match="from what model and seed"):
-        algorithm.serves(network, State(), {}, told["a"])
+        algorithm.personal.parameters(network, State(), {}, told["a"])
     with pytest.raises(TaskFailed, match="another one"):
-        algorithm.serves(network, State({"0.weight": torch.zeros(1)}), {}, told["a"])
+        algorithm.personal.parameters(network, State({"0.weight": torch.zeros(1)}), {}, told["a"])
 
 
 SHARES = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 1.0, "e": 0.25}
@@ -123,7 +123,7 @@ def folded(algorithm, network, state, told, order):
     for place in order:
         index = draw_index(network, told[place])
         part = extract(fresh(network, ord(place)), index)
-        mean = algorithm.absorb(mean, told[place], Result(part, float(ord(place) - 90), 1))
+        mean = algorithm.absorb(mean, place, told[place], Result(part, float(ord(place) - 90), 1))
     return algorithm.aggregate(state, mean)
 
 
@@ -172,7 +172,7 @@ def test_a_codec_that_sends_single_values_covers_them_alone(network):
     part = extract(fresh(network, 3), draw_index(network, told["b"]))
     sent = {key: torch.rand(leaf.shape) < 0.5 for key, leaf in part.items() if leaf.ndim > 1}
     after = algorithm.aggregate(
-        state, algorithm.absorb(algorithm.empty(state), told["b"], Result(part, 2.0, 1, coverage=sent))
+        state, algorithm.absorb(algorithm.empty(state), "b", told["b"], Result(part, 2.0, 1, coverage=sent))
     )
     for key, leaf in extract(after.tree, draw_index(network, told["b"])).items():
         before = extract(state.tree, draw_index(network, told["b"]))[key]
@@ -196,11 +196,11 @@ def test_bytes_are_the_formula_and_those_of_dropout(network, keep):
         algorithm = build(keep=keep)
         state = algorithm.init(network, 5)
         told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
-        down = algorithm.broadcast(state, told)
+        down = algorithm.broadcast(state, "a", told)
         own = State(fresh(network, 1))
         _, result = algorithm.local(network, own, down, Own(examples((1, 6, 6), 10), told), told)
         sizes.add(tuple(dense().encode(tree, None)[0].num_bytes for tree in (down, result.tree)))
-        algorithm.accepts(told, down, {key: leaf.to("meta") for key, leaf in result.tree.items()})
+        algorithm.check_update(told, down, {key: leaf.to("meta") for key, leaf in result.tree.items()})
     layout = chain(network.layers)
     active = numel(layout.index(draw(layout.hidden, keep, told.seed)), state.tree)
     bitmaps = sum(-(-count // 8) for count in layout.hidden.values())
@@ -211,7 +211,7 @@ def test_devices_with_whole_models_are_given_the_very_same_leaves(network):
     """So that they share one transmission; a broadcast of a part is a device's own."""
     algorithm = fedspu()
     state, told = begun(algorithm, network, SHARES)
-    down = {device: algorithm.broadcast(state, one) for device, one in told.items()}
+    down = {device: algorithm.broadcast(state, device, one) for device, one in told.items()}
     assert all(leaf is down["d"][key] for key, leaf in down["a"].items())
     assert not any(leaf is down["e"][key] for key, leaf in down["c"].items() if key != "10.bias")
 
@@ -220,10 +220,10 @@ def test_what_is_no_part_of_what_went_down_is_refused(network):
     """On either side: a bitmap up, a full leaf, a missing bitmap, leaves of another share."""
     algorithm = fedspu()
     state, told = begun(algorithm, network, {"a": 0.5, "b": 0.25})
-    down, other = (algorithm.broadcast(state, told[device]) for device in "ab")
+    down, other = (algorithm.broadcast(state, device, told[device]) for device in "ab")
     for up in (down, state.tree, {key: leaf for key, leaf in other.items() if not key.startswith(PREFIX)}):
         with pytest.raises(WireError):
-            algorithm.accepts(told["a"], down, up)
+            algorithm.check_update(told["a"], down, up)
     bare = {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
     mixed = bare | {key: leaf for key, leaf in other.items() if key.startswith(PREFIX)}
     for came in (bare, mixed, down | {"0.weight": state.tree["0.weight"]}, down | {"x": torch.zeros(1)}):
@@ -233,7 +233,7 @@ def test_what_is_no_part_of_what_went_down_is_refused(network):
 
 def test_devices_are_told_their_share_their_name_and_where_all_began(network):
     state, told = begun(fedspu(keep=0.5), network, {"a": 0.25})
-    assert told["a"].values == {"keep": 0.25, "device": "a", "model_seed": 5}
+    assert told["a"].values == {"keep": 0.25, "model_seed": 5}
     cohort = Cohort(("a", "b"), HYPER, seed=11)
     assert fedspu(keep=0.5).assign(state, cohort, {}, 1)["b"].values["keep"] == 0.5
 

@@ -229,7 +229,7 @@ def test_a_device_uses_its_width_with_the_statistics_of_that_width():
     site.tell("ab")
     for device, width in (("a", 1), ("b", 0)):
         down = site.down[device]
-        served = site.algorithm.serves(network(), State(), down, site.told[device])
+        served = site.algorithm.personal.parameters(network(), State(), down, site.told[device])
         assert served.keys() == site.layout.leaves.keys()
         assert torch.equal(served["8.running_mean"], down[f"8.running_mean@{width}"])
         functional_call(network().layers.eval(), served, (site.data("a").inputs,))

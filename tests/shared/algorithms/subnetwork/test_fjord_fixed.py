@@ -24,7 +24,7 @@ def test_a_device_is_given_the_first_neurons_of_every_layer_and_keeps_nothing():
             index = site.layout.index(ordered(site.layout.hidden, share))
             assert same(bare(site.down[device]), extract(before, index))
             assert site.devices[device] == State()
-            served = site.algorithm.serves(network(), State(), site.down[device], site.told[device])
+            served = site.algorithm.personal.parameters(network(), State(), site.down[device], site.told[device])
             assert same(served, extract(before, index))
 
 

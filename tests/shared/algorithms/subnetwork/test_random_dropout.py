@@ -30,7 +30,7 @@ def test_one_step_is_a_step_of_the_whole_network_whose_other_neurons_are_zero():
     leaves = {key: leaf.clone().requires_grad_() for key, leaf in whole.items()}
     functional.cross_entropy(functional_call(model.layers, leaves, (data.inputs,)), data.labels).backward()
     expected = {key: (leaf - 0.1 * leaf.grad).detach() for key, leaf in leaves.items()}
-    down = algorithm.broadcast(state, told)
+    down = algorithm.broadcast(state, "a", told)
     after, result = algorithm.local(initial(SPEC, 6), State(), down, Own(data, told), told)
     assert (after.tree, after.facts) == ({}, {})
     torch.testing.assert_close(result.tree, extract(expected, index))
@@ -41,9 +41,9 @@ def test_a_device_serves_the_smaller_network_that_it_was_given():
     algorithm, model = random_dropout(keep=0.5, early_stopping=True), initial(SPEC, 5)
     state = algorithm.init(model, 5)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
-    down, data, layout = algorithm.broadcast(state, told), examples((1, 8, 8), 9), chain(model.layers)
+    down, data, layout = algorithm.broadcast(state, "a", told), examples((1, 8, 8), 9), chain(model.layers)
     index = layout.index(draw(layout.hidden, 0.5, told.seed))
-    served = algorithm.serves(model, State(), down, told)
+    served = algorithm.personal.parameters(model, State(), down, told)
     outputs = functional_call(model.layers, served, (data.inputs,))
     whole = spread(extract(state.tree, index), index, state.tree)
     torch.testing.assert_close(outputs, functional_call(model.layers, whole, (data.inputs,)))
@@ -58,5 +58,7 @@ def test_a_device_that_only_evaluates_tries_the_whole_model():
     algorithm, model = random_dropout(keep=0.5), initial(SPEC, 5)
     state = algorithm.init(model, 5)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
-    served = algorithm.serves(model, State(), algorithm.shows(state, told), told)
+    served = algorithm.personal.parameters(
+        model, State(), algorithm.personal.sent_for_evaluation(state, "a", told), told
+    )
     assert all(leaf is state.tree[key] for key, leaf in served.items())

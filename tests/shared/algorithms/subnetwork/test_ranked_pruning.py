@@ -141,27 +141,32 @@ def test_a_device_uses_its_part_as_it_left_it():
     site.round("a")
     site.round("a")
     model, inputs = network().layers.eval(), site.data("a").inputs
-    served = site.algorithm.serves(network(), site.devices["a"], site.down["a"], site.told["a"])
+    served = site.algorithm.personal.parameters(network(), site.devices["a"], site.down["a"], site.told["a"])
     index = site.layout.index(chosen(site, "a"))
     whole = spread(site.results["a"].tree, index, network().tree())
     assert torch.allclose(
         functional_call(model, served, (inputs,)), functional_call(model, whole, (inputs,)), atol=1e-5
     )
-    assert same(site.algorithm.serves(network(), State(), site.down["a"], site.told["a"]), bare(site.down["a"]))
+    assert same(
+        site.algorithm.personal.parameters(network(), State(), site.down["a"], site.told["a"]), bare(site.down["a"])
+    )
 
 
 def test_to_try_what_it_has_a_device_needs_nothing_but_the_first_time():
     """Then the whole, the same leaves for all; one that lost its part says so."""
     site = Site(hermes(), SHARES)
     site.tell("ab")
-    shown = [site.algorithm.shows(site.state, site.told[device]) for device in "ab"]
+    shown = [site.algorithm.personal.sent_for_evaluation(site.state, device, site.told[device]) for device in "ab"]
     assert all(leaf is shown[1][key] is site.state.tree[key] for key, leaf in bare(shown[0]).items())
     site.round("ab")
     site.tell("ab")
-    assert site.algorithm.shows(site.state, site.told["a"]) == {}
-    assert site.algorithm.serves(network(), site.devices["a"], {}, site.told["a"]).keys() == site.layout.leaves.keys()
+    assert site.algorithm.personal.sent_for_evaluation(site.state, "a", site.told["a"]) == {}
+    assert (
+        site.algorithm.personal.parameters(network(), site.devices["a"], {}, site.told["a"]).keys()
+        == site.layout.leaves.keys()
+    )
     with pytest.raises(TaskFailed, match="lost"):
-        site.algorithm.serves(network(), State(), {}, site.told["a"])
+        site.algorithm.personal.parameters(network(), State(), {}, site.told["a"])
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.5, 1.0])
@@ -193,11 +198,11 @@ def test_what_is_no_choice_is_refused():
     fewer = up | {"active/0": torch.tensor([1], dtype=torch.uint8)}
     for bad in (fewer, bare(up), up | {"active/0": torch.zeros(2, dtype=torch.uint8)}, down, {}):
         with pytest.raises(WireError):
-            site.algorithm.accepts(told, down, bad)
+            site.algorithm.check_update(told, down, bad)
     site.fold({"a": replace(site.train("a"), tree=up)})
     site.tell("a")
     with pytest.raises(WireError):
-        site.algorithm.accepts(site.told["a"], site.down["a"], up)
+        site.algorithm.check_update(site.told["a"], site.down["a"], up)
 
 
 def test_with_whole_models_and_a_fixed_order_it_is_fedavg(play, fleet):
@@ -213,8 +218,8 @@ def test_devices_stop_and_leave_as_fedspus_do():
     site.devices["a"] = replace(site.devices["a"], facts={"stopping_loss": 0.0})
     site.devices["b"] = replace(site.devices["b"], facts={"stopping_loss": 1e9})
     site.round("ab")
-    assert site.algorithm.left(site.state) == {"a"}
-    assert site.algorithm.min_alive == 2
+    assert site.algorithm.departure.left(site.state) == {"a"}
+    assert site.algorithm.departure.min_alive == 2
 
 
 def test_what_is_timed_is_a_step_on_what_came():
@@ -223,6 +228,6 @@ def test_what_is_timed_is_a_step_on_what_came():
     for sizes in (site.layout.hidden, {"0": 2, "3": 1, "7": 2}):
         site.tell("a")
         told, down = site.told["a"], site.down["a"]
-        _, result = site.algorithm.timed(network(6), State(), down, Own(site.data("a"), told), told)
+        _, result = site.algorithm.resources.timed_step(network(6), State(), down, Own(site.data("a"), told), told)
         assert {name: len(result.tree[f"{name}.weight"]) for name in sizes} == sizes
         site.round("a")
