@@ -35,6 +35,7 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
 
     Attributes:
         data: Other data, which need no download.
+        server_data: Likewise, of the server itself.
         model: That fits these data; the plan's own where left out.
         algorithm: Likewise.
         hyper: Likewise.
@@ -42,6 +43,7 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
     """
 
     data: Data
+    server_data: Data | None = None
     model: Chosen | None = None
     algorithm: Chosen | None = None
     hyper: HyperPlan | None = None
@@ -148,6 +150,7 @@ class Plan(Section, frozen=True, kw_only=True):
         evaluation: When models are evaluated.
         measure: What is measured on the devices before the first round.
         data: Where examples come from, for local agents, replay and the server's test set.
+        server_data: Labelled examples that the server itself trains on, for methods in which it does.
         partition: How local agents and replayed devices share that data.
         budget: What the whole run may take.
         replay: How a replay computes.
@@ -163,6 +166,7 @@ class Plan(Section, frozen=True, kw_only=True):
     algorithm: Chosen
     model: Chosen
     data: Data
+    server_data: Data | None = None
     seed: int = 0
     local: int = 0
     codec: Chosen = Chosen(name="dense")
@@ -186,8 +190,12 @@ def placed(plan: Plan, data_root: Path) -> Plan:
     if plan.fallback and not (data_root / plan.data.path).exists():
         log.warning("%s is not there, training on %s instead", data_root / plan.data.path, plan.fallback.data.source)
         plan = fallen_back(plan)
-    data = msgspec.structs.replace(plan.data, path=str(data_root / plan.data.path)) if plan.data.path else plan.data
-    return msgspec.structs.replace(plan, data=data, fallback=None)
+    own = plan.server_data and _placed(plan.server_data, data_root)
+    return msgspec.structs.replace(plan, data=_placed(plan.data, data_root), server_data=own, fallback=None)
+
+
+def _placed(data: Data, data_root: Path) -> Data:
+    return msgspec.structs.replace(data, path=str(data_root / data.path)) if data.path else data
 
 
 def fallen_back(plan: Plan) -> Plan:

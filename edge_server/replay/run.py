@@ -193,8 +193,8 @@ def replay(
         pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        own_s = (recorded_gateway.seconds(trace), recorded_gateway.step_seconds(trace)) if trace else ()
-        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", *own_s)
+        server_s = recorded_gateway.costs(trace) if trace else {}
+        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s)
         store = ReportingStore(folder, aside / "updates", runner.get_loop().time, tell)
         try:
             state = runner.run(play(plan, folder.name, store, cast))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,12 +32,11 @@ from edge_server.replay.devices.behaviour import Behaviour, Part
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale
 from edge_server.rounds.run import run_plan
-from edge_server.rounds.split.top_model import TopModel
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
 from shared.protocol.topics import channel_of, device_of, topic
 from shared.runtime.clock import Clock, VirtualLoop
-from shared.runtime.executor import P, R, Worker, inline
+from shared.runtime.executor import charging, inline
 from shared.runtime.tasks import background
 from shared.tensors.tree import State
 from shared.transport.base import Inbox
@@ -215,8 +214,7 @@ class Cast:
         jobs: Has their tasks done.
         scale: Tells how much work they are.
         folder: For what their agents keep on disk.
-        server_s: Seconds that the server itself takes in a round; None for none.
-        step_s: Seconds that it takes for a step of a split session.
+        server_s: Seconds that the server's own calculations take, by their names; others take none.
     """
 
     fleet: Sequence[DevicePlan]
@@ -224,8 +222,7 @@ class Cast:
     jobs: Jobs
     scale: Scale
     folder: Path
-    server_s: Callable[[int], float] | None = None
-    step_s: float = 0.0
+    server_s: Mapping[str, Callable[..., float]] = field(default_factory=dict)
 
 
 async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
@@ -241,26 +238,7 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     assert isinstance(loop, VirtualLoop)
     loop.before_time_moves(cast.jobs.settle)
     stage = Stage(plan, cast.fleet, cast.behaviours, cast.folder, MemoryTransport(), cast.jobs, cast.scale, loop.time)
-    worker = charge_rounds(store, cast.server_s, cast.step_s) if cast.server_s else inline
+    worker = charging(cast.server_s)
     server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
     async with background(stage.run()), server.listening():
         return await run_plan(plan, run, server, store, LinkConfig(), started="")
-
-
-def charge_rounds(store: Store, seconds: Callable[[int], float], step_s: float = 0.0) -> Worker:
-    """Return a worker that runs inline, and lets a round's seconds pass when the state after that round is kept.
-
-    Those of a split session's step pass when it is served.
-    """
-
-    async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result = function(*args, **kwargs)
-        if function == store.save:
-            number, *_ = args
-            assert isinstance(number, int)
-            await asyncio.sleep(seconds(number))
-        elif getattr(function, "__func__", None) is TopModel.serve:
-            await asyncio.sleep(step_s)
-        return result
-
-    return run

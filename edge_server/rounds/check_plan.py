@@ -11,6 +11,7 @@ from pathlib import Path
 from edge_server.allocation.coordinator import options_of, unused_values
 from edge_server.plan.plan import Plan, check_structure, fallen_back, placed
 from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import evaluated
 from shared.codecs import CODECS
 from shared.config import read
 from shared.errors import ConfigError
@@ -58,13 +59,17 @@ def _check_choices(plan: Plan, path: Path) -> None:
         state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if (algorithm.server is None) != (plan.server_data is None):
+        problem = "needs labelled examples of the server's own: add" if algorithm.server else "uses none: take out"
+        raise ConfigError(f"{path}: algorithm {plan.algorithm.name!r} {problem} [server_data]")
     evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
     if algorithm.split and (evaluates or plan.measure.seconds):
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
             "measure; take out evaluation.on_device, evaluation.devices_every and measure.seconds"
         )
-    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= state.tree.keys():
+    judged = evaluated(algorithm, state)
+    if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= judged.keys():
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
             "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"

@@ -30,16 +30,19 @@ from edge_server.rounds.broadcast import Outgoing, audiences
 from edge_server.rounds.check_update import keep_only, read, require_like
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
-from shared.algorithms.base import Algorithm
+from shared.algorithms.base import Algorithm, Cohort, evaluated
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.errors import WireError
 from shared.models.base import Model
+from shared.models.build import seeded
 from shared.models.evaluate import Score, score
-from shared.protocol.messages import LOSSLESS, Assignment, Task, Update
+from shared.protocol.messages import LOSSLESS, Assignment, Task, Update, mix
 from shared.protocol.payload import pack
+from shared.protocol.topics import SERVER
 from shared.registry import build
+from shared.runtime.executor import Effect, uninterrupted
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import frames
 from shared.transfer.sender import Sender
@@ -109,9 +112,20 @@ def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float | None:
     return sum(value * w for value, w in pairs) / weight if weight else None
 
 
+def sent(algorithm: Algorithm, purpose: Purpose) -> Callable[[State, str, Assignment], Tree]:
+    """Return what gives the tree that goes down, by what it is sent for."""
+    if purpose == "evaluate" and algorithm.personal and algorithm.personal.sent_for_evaluation:
+        return algorithm.personal.sent_for_evaluation
+    if purpose == "evaluate" and algorithm.server and not algorithm.personal:
+        return lambda state, _device, _told: evaluated(algorithm, state)
+    return algorithm.broadcast
+
+
 log = logging.getLogger(__name__)
 
 PAYLOAD_SLACK_BYTES = 1 << 20
+ROUND_END, SERVER_TRAINING = "round end", "server training"
+"""What the server's own calculations are called where their time is charged."""
 
 
 @dataclass
@@ -121,6 +135,8 @@ class Rounds:
     Attributes:
         model: Without storage; its `example` is the shape of one input as the server's own have it, empty where it has
             none: devices may bring any.
+        test: What the server evaluates with.
+        labelled: What the server itself trains on, where the method does.
         opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
         assigning: Tells devices what to do.
     """
@@ -135,6 +151,7 @@ class Rounds:
     test: Examples | None
     opening: Callable[[], Awaitable[None]] | None = None
     muster: Muster = field(default_factory=Muster)
+    labelled: Examples | None = None
     assigning: Assigning = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,14 +187,16 @@ class Rounds:
                 await self.opening()
             await self.persist(self.store.append, opened)
         us, told = (self.plan, self.algorithm, self.model, self.server, self.link), opened.assignments
-        split = await self.server.worker(open_split_round, *us, number=number, state=state, assignments=told)
-        gather = await self.exchange(number, state, told, accepted=accepted, split=split)
-        after, scored = await self._after(split.top.state if split else state, told, gather), None
+        begun = await self._trained(number, state, told)
+        split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
+        gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
+        after, scored = await self._after(split.top.state if split else begun, told, gather), None
         if after is not None:
             state = after
             log.debug("phase checkpointing run=%s round=%d", self.run, number)
             _, scored = await asyncio.gather(
-                self.persist(self.store.save, number, state), self.server.worker(self._score, state, number)
+                self.persist(Effect(ROUND_END, self.store.save), number, state),
+                self.server.worker(self._score, state, number),
             )
         personal = self.algorithm.personal is not None
         closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
@@ -190,6 +209,25 @@ class Rounds:
     async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Write something of the run, and wait where the disk is full."""
         return await persist(self.server.worker, self.store.retry_s, write, *args, **kwargs)
+
+    async def _trained(self, number: int, state: State, told: Mapping[str, Assignment]) -> State:
+        """Return the state that a round begins with, after the server's own training; the same after a restart.
+
+        A missed round leaves nothing of it, as it leaves nothing of what devices trained.
+        """
+        server, plan = self.algorithm.server, self.plan
+        if server is None:
+            return state
+        assert self.labelled is not None
+        labelled = self.labelled.inputs, self.labelled.labels
+        cohort = Cohort(tuple(sorted(told)), plan.hyper, plan.seed, plan.rounds)
+
+        def train() -> State:
+            with seeded(mix(plan.seed, number, f"{SERVER}/training")):
+                return server.train(self.model, state, labelled, cohort, number)
+
+        log.debug("phase server-training run=%s round=%d", self.run, number)
+        return await uninterrupted(self.server.worker(Effect(SERVER_TRAINING, train)))
 
     async def _after(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
         """Return the next state; None where too few updates came, or their sum is no model."""
@@ -214,8 +252,7 @@ class Rounds:
         split: SplitRound | None = None,
     ) -> Gather:
         """Give every device its task and take what comes back, until quorum or deadline."""
-        personal = self.algorithm.personal if purpose == "evaluate" else None
-        broadcast = (personal and personal.sent_for_evaluation) or self.algorithm.broadcast
+        broadcast = sent(self.algorithm, purpose)
         trees = {device: broadcast(state, device, told) for device, told in assignments.items()}
         outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
         payloads = [(device, one) for one in outgoing for device in one.devices]
@@ -303,4 +340,4 @@ class Rounds:
         every = self.plan.evaluation.every
         if self.test is None or not every or (number % every and number != self.plan.rounds):
             return None
-        return score(self.model.layers, state.tree, self.test)
+        return score(self.model.layers, evaluated(self.algorithm, state), self.test)

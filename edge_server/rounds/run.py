@@ -40,6 +40,7 @@ from edge_server.rounds import evaluate
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
 from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import evaluated
 from shared.data.load import load
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
@@ -118,6 +119,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         model=replace(blank(plan.model), example=example),
         test=test,
         muster=Muster(members),
+        labelled=await server.worker(load, plan.server_data) if plan.server_data else None,
     )
     if not records:
         await rounds.persist(store.append, RunOpened(run=run, plan=plan, started=started))
@@ -133,7 +135,7 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
     state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
     del at  # it would keep the first state for as long as the run lasts
     if rounds.test is not None:
-        require_fit(rounds.model.layers, state.tree, rounds.test)
+        require_fit(rounds.model.layers, evaluated(rounds.algorithm, state), rounds.test)
     records, ledger = store.records(), Ledger()
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", rounds.run)

@@ -115,6 +115,21 @@ class Personal:
 
 
 @dataclass(frozen=True)
+class ServerTraining:
+    """A server that trains on labelled examples of its own before every broadcast.
+
+    Attributes:
+        train: (model, state, labelled examples, cohort, round) -> the state that the round begins with. The model is a
+            skeleton without storage; torch's global generator was seeded, by the run's seed and the round, so that a
+            round gone on with after a restart begins with the same. A round that is missed leaves nothing of it.
+        evaluated: State -> parameters that are evaluated in place of the state's own, such as a teacher's.
+    """
+
+    train: Callable[[Model, State, Batch, Cohort, int], State]
+    evaluated: Callable[[State], Tree] | None = None
+
+
+@dataclass(frozen=True)
 class Resources:
     """What a resource optimizer and a replay have to be told of a method's training.
 
@@ -165,6 +180,7 @@ class Algorithm:
             half checks what came down itself: any leaves may.
         split: Every training step goes through the server.
         personal: Devices use models of their own.
+        server: The server trains as well.
         resources: What its training costs, and which decisions it trains by.
         departure: Devices may leave for good.
     """
@@ -179,8 +195,15 @@ class Algorithm:
     check_update: Callable[[Assignment, Tree, Tree], None] | None = None
     split: Split | None = None
     personal: Personal | None = None
+    server: ServerTraining | None = None
     resources: Resources = Resources()
     departure: Departure | None = None
+
+
+def evaluated(algorithm: Algorithm, state: State) -> Tree:
+    """Return the parameters of a server state by which a method is judged."""
+    own = algorithm.server and algorithm.server.evaluated
+    return own(state) if own else state.tree
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:

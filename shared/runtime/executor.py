@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import ParamSpec, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,12 +27,45 @@ async def inline(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs)
     return function(*args, **kwargs)
 
 
-def costing(seconds: float) -> Worker:
-    """Return a worker that runs inline, then lets `seconds` of virtual time pass."""
+@dataclass(frozen=True)
+class Effect(Generic[P, R]):
+    """A calculation with a name, by which a replay charges its time.
+
+    Attributes:
+        cost: The name.
+        function: What is calculated.
+    """
+
+    cost: str
+    function: Callable[P, R]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calculate it."""
+        return self.function(*args, **kwargs)
+
+
+def charging(costs: Mapping[str, Callable[..., float]]) -> Worker:
+    """Return a worker that runs inline, then lets the virtual seconds pass that an effect's name costs.
+
+    Args:
+        costs: Seconds by name, as a function of the arguments that the effect is given; other work takes no time.
+    """
 
     async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         result = function(*args, **kwargs)
-        await asyncio.sleep(seconds)
+        cost: Callable[..., float] | None = costs.get(function.cost) if isinstance(function, Effect) else None
+        if cost:
+            await asyncio.sleep(cost(*args, **kwargs))
         return result
 
     return run
+
+
+async def uninterrupted(work: Awaitable[R]) -> R:
+    """Wait for work; when cancelled, until it has ended: nobody else may draw or use its tensors meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

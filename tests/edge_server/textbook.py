@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.rounds.check_plan import load
-from shared.data.examples import split_holdout
+from shared.data.examples import Examples, split_holdout
 from shared.data.load import load as load_examples
 from tests.edge_server.harness import write_examples, write_plan
 
@@ -77,6 +77,12 @@ def make_plan(folder: Path, rounds: int = ROUNDS, more: str = DEVICES, **section
     return load(path, folder)
 
 
+def shares(plan: Plan, count: int = 0) -> list[Examples]:
+    """Return what each device trains on."""
+    fleet = devices(plan, count)
+    return [split_holdout(load_examples(share(plan, fleet, k)), plan.data.holdout, 0)[0] for k in range(len(fleet))]
+
+
 def textbook(
     plan: Plan, count: int = 0, sent: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tree: tree
 ) -> dict[str, Tensor]:
@@ -85,14 +91,13 @@ def textbook(
     `sent` is what becomes of an update on its way.
     """
     fleet = devices(plan, count)
-    shares = [split_holdout(load_examples(share(plan, fleet, k)), plan.data.holdout, 0)[0] for k in range(len(fleet))]
     features, hidden, classes = (plan.model.options[key] for key in ("features", "hidden", "classes"))
     torch.manual_seed(plan.seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
     for number in range(1, plan.rounds + 1):
         start = copy.deepcopy(model.state_dict())
         total = {key: torch.zeros_like(leaf) for key, leaf in start.items()}
-        for device, examples in zip(fleet, shares, strict=True):
+        for device, examples in zip(fleet, shares(plan, count), strict=True):
             model.load_state_dict(start)
             sgd = torch.optim.SGD(model.parameters(), lr=plan.hyper.learning_rate, momentum=plan.hyper.momentum)
             seed = xxhash.xxh3_64_intdigest(f"{plan.seed}/{number}/{device.name}".encode()) >> 1
@@ -104,7 +109,7 @@ def textbook(
                     sgd.step()
             for key, leaf in sent({key: leaf - start[key] for key, leaf in model.state_dict().items()}).items():
                 total[key].add_(leaf, alpha=len(examples))
-        everybody = sum(len(examples) for examples in shares)
+        everybody = sum(len(examples) for examples in shares(plan, count))
         model.load_state_dict({key: start[key] + total[key] / everybody for key in start})
     return model.state_dict()
 

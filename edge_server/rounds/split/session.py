@@ -25,7 +25,7 @@ from shared.models.base import Model
 from shared.protocol.messages import Assignment, Features, Update, Want
 from shared.registry import build
 from shared.runtime.clock import Clock
-from shared.runtime.executor import Worker
+from shared.runtime.executor import Effect, Worker, uninterrupted
 from shared.runtime.tasks import background
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
@@ -36,6 +36,8 @@ from shared.transfer.sender import Sender
 log = logging.getLogger(__name__)
 
 TICK_S, LONG_S = 0.25, 3600.0
+SPLIT_STEP = "split step"
+"""What a step of the server's part of a network is called where its time is charged."""
 
 
 @dataclass
@@ -189,12 +191,8 @@ class SplitRound:
         """Take a step off the loop; when cancelled, wait: nobody else may draw or use the state meanwhile."""
         link, transport = self.features.link, self.features.transport
         frame_bytes = frames.largest_frame(link.frame_bytes, transport.max_payload_bytes)
-        serving = asyncio.ensure_future(self.worker(self.top.serve, number, features, frame_bytes))
-        try:
-            return await asyncio.shield(serving)
-        except asyncio.CancelledError:
-            await asyncio.wait({serving})
-            raise
+        step = Effect(SPLIT_STEP, self.top.serve)
+        return await uninterrupted(self.worker(step, number, features, frame_bytes))
 
     async def _announce(self, session: DeviceSession, offer: Features) -> None:
         await self.gradients.announce(session, offer, self.features.pace(session.device), self.features.window)

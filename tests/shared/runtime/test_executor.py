@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shared.runtime.executor import costing, in_thread, inline
+from shared.runtime.executor import Effect, charging, in_thread, inline, uninterrupted
 
 
 def work(a: int, *, b: int) -> tuple[int, int]:
@@ -45,16 +45,38 @@ def test_in_thread_leaves_the_loop_free():
     assert asyncio.run(use()) is True
 
 
-def test_costing_charges_virtual_time(virtually):
-    """The function runs at once, its result comes seconds later; an error costs nothing. `inline` is free."""
+def test_work_is_charged_by_its_name_and_arguments(virtually):
+    """An effect runs at once, its result comes seconds later; an error costs nothing, nor does work without a name."""
 
     async def use() -> list[float]:
-        loop = asyncio.get_running_loop()
+        loop, worker = asyncio.get_running_loop(), charging({"step": lambda count=1: 2.5 * count})
         ran: list[float] = []
-        await costing(2.5)(lambda: ran.append(loop.time()))
+        await worker(Effect("step", lambda _count: ran.append(loop.time())), 2)
         with pytest.raises(ValueError, match="no"):
-            await costing(2.5)(fail)
+            await worker(Effect("step", fail))
+        await worker(Effect("other", lambda: ran.append(loop.time())))
+        await worker(lambda: ran.append(loop.time()))
         await inline(lambda: ran.append(loop.time()))
         return ran
 
-    assert virtually(use()) == [0.0, 2.5]
+    assert virtually(use()) == [0.0, 5.0, 5.0, 5.0]
+
+
+def test_what_may_not_be_interrupted_ends_before_whoever_waits_for_it_does(virtually):
+    """The one that waits is cancelled all the same."""
+
+    async def use() -> list[str]:
+        told: list[str] = []
+
+        async def work() -> None:
+            await asyncio.sleep(5.0)
+            told.append("ended")
+
+        waiting = asyncio.create_task(uninterrupted(work()))
+        await asyncio.sleep(1.0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return [*told, "cancelled"]
+
+    assert virtually(use()) == ["ended", "cancelled"]

@@ -1,0 +1,109 @@
+"""A server that trains on labelled examples of its own: live over memory and brokers, after a kill, and in replay."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
+from edge_server.plan import plan as plans
+from edge_server.replay.run import replay
+from edge_server.trace.transfer import portable
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Cohort
+from shared.data import load as data
+from shared.errors import ConfigError
+from shared.models.build import blank, initial, seeded
+from shared.models.evaluate import score
+from shared.protocol.messages import mix
+from shared.tensors.tree import Mean, State
+from tests.edge_server.fleets import Network, Site
+from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, shares
+from tests.labelled_server import labelled_server, part
+from tests.shared.algorithms.small import Own
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+numbers = itertools.count()
+SECTIONS = {
+    "algorithm": 'name = "labelled-server"',
+    "server_data": 'source = "npz"\npath = "examples.npz"\nlimit = 20',
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "labelled-server", labelled_server)
+
+
+def alone(plan: plans.Plan) -> tuple[State, list[float]]:
+    """Return the last state of one loop without messages or files, and the teacher's accuracy after every round."""
+    algorithm, model, accuracies = labelled_server(), blank(plan.model), []
+    labelled, test = data.load(plan.server_data), data.load(plans.test_data(plan))
+    state = algorithm.init(initial(plan.model, plan.seed), plan.seed)
+    cohort = Cohort(NAMES, plan.hyper, plan.seed, plan.rounds)
+    for number in range(1, plan.rounds + 1):
+        told, mean = algorithm.assign(state, cohort, {}, number), Mean()
+        with seeded(mix(plan.seed, number, "_server/training")):
+            state = algorithm.server.train(model, state, (labelled.inputs, labelled.labels), cohort, number)
+        for name, own in zip(NAMES, shares(plan), strict=True):
+            start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
+            outcome = algorithm.local(initial(plan.model, 0), State(), start, Own(own, told[name]), told[name])
+            mean = algorithm.absorb(mean, name, told[name], outcome[1])
+        state = algorithm.aggregate(state, mean)
+        accuracies.append(score(model.layers.eval(), part(state, teacher=True), test).accuracy)
+    return state, accuracies
+
+
+@pytest.fixture
+def here(network, tmp_path) -> Site:
+    """Return a site of its own on the network."""
+    return Site(network, make_plan(tmp_path, **SECTIONS), tmp_path, name=f"labelled{next(numbers)}")
+
+
+def test_live_and_replayed_it_is_what_one_process_computes_alone_bit_for_bit(here, tmp_path):
+    """Student and teacher; what is evaluated is the teacher."""
+    expected, accuracies = alone(here.plan)
+    live, records = here.play()
+    replayed, again = replay(here.plan, tmp_path / "replayed")
+    for state, journal in ((live, records), (replayed, again)):
+        require_equal(state.tree, expected.tree)
+        assert [(one.outcome, one.accuracy) for one in closed_rounds(journal)] == [
+            ("aggregated", accuracy) for accuracy in accuracies
+        ]
+    student = part(expected, teacher=False)
+    assert not any(torch.equal(leaf, student[key]) for key, leaf in part(expected, teacher=True).items())
+
+
+@pytest.mark.parametrize("kind", [RoundOpened, UpdateAccepted])
+def test_after_a_kill_in_a_round_its_training_is_done_again_to_the_same_bits(tmp_path, kind):
+    """Updates that were stored before count: what they were trained from comes again."""
+    plan = make_plan(tmp_path, **SECTIONS)
+    here = Site(Network(), plan, tmp_path)
+    state, records = here.play(lambda: here.serve_twice(lambda one: isinstance(one, kind) and one.round == 2))
+    require_equal(state.tree, alone(plan)[0].tree)
+    assert len([one for one in records if isinstance(one, UpdateAccepted)]) == ROUNDS * len(NAMES)
+
+
+def test_a_missed_round_leaves_nothing_of_the_servers_training(tmp_path):
+    """As it leaves nothing of what devices trained; the next begins with the state before it."""
+    plan = make_plan(tmp_path, rounds=1, round="min_updates = 4", **SECTIONS)
+    here = Site(Network(), plan, tmp_path)
+    state, records = here.play()
+    assert [one.outcome for one in closed_rounds(records)] == ["missed"]
+    require_equal(state.tree, labelled_server().init(initial(plan.model, plan.seed), plan.seed).tree)
+
+
+def test_a_plan_gives_the_server_examples_where_it_trains_and_nowhere_else(tmp_path):
+    with pytest.raises(ConfigError, match=r"add \[server_data\]"):
+        make_plan(tmp_path, algorithm=SECTIONS["algorithm"])
+    with pytest.raises(ConfigError, match=r"take out \[server_data\]"):
+        make_plan(tmp_path, server_data=SECTIONS["server_data"])
+
+
+def test_the_servers_examples_are_found_below_the_data_root_and_named_relative_to_it(tmp_path):
+    plan = make_plan(tmp_path, **SECTIONS)
+    assert plan.server_data.path == str(tmp_path / "examples.npz")
+    assert portable(plan, tmp_path).server_data.path == "examples.npz"
