@@ -35,7 +35,7 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
 
     Attributes:
         data: Other data, which need no download.
-        server_data: Likewise, of the server itself.
+        server_data: Other labelled examples of the server's own.
         model: That fits these data; the plan's own where left out.
         algorithm: Likewise.
         hyper: Likewise.
