@@ -12,7 +12,7 @@ import msgspec
 from device_agent.config import MeterConfig, load
 from device_agent.measurement.calibrate import Bench, calibrate, sources
 from device_agent.measurement.calibration_file import FILE, Calibration
-from device_agent.profile.load import for_board
+from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
 from shared.runtime import logs
 from shared.runtime.clock import monotonic
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     meter = meter_of(options.meter) if options.meter else config.board.meter
     root, folder = Path(config.board.root), Path(config.state_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    profile = for_board(root, config.board.profile)
+    profile = load_for_board(root, config.board.profile)
     reference, own = sources(root, profile, meter, monotonic)
     _say(f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if own else ""))
     share = options.minutes / USUAL_MINUTES

@@ -14,8 +14,8 @@ from device_agent.config import AgentConfig, BoardConfig, load
 from device_agent.diagnosis import examine, record_board
 from device_agent.diagnosis.board_text import columns
 from device_agent.diagnosis.checks import Check, of_data
-from device_agent.hardware.tools import LIVE
-from device_agent.profile.load import NOBODY, for_board
+from device_agent.hardware.tools import LIVE_ROOT
+from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
 from shared.runtime.text_table import fold_text, terminal_columns
@@ -63,7 +63,7 @@ def examination(path: Path | None, root: Path | None) -> Iterator[Check]:
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder; name the root of a recorded board")
     yield from examine.board(root, told, Path(config.state_dir) if config else None)
-    if root != LIVE:
+    if root != LIVE_ROOT:
         return
     yield from examine.machine(config, _profile(told.profile))
     if config:
@@ -86,9 +86,9 @@ def _config(path: Path | None) -> tuple[AgentConfig | None, Check]:
 
 def _profile(name: str) -> Profile:
     try:
-        return for_board(LIVE, name)
+        return load_for_board(LIVE_ROOT, name)
     except ConfigError:
-        return NOBODY  # told already
+        return UNKNOWN_PROFILE  # told already
 
 
 def _lines(check: Check, width: int | None, *, in_colour: bool) -> list[str]:

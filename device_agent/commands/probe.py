@@ -20,8 +20,8 @@ from device_agent.measurement.board import TOTAL, Board, measuring, open_board, 
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.link_test import probe_link
 from device_agent.probes import PROBES
-from device_agent.probes.base import Found, absent
-from device_agent.profile.load import for_board
+from device_agent.probes.base import ProbeResult, describe_absence
+from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Absent, Reading
@@ -105,7 +105,7 @@ def _board(options: argparse.Namespace) -> Board:
     return open_board(measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
 
 
-def _look(board: Board) -> Found:
+def _look(board: Board) -> ProbeResult:
     """Ask all probes, and for the total whatever the agent itself would ask."""
     found = sense(board.root, board.profile, PROBES, monotonic)
     if board.power is None:
@@ -113,15 +113,17 @@ def _look(board: Board) -> Found:
     try:
         total = board.power.source.read()
     except NoData as error:
-        return found if TOTAL in found.readings else replace(found, absent=found.absent | {TOTAL: absent(error)})
+        return (
+            found if TOTAL in found.readings else replace(found, absent=found.absent | {TOTAL: describe_absence(error)})
+        )
     others = {name: lack for name, lack in found.absent.items() if name not in (TOTAL, "power")}
     return replace(found, readings=found.readings | {TOTAL: total}, absent=others)
 
 
-async def _twice(board: Board) -> Found:
+async def _twice(board: Board) -> ProbeResult:
     """Look once, and again where a counter or a model can say only then how many watts there were meanwhile."""
     found = _look(board)
-    if board.root == tools.LIVE and board.power is not None and TOTAL not in found.readings:
+    if board.root == tools.LIVE_ROOT and board.power is not None and TOTAL not in found.readings:
         await asyncio.sleep(SECOND_LOOK_S)
         found = _look(board)
     return found
@@ -137,7 +139,7 @@ async def _watch(board: Board, period_s: float, *, in_place: bool) -> None:
         await asyncio.sleep(period_s)
 
 
-def _screen(profile: Profile, found: Found) -> list[str]:
+def _screen(profile: Profile, found: ProbeResult) -> list[str]:
     """Return as many lines as the terminal holds, to be drawn over what stands there, and how many it does not."""
     size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS and LINES, which may be of another terminal
     lines, room = board_text.table(profile, found, size.columns or WIDTH), (size.lines or HEIGHT) - 1
@@ -149,7 +151,7 @@ def _screen(profile: Profile, found: Found) -> list[str]:
 def _record(board: Board, folder: Path) -> None:
     summary = record_board.record(board.root, folder)
     copy = folder / record_board.ROOT
-    profile = for_board(copy, board.measuring.board.profile)
+    profile = load_for_board(copy, board.measuring.board.profile)
     record_board.keep(folder, record_board.expected(profile, sense(copy, profile, PROBES, monotonic)))
     rows = [(name, f"did not answer: {lack}") for name, lack in sorted(summary.lacks.items())]
     rows += [(name, "left out: too large") for name in summary.left_out]
@@ -162,7 +164,7 @@ def _record(board: Board, folder: Path) -> None:
     )
 
 
-def _json(profile: Profile, found: Found) -> list[str]:
+def _json(profile: Profile, found: ProbeResult) -> list[str]:
     shown = Shown(board=profile.id, readings=found.readings, absent=found.absent, facts=found.facts)
     return [msgspec.json.encode(shown).decode()]
 

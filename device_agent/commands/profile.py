@@ -11,10 +11,18 @@ import msgspec
 
 from device_agent.diagnosis import record_board
 from device_agent.exchange.state_files import writable
-from device_agent.profile.load import NOBODY, SUFFIX, all_profiles, facts, for_board, from_file, source
-from device_agent.tuning.apply import JOURNAL, restored, said
-from device_agent.tuning.plan import Run, Settings, Target, plan
-from device_agent.tuning.settings import settings
+from device_agent.profile.load import (
+    SUFFIX,
+    UNKNOWN_PROFILE,
+    load_all,
+    load_file,
+    load_for_board,
+    read_identity,
+    read_source,
+)
+from device_agent.tuning.apply import JOURNAL_NAME, format_step, hold_target
+from device_agent.tuning.plan import Run, Settings, Target, plan_steps
+from device_agent.tuning.settings import read_settings
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import held
 from shared.runtime.text_table import TextColumn, TextTable, write_text
@@ -66,9 +74,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    profile = for_board(options.root, options.profile)
-    if options.format == "toml" and profile != NOBODY:
-        text = source(options.profile if options.profile.endswith(SUFFIX) else profile.id).rstrip()
+    profile = load_for_board(options.root, options.profile)
+    if options.format == "toml" and profile != UNKNOWN_PROFILE:
+        text = read_source(options.profile if options.profile.endswith(SUFFIX) else profile.id).rstrip()
     else:
         text = msgspec.json.format(msgspec.json.encode(profile)).decode()
     sys.stdout.write(f"{text}\n")  # a file as it is, whatever the terminal's width
@@ -76,8 +84,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    found, mine = facts(options.root), for_board(options.root, options.profile)
-    rows = [(f"{'*' if id_ == mine.id else ' '} {id_}", one.name) for id_, one in all_profiles().items()]
+    found, mine = read_identity(options.root), load_for_board(options.root, options.profile)
+    rows = [(f"{'*' if id_ == mine.id else ' '} {id_}", one.name) for id_, one in load_all().items()]
     write_text(sys.stdout, TextTable((TextColumn(), TextColumn(least=16)), rows))
     _say(f"this board says: {', '.join(found.tokens()) or 'nothing'}")
     return EXIT_DONE
@@ -87,7 +95,7 @@ def _check(options: argparse.Namespace) -> int:
     wrong = 0
     for path in options.files:
         try:
-            _say(f"{path}: well formed: {from_file(path).name}")
+            _say(f"{path}: well formed: {load_file(path).name}")
         except ConfigError as error:
             wrong += 1
             _say(str(error))
@@ -95,12 +103,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    profile, target = for_board(options.root, options.profile), _target(options)
-    now = settings(options.root, profile)
-    steps = plan(now, target)
+    profile, target = load_for_board(options.root, options.profile), _target(options)
+    now = read_settings(options.root, profile)
+    steps = plan_steps(now, target)
     _say(_now(now))
     for step in steps:
-        _say(f"  {said(step)}")
+        _say(f"  {format_step(step)}")
         if isinstance(step, Run):
             _say("  then the clocks, from what that mode leaves")
     if not steps:
@@ -113,12 +121,12 @@ def _apply(options: argparse.Namespace) -> int:
         raise ConfigError(f"--for {options.seconds:g}: above 0, up to {MAX_S:g} seconds")
     target, journal = (
         _target(options),
-        writable(options.state_dir, "give a folder this user may write as --state-dir") / JOURNAL,
+        writable(options.state_dir, "give a folder this user may write as --state-dir") / JOURNAL_NAME,
     )
-    profile = for_board(options.root, options.profile)
+    profile = load_for_board(options.root, options.profile)
     # From here on a stop waits until it is asked for below, so that the board is never left half way.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    with held(journal.parent), restored(options.root, profile, target, journal) as now:
+    with held(journal.parent), hold_target(options.root, profile, target, journal) as now:
         _say(_now(now))
         _say("set until Ctrl-C" if options.seconds is None else f"set for {options.seconds:g} s, or until Ctrl-C")
         sys.stdout.flush()

@@ -17,7 +17,7 @@ from device_agent.exchange.state_files import writable
 from device_agent.measurement.board import Board, measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.process import TrainerProcess
-from device_agent.tuning.apply import JOURNAL, restored
+from device_agent.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.tuning.plan import Target
 from shared.errors import ConfigError, Unwritable
 from shared.runtime import logs, malloc
@@ -94,7 +94,7 @@ def _at_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[Non
     with ExitStack() as stack:
         try:
             wanted = Target(power_mode=target.power_mode, governor=target.governor, max_hertz=target.max_hertz)
-            stack.enter_context(restored(board.root, board.profile, wanted, folder / JOURNAL))
+            stack.enter_context(hold_target(board.root, board.profile, wanted, folder / JOURNAL_NAME))
         except (ConfigError, Unwritable) as error:
             logger.warning("clocks and power mode stay as they are: %s", error)
         yield

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from device_agent.probes.base import Found
-from device_agent.profile.load import NOBODY
+from device_agent.probes.base import ProbeResult
+from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Reading
 from shared.protocol.units import BINARY_BYTES, Unit, Units, fitting, prefixed
@@ -40,7 +40,7 @@ LEAST_WORDS = 16
 UNDESCRIBED = "no firmware profile is for this board: `device-agent probe --record DIR` makes what one is written from"
 
 
-def table(profile: Profile, found: Found, width: int | None = None) -> list[str]:
+def table(profile: Profile, found: ProbeResult, width: int | None = None) -> list[str]:
     """Return the lines: facts, readings, absences, and what the most important of them mean.
 
     Args:
@@ -60,7 +60,7 @@ def table(profile: Profile, found: Found, width: int | None = None) -> list[str]
         lines += ["", *columns(lacks, ("ABSENT", "WHY", "CAUSE"), width=width)]
     waiting = {name for name, one in found.absent.items() if one.lack == "busy"}
     advice = [meaning for name, meaning in MISSING if name not in found.readings.keys() | waiting]
-    advice += [UNDESCRIBED] if profile.id == NOBODY.id else []
+    advice += [UNDESCRIBED] if profile.id == UNKNOWN_PROFILE.id else []
     return [*lines, "", *(line for one in advice for line in fold_text(one, width))] if advice else lines
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from device_agent.diagnosis.board_text import human
-from device_agent.probes.base import Found
+from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Permissions, Profile
 from shared.protocol.measurements import Absent
@@ -80,9 +80,9 @@ def of_data(path: str, *, is_readable: bool) -> Check:
     return Check(name="data", state="bad", finding=f"{path} is not there, or not ours to read", remedy=remedy)
 
 
-def of_memory(found: Found | Absent, limit_bytes: int) -> Check:
+def of_memory(found: ProbeResult | Absent, limit_bytes: int) -> Check:
     """Check that the trainer finds the memory it takes, and may take it; `limit_bytes` is its limit, 0 for none."""
-    free = found.readings.get("memory.available_bytes") if isinstance(found, Found) else None
+    free = found.readings.get("memory.available_bytes") if isinstance(found, ProbeResult) else None
     if free is None:
         return Check(name="memory", state="warn", finding=f"nothing tells how much is free: {_why(found)}")
     finding = f"{human(MEMORY, free.value)} available"
@@ -110,7 +110,7 @@ CURES: Mapping[str, str] = {
 """By the word of the fact `throttle` that tells the cause; the last is for what is left."""
 
 
-def of_throttle(found: Found) -> Check:
+def of_throttle(found: ProbeResult) -> Check:
     """Check that the board runs at the speed it has, now and since it started."""
     words = found.facts.get("throttle", "none")
     flags = [name for name in THROTTLED if (one := found.readings.get(name)) and one.value]
@@ -234,6 +234,6 @@ BROKEN: Mapping[tuple[str, ...], str] = {
 """By words of the refusal, what to do."""
 
 
-def _why(found: Found | Absent) -> str:
+def _why(found: ProbeResult | Absent) -> str:
     lacks = [found] if isinstance(found, Absent) else list(found.absent.values())
     return next((lack.cause for lack in lacks), "no reading")

@@ -20,13 +20,13 @@ from device_agent.config import AgentConfig, BoardConfig, MeterConfig
 from device_agent.diagnosis import checks
 from device_agent.diagnosis.board_text import human
 from device_agent.diagnosis.checks import Check
-from device_agent.hardware.tools import LIVE
+from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.measurement import calibration_file
 from device_agent.measurement.link_test import refusal
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
-from device_agent.probes.base import Found, Probe, absent
+from device_agent.probes.base import Probe, ProbeResult, describe_absence
 from device_agent.probes.power import source as power
-from device_agent.profile.load import for_board
+from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, CorruptFile, NoData
 from shared.protocol.measurements import Absent, Reading
@@ -47,13 +47,13 @@ def board(root: Path, told: BoardConfig, state_dir: Path | None = None) -> Itera
         fitted = None
         yield Check(name="calibration", state="warn", finding=str(error), remedy="`device-agent calibrate`")
     try:
-        profile = calibration_file.applied(for_board(root, told.profile), fitted)
+        profile = calibration_file.applied(load_for_board(root, told.profile), fitted)
     except ConfigError as error:
         remedy = "correct `profile` of [board], or that file"
         yield Check(name="profile", state="bad", finding=str(error), remedy=remedy)
         return
     yield checks.of_profile(profile)
-    if isinstance(found := _asked(throttle.read, root, profile), Found):
+    if isinstance(found := _asked(throttle.read, root, profile), ProbeResult):
         yield checks.of_throttle(found)
     yield from _sensors(root, profile, told.meter)
 
@@ -62,14 +62,14 @@ def machine(config: AgentConfig | None, profile: Profile, smoke_s: float = SMOKE
     """Examine this machine itself: clock, disk, memory, libraries."""
     yield checks.of_clock(synchronised())
     limit = config.trainer.memory_mb * checks.MIB if config else 0
-    yield checks.of_memory(_asked(memory.read, LIVE, profile), limit)
+    yield checks.of_memory(_asked(memory.read, LIVE_ROOT, profile), limit)
     if config:
         yield from _state(Path(config.state_dir), config.outbox_mb * checks.MIB)
     for library in runtime.PACKAGES:
-        verdict = runtime.check(library, smoke_s, board=profile.id)
+        verdict = runtime.smoke_test(library, smoke_s, board=profile.id)
         if config:
-            runtime.remember(Path(config.state_dir), verdict)
-        yield checks.of_library(verdict, runtime.lacking(LIVE, library, profile), platform.machine())
+            runtime.store_verdict(Path(config.state_dir), verdict)
+        yield checks.of_library(verdict, runtime.find_missing_isa(LIVE_ROOT, library, profile), platform.machine())
 
 
 def broker(config: AgentConfig) -> Check:
@@ -136,7 +136,7 @@ def _sensors(root: Path, profile: Profile, meter: MeterConfig | None) -> Iterato
         for source in profile.throttle.sources
     }
     yield from checks.of_sources("throttle", words, grant)
-    yield from checks.of_sources("thermal", {"": _said(thermal.read, root, profile, thermal.HOTTEST)}, grant)
+    yield from checks.of_sources("thermal", {"": _said(thermal.read, root, profile, thermal.HOTTEST_CELSIUS)}, grant)
     if profile.power_mode.kind != "none":
         yield from checks.of_sources("power mode", {"": _said(power_mode.read, root, profile, "mode")}, grant)
 
@@ -149,7 +149,7 @@ def _watts(root: Path, profile: Profile, meter: MeterConfig | None = None) -> st
             return f"opens, {source.provenance.quality}"
         return _shown("power.total_watts", source.read())
     except NoData as error:
-        return absent(error)
+        return describe_absence(error)
 
 
 def _said(probe: Probe, root: Path, profile: Profile, name: str) -> str | Absent:
@@ -169,11 +169,11 @@ def _shown(name: str, reading: Reading) -> str:
     return f"{human(name, reading.value)}, {reading.quality}"
 
 
-def _asked(probe: Probe, root: Path, profile: Profile) -> Found | Absent:
+def _asked(probe: Probe, root: Path, profile: Profile) -> ProbeResult | Absent:
     try:
         return probe(root, profile, monotonic())
     except NoData as error:
-        return absent(error)
+        return describe_absence(error)
 
 
 def _user() -> tuple[str, frozenset[str]]:

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from device_agent.hardware import recorded, tools
-from device_agent.hardware.files import text
+from device_agent.hardware.files import read_text
 from device_agent.probes import firmware, memory
-from device_agent.probes.base import Found
+from device_agent.probes.base import ProbeResult
 from device_agent.probes.power import tegrastats
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
@@ -177,7 +177,7 @@ def keep(folder: Path, expected: Expected) -> None:
     _write(folder, {EXPECTED: msgspec.json.format(msgspec.json.encode(expected)).decode() + "\n"})
 
 
-def expected(profile: Profile, found: Found) -> Expected:
+def expected(profile: Profile, found: ProbeResult) -> Expected:
     """Return the figures, lacks and facts of what was found, without sources, times and causes."""
     return Expected(
         board=profile.id,
@@ -191,28 +191,28 @@ def _questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     for pattern in PATHS:
         for path in sorted(root.glob(pattern)):
             if not path.is_dir():
-                yield str(path.relative_to(root)), partial(text, path)
+                yield str(path.relative_to(root)), partial(read_text, path)
     for path in _own_groups(root):
-        yield str(path.relative_to(root)), partial(text, path)
+        yield str(path.relative_to(root)), partial(read_text, path)
     for question in FIRMWARE_QUESTIONS:
-        yield f"{tools.RECORDED}/vcgencmd {question}", partial(firmware.ask, root, question)
+        yield f"{tools.RECORDED_TOOLS}/vcgencmd {question}", partial(firmware.ask, root, question)
     commands: list[tuple[tuple[str, ...], Callable[..., str]]] = [
-        (("nvpmodel", "-q"), tools.output),
-        (tegrastats.COMMAND, tools.first_line),
+        (("nvpmodel", "-q"), tools.run_tool),
+        (tegrastats.COMMAND, tools.read_first_line),
     ]
     radios = [folder for folder in sorted(root.glob(NET)) if any((folder / name).exists() for name in RADIO)]
-    commands += [(("iw", "dev", radio.name, *words), tools.output) for radio in radios for words in RADIO_QUESTIONS]
+    commands += [(("iw", "dev", radio.name, *words), tools.run_tool) for radio in radios for words in RADIO_QUESTIONS]
     for command, ask in commands:
-        yield f"{tools.RECORDED}/{' '.join(command)}", partial(ask, root, *command)
+        yield f"{tools.RECORDED_TOOLS}/{' '.join(command)}", partial(ask, root, *command)
 
 
 def _own_groups(root: Path) -> Iterator[Path]:
     """Yield the files of the control groups around this process, out of which its memory is limited."""
     try:
-        own = text(root / memory.OWN_CGROUP)
+        own = read_text(root / memory.OWN_CGROUP)
     except NoData:
         return
-    for mount, group, files in memory.hierarchies(own):
+    for mount, group, files in memory.parse_cgroups(own):
         for folder in (root / mount / one for one in (group, *group.parents)):
             yield from (folder / name for name in (*files.limits, files.usage, "memory.stat"))
 
@@ -221,7 +221,7 @@ def _answer(ask: Callable[[], str]) -> tuple[str, Lack | None]:
     try:
         return ask().rstrip("\n"), None
     except NoData as error:
-        return recorded.MARK + error.lack, error.lack
+        return recorded.LACK_MARK + error.lack, error.lack
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Read a file of a board: its text, or which of the four reasons there is none."""
+"""Read sysfs and procfs files: their text, or a `NoData` that names one of four lacks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from device_agent.hardware import recorded
 from shared.errors import NoData
 from shared.protocol.measurements import Lack
 
-MAX_BYTES, PART_BYTES = 1 << 20, 1 << 12
+MAX_BYTES, CHUNK_BYTES = 1 << 20, 1 << 12
 
-
-LACKS: dict[int, Lack] = {
+LACK_BY_ERRNO: dict[int, Lack] = {
     errno.ENOENT: "not_present",
     errno.ENOTDIR: "not_present",
     errno.ENODEV: "not_present",
@@ -26,23 +25,23 @@ LACKS: dict[int, Lack] = {
 }
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a file's text without white space and NUL bytes around it.
 
     Unbuffered and non-blocking: a sensor whose block is powered down answers EAGAIN, out of which Python's own text
     layer makes a TypeError.
 
     Raises:
-        NoData: It cannot be read; says which of the four lacks it is.
+        NoData: It cannot be read; names which of the four lacks it is.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             data = b""
-            while len(data) < MAX_BYTES and (part := os.read(descriptor, PART_BYTES)):
+            while len(data) < MAX_BYTES and (part := os.read(descriptor, CHUNK_BYTES)):
                 data += part
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise NoData(f"{path}: {error.strerror}", lack=LACKS.get(error.errno or 0, "invalid")) from error
-    return recorded.checked(data.decode(errors="replace").strip("\0 \t\r\n"), path)
+        raise NoData(f"{path}: {error.strerror}", lack=LACK_BY_ERRNO.get(error.errno or 0, "invalid")) from error
+    return recorded.parse_recorded(data.decode(errors="replace").strip("\0 \t\r\n"), path)

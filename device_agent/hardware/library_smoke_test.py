@@ -1,6 +1,6 @@
-"""A library's first steps, in a process of their own: on some boards the first convolution ends the process.
+"""Smoke test of torch or ONNX Runtime in a child process: on some boards the first convolution ends the process.
 
-`python -m device_agent.hardware.library_smoke_test torch` prints the version and exits with 0; 3 says not installed,
+`python -m device_agent.hardware.library_smoke_test torch` prints the version and exits with 0; 3 means not installed,
 4 out of memory.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 EXIT_MISSING, EXIT_MEMORY = 3, 4
 
-SQUARE = bytes.fromhex(
+SQUARE_MODEL = bytes.fromhex(
     "08083a400a110a01780a017812017922064d61744d756c1201675a130a0178120e0a0c080112080a0208020a0208"
     "0262130a0179120e0a0c080112080a0208020a02080242040a00100d"
 )
@@ -30,7 +30,7 @@ def main(library: str) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
         module = importlib.import_module(library)
-        STEPS[library](module)
+        SMOKE_TESTS[library](module)
     except MemoryError:
         return EXIT_MEMORY
     except ModuleNotFoundError as error:
@@ -41,7 +41,7 @@ def main(library: str) -> int:
     return 0
 
 
-def _torch(torch: Any) -> None:
+def _test_torch(torch: Any) -> None:
     """Take one convolution forward and backward: it is there that builds for newer CPUs die."""
     layer = torch.nn.Conv2d(3, 8, 3)
     layer(torch.ones(2, 3, 16, 16)).square().sum().backward()
@@ -49,16 +49,16 @@ def _torch(torch: Any) -> None:
         raise ArithmeticError("the gradient of a convolution is not finite")
 
 
-def _onnxruntime(onnxruntime: Any) -> None:
+def _test_onnxruntime(onnxruntime: Any) -> None:
     """Run one matrix product."""
     numpy = importlib.import_module("numpy")
-    session = onnxruntime.InferenceSession(SQUARE, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(SQUARE_MODEL, providers=["CPUExecutionProvider"])
     (result,) = session.run(None, {"x": numpy.ones((2, 2), numpy.float32)})
     if (result != 2).any():  # noqa: PLR2004 - two ones in each product
         raise ArithmeticError(f"a product of ones is {result.tolist()}")
 
 
-STEPS: Mapping[str, Callable[[Any], None]] = {"torch": _torch, "onnxruntime": _onnxruntime}
+SMOKE_TESTS: Mapping[str, Callable[[Any], None]] = {"torch": _test_torch, "onnxruntime": _test_onnxruntime}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A board's own command-line tools: a closed list, run without a shell, or read from a recorded folder.
+"""Run a board's command-line tools: a closed list, without a shell, or read from a recorded folder.
 
 The only place that runs commands.
 """
@@ -17,24 +17,24 @@ from device_agent.hardware import recorded
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
 
-LIVE = Path("/")
-RECORDED = "tools"
-TOOLS = frozenset({"iw", "nvpmodel", "tegrastats", "vcgencmd"})
+LIVE_ROOT = Path("/")
+RECORDED_TOOLS = "tools"
+ALLOWED_TOOLS = frozenset({"iw", "nvpmodel", "tegrastats", "vcgencmd"})
 MAX_LINE_BYTES = 1 << 16
 EXIT_CANNOT_START = 126
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin:/opt/vc/bin"
+SEARCH_PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin:/opt/vc/bin"
 
 
-def output(root: Path, *command: str, timeout_s: float = 5.0) -> str:
+def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
     """Return what a tool prints; below another root, what was recorded in `tools/<command, words joined by blanks>`.
 
     Raises:
         NoData: There is no such tool here, it fails, or it does not end in time.
         ValueError: The tool is not on the list: a fault of ours.
     """
-    tool = _installed(command[0], anywhere=root != LIVE)
-    if root != LIVE:
-        return _recorded(root, command)
+    tool = _locate_tool(command[0], anywhere=root != LIVE_ROOT)
+    if root != LIVE_ROOT:
+        return _read_recorded(root, command)
     try:
         done = subprocess.run(  # noqa: S603 - a closed list, no shell
             [tool, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
@@ -49,15 +49,15 @@ def output(root: Path, *command: str, timeout_s: float = 5.0) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
-    """Return the first line of a tool that prints on and on, and end it; else as `output`."""
-    tool = _installed(command[0], anywhere=root != LIVE)
-    if root != LIVE:
-        return _recorded(root, command).lstrip().partition("\n")[0]
-    return until_newline([tool, *command[1:]], timeout_s)
+def read_first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
+    """Return the first line of a tool that prints on and on, and end it; else as `run_tool`."""
+    tool = _locate_tool(command[0], anywhere=root != LIVE_ROOT)
+    if root != LIVE_ROOT:
+        return _read_recorded(root, command).lstrip().partition("\n")[0]
+    return run_until_newline([tool, *command[1:]], timeout_s)
 
 
-def until_newline(command: list[str], timeout_s: float) -> str:
+def run_until_newline(command: list[str], timeout_s: float) -> str:
     """Run a command until its first whole line; raises NoData where it ends, or time does, before one came."""
     said, until = b"", monotonic() + timeout_s
     try:
@@ -80,26 +80,26 @@ def until_newline(command: list[str], timeout_s: float) -> str:
     return said.partition(b"\n")[0].decode(errors="replace")
 
 
-def _installed(name: str, *, anywhere: bool) -> str:
+def _locate_tool(name: str, *, anywhere: bool) -> str:
     """Return the path of a tool on the list; its name alone where it runs nowhere, but was recorded."""
-    if name not in TOOLS:
+    if name not in ALLOWED_TOOLS:
         raise ValueError(f"{name!r} is not one of the tools we run")
-    tool = name if anywhere else shutil.which(name, path=PATH)
+    tool = name if anywhere else shutil.which(name, path=SEARCH_PATH)
     if tool is None:
         raise NoData(f"{name} is not installed")
     return tool
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a child process ended: `code` is its exit code, minus the signal that killed it, None out of time."""
+class ChildExit:
+    """End of a child process: exit code, minus the signal that killed it or None out of time, and what it printed."""
 
-    code: int | None
-    printed: str
-    said: str
+    exit_code: int | None
+    stdout: str
+    stderr: str
 
 
-def python(module: str, *arguments: str, timeout_s: float) -> Ended:
+def run_module(module: str, *arguments: str, timeout_s: float) -> ChildExit:
     """Run a module of ours in an interpreter of its own, which may die without taking this process along."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, no shell
@@ -110,17 +110,17 @@ def python(module: str, *arguments: str, timeout_s: float) -> Ended:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Ended(None, "", "")
+        return ChildExit(None, "", "")
     except OSError as error:
-        return Ended(EXIT_CANNOT_START, "", f"{sys.executable}: {error.strerror}")
-    return Ended(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        return ChildExit(EXIT_CANNOT_START, "", f"{sys.executable}: {error.strerror}")
+    return ChildExit(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
-def _recorded(root: Path, command: tuple[str, ...]) -> str:
+def _read_recorded(root: Path, command: tuple[str, ...]) -> str:
     name = " ".join(command).replace("/", "_")
-    path = root / RECORDED / name
+    path = root / RECORDED_TOOLS / name
     try:
         content = path.read_text(errors="replace")
     except OSError as error:
         raise NoData(f"no recorded output of {name!r}") from error
-    return recorded.checked(content, path)
+    return recorded.parse_recorded(content, path)

@@ -17,25 +17,25 @@ from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.power_log import IDLE_PERIOD_S, MAX_SAMPLES, PowerLog
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.probes import PROBES, disk, runtime
-from device_agent.probes.base import Found, Probe, absent
+from device_agent.probes.base import Probe, ProbeResult, describe_absence
 from device_agent.probes.power.source import open_source
-from device_agent.profile.load import for_board
+from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import CorruptFile, NoData
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
 
 
-def sense(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Clock) -> Found:
+def sense(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Clock) -> ProbeResult:
     """Return what all probes found; one that fails costs its own figures and no others, and says why."""
-    all_found = Found()
+    all_found = ProbeResult()
     for name, probe in probes.items():
         try:
             found = probe(root, profile, clock())
         except NoData as error:
             log.debug("probe %s: %s", name, error)
-            found = Found(absent={name: absent(error)})
-        all_found = Found(
+            found = ProbeResult(absent={name: describe_absence(error)})
+        all_found = ProbeResult(
             readings=all_found.readings | found.readings,
             absent=all_found.absent | found.absent,
             facts=all_found.facts | found.facts,
@@ -68,7 +68,7 @@ class Board:
 
     def report(self, device: str, link: LinkMeter, state_dir: Path) -> Report:
         """Ask all probes, which blocks; the total of a source that has to be watched, such as a meter, is the log's."""
-        found = sense(self.root, self.profile, {**PROBES, "disk": disk.of_folder(state_dir)}, self.clock)
+        found = sense(self.root, self.profile, {**PROBES, "disk": disk.make_probe(state_dir)}, self.clock)
         carried = link.found(self.clock())
         readings, absent = found.readings | carried.readings, found.absent | carried.absent
         total = self.power.latest() if self.power else None
@@ -76,7 +76,7 @@ class Board:
             readings[TOTAL] = total
             absent.pop(TOTAL, None)
             absent.pop("power", None)
-        facts = found.facts | runtime.facts(runtime.remembered(state_dir, self.profile.id))
+        facts = found.facts | runtime.verdict_facts(runtime.load_verdicts(state_dir, self.profile.id))
         return Report(
             device=device, at=self.clock(), board=self.profile.id, readings=readings, absent=absent, facts=facts
         )
@@ -148,7 +148,7 @@ def open_board(
     """
     config, fitted = measuring.board, measuring.calibration
     root = Path(config.root)
-    profile = applied(for_board(root, config.profile), fitted)
+    profile = applied(load_for_board(root, config.profile), fitted)
     if fitted and fitted.profile != profile.id:
         log.warning("what was fitted on a %s is left aside: this is a %s; calibrate again", fitted.profile, profile.id)
     model = fitted.model if fitted and fitted.profile == profile.id else None

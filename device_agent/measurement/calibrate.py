@@ -18,12 +18,12 @@ from device_agent.measurement.calibration_file import Calibration, save
 from device_agent.measurement.power_fit import Seen, fit_line, fit_model
 from device_agent.measurement.power_log import PowerLog
 from device_agent.probes import thermal
-from device_agent.probes.power.model import State
+from device_agent.probes.power.model import BoardState
 from device_agent.probes.power.source import PowerSource, open_source
 from device_agent.profile.schema import Profile
-from device_agent.tuning.apply import JOURNAL, restored
-from device_agent.tuning.plan import CPUFREQ, Target
-from device_agent.tuning.settings import settings
+from device_agent.tuning.apply import JOURNAL_NAME, hold_target
+from device_agent.tuning.plan import CPUFREQ_FOLDER, Target
+from device_agent.tuning.settings import read_settings
 from shared.errors import NoData, TaskFailed
 from shared.runtime.clock import Clock, monotonic, utc_stamp
 from shared.runtime.processes import wait_or_kill
@@ -97,7 +97,7 @@ async def calibrate(bench: Bench) -> Calibration:
         bench.say(f"idle, {bench.idle_s:.0f} s")
         seen = await _watch(bench, logs, bench.idle_s)
         for hertz in _clocks(bench):
-            with restored(bench.root, bench.profile, Target(max_hertz=hertz), bench.folder / JOURNAL):
+            with hold_target(bench.root, bench.profile, Target(max_hertz=hertz), bench.folder / JOURNAL_NAME):
                 for count in _counts():
                     at = f" at {hertz / 1e6:.0f} MHz" if hertz else ""
                     bench.say(f"training with {count} thread{'s' * (count > 1)}{at}, {bench.phase_s:.0f} s")
@@ -120,7 +120,7 @@ def keep(bench: Bench, seen: Sequence[Seen]) -> Calibration:
         profile=bench.profile.id,
         meter=meter,
         stamp=stamp,
-        governor=next((one.governor for one in settings(bench.root, bench.profile).policies.values()), ""),
+        governor=next((one.governor for one in read_settings(bench.root, bench.profile).policies.values()), ""),
         celsius=_hottest(bench),
         residual_w=judged.residual_w,
         r_squared=judged.r_squared,
@@ -147,8 +147,8 @@ def _counts() -> list[int]:
 
 def _clocks(bench: Bench) -> list[float]:
     """Return the highest clocks to train at; 0 for the clock as it is, where nobody lets us set it."""
-    policies = settings(bench.root, bench.profile).policies
-    writable = all(os.access(bench.root / CPUFREQ / name / "scaling_max_freq", os.W_OK) for name in policies)
+    policies = read_settings(bench.root, bench.profile).policies
+    writable = all(os.access(bench.root / CPUFREQ_FOLDER / name / "scaling_max_freq", os.W_OK) for name in policies)
     if not policies or not writable:
         bench.say("the clock cannot be set here (it takes root and a cpufreq policy): training at whatever it is")
         return [0.0]
@@ -166,9 +166,9 @@ async def _watch(bench: Bench, logs: Sequence[PowerLog], seconds: float) -> list
 
 
 async def _window(bench: Bench, logs: Sequence[PowerLog], seconds: float) -> Seen:
-    before = State(bench.root, bench.profile, bench.clock(), radio=False)
+    before = BoardState(bench.root, bench.profile, bench.clock(), radio=False)
     await asyncio.sleep(seconds)
-    after = State(bench.root, bench.profile, bench.clock(), radio=False)
+    after = BoardState(bench.root, bench.profile, bench.clock(), radio=False)
     reference, *own = [log.energy(before.at, after.at) for log in logs]
     if reference is None:
         raise NoData(f"{logs[0].source.provenance.source} said nothing for {seconds:.0f} s", lack="busy")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.files import text
+from device_agent.hardware.files import read_text
 from device_agent.probes import cpufreq, cputime
-from device_agent.probes.clocks import POLICIES, UNCERTAINTY, WORST_LAST, CpuClock, clocks, corrected
+from device_agent.probes.clocks import POLICY_FOLDER, UNCERTAINTY, WORST_LAST, CpuClock, correct_hertz, read_clocks
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Provenance
@@ -47,7 +47,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
     clocks: tuple[CpuClock, ...]
     states: dict[str, dict[float, float]] = {}
-    cpus: dict[str, cputime.Seconds] = {}
+    cpus: dict[str, cputime.CpuSeconds] = {}
 
 
 def cpu_seconds() -> float:
@@ -58,7 +58,7 @@ def cpu_seconds() -> float:
 
 def moment(root: Path, cpu: Cpu) -> Moment:
     """Read the clocks and what weighs them; raises NoData where no clock is known."""
-    found = clocks(root, cpu).found
+    found = read_clocks(root, cpu).clocks
     return Moment(clocks=found, states=_states(root, found), cpus=_cpus(root) if len(found) > 1 else {})
 
 
@@ -69,14 +69,14 @@ def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
     busy as their CPUs were, with whatever: which of them ran this process is not known. The time in states has pauses
     in it, so moments should not lie much further apart than a governor takes to follow the load.
     """
-    busy = cputime.busy_between(before.cpus, after.cpus)
+    busy = cputime.count_busy_seconds(before.cpus, after.cpus)
     weights = [sum(busy.get(one, 0.0) for one in clock.cpus) for clock in after.clocks]
     if not any(weights):
         weights = [float(max(1, len(clock.cpus))) for clock in after.clocks]
     earlier = {clock.name: clock.hertz for clock in before.clocks}
     each = []
     for clock in after.clocks:
-        spent = cpufreq.between(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
+        spent = cpufreq.subtract_times(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
         ends = (earlier.get(clock.name, clock.hertz) + clock.hertz) / 2
         each.append(_mean_of(spent, cpu) if spent else ends)
     return sum(weight * hertz for weight, hertz in zip(weights, each, strict=True)) / sum(weights)
@@ -159,7 +159,7 @@ def worse(one: Provenance | None, other: Provenance) -> Provenance:
 
 
 def _mean_of(spent: Mapping[float, float], cpu: Cpu) -> float:
-    return cpufreq.mean_hertz({corrected(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
+    return cpufreq.mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
 
 
 def _states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, float]]:
@@ -168,12 +168,12 @@ def _states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, fl
     for clock in found:
         if clock.name.startswith("policy") and clock.quality != "modelled":
             with suppress(NoData):
-                states[clock.name] = cpufreq.read_time_in_state(root / POLICIES / clock.name)
+                states[clock.name] = cpufreq.read_time_in_state(root / POLICY_FOLDER / clock.name)
     return states
 
 
-def _cpus(root: Path) -> dict[str, cputime.Seconds]:
+def _cpus(root: Path) -> dict[str, cputime.CpuSeconds]:
     try:
-        return cputime.parse(text(root / cputime.SOURCE))
+        return cputime.parse_stat(read_text(root / cputime.SOURCE))
     except NoData:
         return {}

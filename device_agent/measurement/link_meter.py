@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from device_agent.measurement.link_rate import LEAST_BYTES, LEAST_S, Haul, Way, estimate
-from device_agent.probes.base import Found
+from device_agent.probes.base import ProbeResult
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.clock import Clock, monotonic
 from shared.transport.tcp_info import Counts, Traffic
@@ -90,7 +90,7 @@ class LinkMeter:
             arrived, seconds = self.traffic.arrived_bytes - before[0], self.traffic.arriving_s - before[1]
             self.down.add(Haul(arrived, seconds, self.clock()))
 
-    def found(self, at: float) -> Found:
+    def found(self, at: float) -> ProbeResult:
         """Return the figures of the link; absent where no transfer was long enough yet."""
         readings: dict[str, Reading] = {}
         absent: dict[str, Absent] = {}
@@ -110,7 +110,7 @@ class LinkMeter:
             else:
                 cause = f"no transfer of {LEAST_BYTES >> 10} KiB and {LEAST_S} s yet"
                 absent |= dict.fromkeys((mean, low), Absent(lack="not_present", cause=cause))
-        return Found(readings=readings, absent=absent)
+        return ProbeResult(readings=readings, absent=absent)
 
     def _count(self) -> Counts | None:
         """Count now; what was measured from another address is forgotten, for that is another link."""

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import msgspec
 
 from device_agent.config import AgentConfig
-from device_agent.probes.base import Found, absent
+from device_agent.probes.base import ProbeResult, describe_absence
 from shared.errors import NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
@@ -89,7 +89,7 @@ def sustained(points: Sequence[Point], skipped_s: float = USUAL.skipped_s) -> Su
     return Sustained(*rates)
 
 
-async def probe_link(config: AgentConfig, schedule: Schedule = USUAL, connect_s: float = 10.0) -> Found:
+async def probe_link(config: AgentConfig, schedule: Schedule = USUAL, connect_s: float = 10.0) -> ProbeResult:
     """Fill the link for 3 to 5 s each way and return `link.up_bits_per_s` and `link.down_bits_per_s`.
 
     The agent may run meanwhile; what it transfers then is not counted, and makes the result smaller.
@@ -110,11 +110,11 @@ async def probe_link(config: AgentConfig, schedule: Schedule = USUAL, connect_s:
                 points = await measure(transport, place, piece_bytes, schedule)
                 found[names[way]] = _reading(sustained(points, schedule.skipped_s), transport.traffic)
             except NoData as error:
-                lacking[names[way]] = absent(error)
+                lacking[names[way]] = describe_absence(error)
             except (Unreachable, TimeoutError) as error:
                 cause = f"broker {broker.host}:{broker.port}: {error or 'no connection'}"
                 lacking[names[way]] = Absent(lack="not_present", cause=cause)
-    return Found(readings=found, absent=lacking)
+    return ProbeResult(readings=found, absent=lacking)
 
 
 def _reading(rates: Sustained, traffic: Traffic) -> Reading:

@@ -1,4 +1,4 @@
-"""Every probe by name: one file each, one function each."""
+"""Registry of probes by name: one file each, one function each."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
-"""CPU clocks by where they are known from: a Raspberry Pi's firmware, policies, /proc/cpuinfo, the board's profile.
+"""CPU clocks by source: a Raspberry Pi's firmware, cpufreq policies, /proc/cpuinfo, the board's profile.
 
 Only policies are read, never cpu0, cpu1, …: a CPU that is off has no folder. On a Raspberry Pi the firmware slows its
-one clock down behind Linux' back: there the files only announce, and what they say counts as modelled.
+one clock down behind Linux' back: there the files only announce, and their figures count as modelled.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.files import text
+from device_agent.hardware.files import read_text
 from device_agent.probes import firmware
-from device_agent.probes.base import absent, number
+from device_agent.probes.base import describe_absence, read_number
 from device_agent.profile.schema import Cpu
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality
 
-CPUS = "sys/devices/system/cpu"
-POLICIES = f"{CPUS}/cpufreq"
+CPU_FOLDER = "sys/devices/system/cpu"
+POLICY_FOLDER = f"{CPU_FOLDER}/cpufreq"
 CPUINFO = "proc/cpuinfo"
 CLOCK_FILES = ("cpuinfo_avg_freq", "cpuinfo_cur_freq", "scaling_cur_freq")
 """Counted by the cores; asked of the hardware, for root alone; what the driver set last or, on x86, counted too."""
@@ -43,15 +43,15 @@ class CpuClock(msgspec.Struct, frozen=True, kw_only=True):
     quality: Quality
 
 
-class Clocks(msgspec.Struct, frozen=True, kw_only=True):
-    """The clocks by one source, and the figures that are missing, with their causes."""
+class ClockAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Clocks by one source, and the figures that are missing, with their causes."""
 
-    found: tuple[CpuClock, ...]
+    clocks: tuple[CpuClock, ...]
     absent: dict[str, Absent] = {}
 
 
-def clocks(root: Path, cpu: Cpu) -> Clocks:
-    """Return the clocks by the first source that answers, in the end the profile's nominal clock.
+def read_clocks(root: Path, cpu: Cpu) -> ClockAnswer:
+    """Read the clocks by the first source that answers, in the end the profile's nominal clock.
 
     Raises:
         NoData: Nothing answers and the profile names no clock.
@@ -59,49 +59,49 @@ def clocks(root: Path, cpu: Cpu) -> Clocks:
     refusals: dict[str, NoData] = {}
     for source in cpu.sources:
         try:
-            answer = SOURCES[source](root, cpu)
+            answer = CLOCK_SOURCES[source](root, cpu)
         except NoData as error:
             refusals[f"cpu.{source}_hertz"] = error
         else:
-            return Clocks(found=answer.found, absent=_absences(refusals) | answer.absent)
+            return ClockAnswer(clocks=answer.clocks, absent=_describe_absences(refusals) | answer.absent)
     if not cpu.nominal_hertz:
         lacks = [error.lack for error in refusals.values() if error.lack != "not_present"]
         causes = "; ".join(str(error) for error in refusals.values())
         raise NoData(causes or "the profile names no clock", lack=lacks[0] if lacks else "not_present")
     nominal = CpuClock(name="nominal", hertz=cpu.nominal_hertz, source="profile", quality="modelled")
-    return Clocks(found=(nominal,), absent=_absences(refusals))
+    return ClockAnswer(clocks=(nominal,), absent=_describe_absences(refusals))
 
 
-def of_firmware(root: Path, cpu: Cpu) -> Clocks:
-    """Return the one clock of all CPUs of a Raspberry Pi, as its firmware counts it; raises NoData."""
+def read_firmware(root: Path, cpu: Cpu) -> ClockAnswer:
+    """Read the one clock of all CPUs of a Raspberry Pi, as its firmware counts it; raises NoData."""
     del cpu
-    hertz = plausible(firmware.clock_hertz(firmware.ask(root, "measure_clock arm")), "the firmware")
-    return Clocks(found=(CpuClock(name="arm", hertz=hertz, source="firmware", quality="measured"),))
+    hertz = validate_hertz(firmware.parse_clock_hertz(firmware.ask(root, "measure_clock arm")), "the firmware")
+    return ClockAnswer(clocks=(CpuClock(name="arm", hertz=hertz, source="firmware", quality="measured"),))
 
 
-def of_policies(root: Path, cpu: Cpu) -> Clocks:
-    """Return the clock of every policy that answers; raises NoData where none does."""
+def read_policies(root: Path, cpu: Cpu) -> ClockAnswer:
+    """Read the clock of every policy that answers; raises NoData where none does."""
     found: list[CpuClock] = []
     missing: dict[str, Absent] = {}
-    refusal = NoData(f"{root / POLICIES}: no policy")
-    for policy in policies(root):
+    refusal = NoData(f"{root / POLICY_FOLDER}: no policy")
+    for policy in find_policies(root):
         try:
-            found.append(_policy_clock(policy, cpu))
+            found.append(_read_policy(policy, cpu))
         except NoData as error:
             refusal = error
-            missing[f"cpu.{policy.name}_hertz"] = absent(error)
+            missing[f"cpu.{policy.name}_hertz"] = describe_absence(error)
     if not found:
         raise refusal
-    return Clocks(found=tuple(found), absent=missing)
+    return ClockAnswer(clocks=tuple(found), absent=missing)
 
 
-def of_cpuinfo(root: Path, cpu: Cpu) -> Clocks:
-    """Return each CPU's clock by /proc/cpuinfo, which only x86 tells there; raises NoData elsewhere.
+def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
+    """Read each CPU's clock in /proc/cpuinfo, which has it on x86 alone; raises NoData elsewhere.
 
-    The kernel counts it (APERF over MPERF); in a virtual machine it is what the host said at the start: modelled.
+    The kernel counts it (APERF over MPERF); in a virtual machine it is what the host set at the start: modelled.
     """
     del cpu
-    content = text(root / CPUINFO)
+    content = read_text(root / CPUINFO)
     quality: Quality = "modelled" if re.search(r"^flags\b.*\bhypervisor\b", content, re.MULTILINE) else "measured"
     found: list[CpuClock] = []
     name = ""
@@ -109,38 +109,40 @@ def of_cpuinfo(root: Path, cpu: Cpu) -> Clocks:
         if key == "processor":
             name = value
             continue
-        hertz = plausible(float(value) * HERTZ_PER_MHZ, CPUINFO)
-        found.append(CpuClock(name=f"cpu{name}", cpus=cpu_list(name), hertz=hertz, source=CPUINFO, quality=quality))
+        hertz = validate_hertz(float(value) * HERTZ_PER_MHZ, CPUINFO)
+        found.append(
+            CpuClock(name=f"cpu{name}", cpus=parse_cpu_list(name), hertz=hertz, source=CPUINFO, quality=quality)
+        )
     if not found:
         raise NoData(f"{root / CPUINFO}: tells no clock")
-    return Clocks(found=tuple(found))
+    return ClockAnswer(clocks=tuple(found))
 
 
-SOURCES: Mapping[str, Callable[[Path, Cpu], Clocks]] = {
-    "firmware": of_firmware,
-    "cpufreq": of_policies,
-    "cpuinfo": of_cpuinfo,
+CLOCK_SOURCES: Mapping[str, Callable[[Path, Cpu], ClockAnswer]] = {
+    "firmware": read_firmware,
+    "cpufreq": read_policies,
+    "cpuinfo": read_cpuinfo,
 }
 
 
-def policies(root: Path) -> list[Path]:
-    """Return the folders of the policies, by number."""
-    return sorted((root / POLICIES).glob("policy*"), key=lambda folder: (len(folder.name), folder.name))
+def find_policies(root: Path) -> list[Path]:
+    """List the folders of the policies, by number."""
+    return sorted((root / POLICY_FOLDER).glob("policy*"), key=lambda folder: (len(folder.name), folder.name))
 
 
-def online(root: Path) -> int:
-    """Return how many CPUs are on; raises NoData."""
+def count_online(root: Path) -> int:
+    """Count the CPUs that are on; raises NoData."""
     try:
-        return len(cpu_list(text(root / CPUS / "online")))
+        return len(parse_cpu_list(read_text(root / CPU_FOLDER / "online")))
     except NoData:
-        count = len(re.findall(r"^processor\s*:", text(root / CPUINFO), re.MULTILINE))
+        count = len(re.findall(r"^processor\s*:", read_text(root / CPUINFO), re.MULTILINE))
     if not count:
         raise NoData(f"{root / CPUINFO}: names no processor", lack="invalid")
     return count
 
 
-def cpu_list(content: str) -> tuple[int, ...]:
-    """Return the numbers in `0-3,6` or `0 1 2`; raises NoData."""
+def parse_cpu_list(content: str) -> tuple[int, ...]:
+    """Parse the numbers in `0-3,6` or `0 1 2`; raises NoData."""
     numbers: list[int] = []
     for part in re.split(r"[,\s]+", content.strip()):
         ends = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
@@ -150,46 +152,46 @@ def cpu_list(content: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def corrected(hertz: float, cpu: Cpu) -> tuple[float, Quality]:
-    """Return a driver's clock, put right where the profile knows that low ones read high."""
+def correct_hertz(hertz: float, cpu: Cpu) -> tuple[float, Quality]:
+    """Correct a driver's clock where the profile knows that low ones read high; return it with its quality."""
     if cpu.low_opp_correction != 1 and hertz < cpu.low_opp_hertz:
         return hertz * cpu.low_opp_correction, "corrected"
     return hertz, "measured"
 
 
-def plausible(hertz: float, source: str) -> float:
+def validate_hertz(hertz: float, source: str) -> float:
     """Return a clock as it is; raises NoData where no CPU runs by such a clock."""
     if not PLAUSIBLE_HERTZ[0] <= hertz <= PLAUSIBLE_HERTZ[1]:
         raise NoData(f"{source}: {hertz:g} Hz is no CPU's clock", lack="invalid")
     return hertz
 
 
-def kilohertz(policy: Path, names: Iterable[str]) -> tuple[str, float]:
-    """Return the first file that may be read and says a clock, and the clock in hertz; raises the last NoData."""
+def read_first_clock(policy: Path, names: Iterable[str]) -> tuple[str, float]:
+    """Read the first of these files that holds a clock; return its name and the hertz. Raises the last NoData."""
     refusal = NoData(f"{policy}: no clock")
     for name in names:
         try:
-            return name, plausible(number(policy / name, HERTZ_PER_KHZ), str(policy / name))
+            return name, validate_hertz(read_number(policy / name, HERTZ_PER_KHZ), str(policy / name))
         except NoData as error:
             refusal = error
     raise refusal
 
 
-def _policy_clock(policy: Path, cpu: Cpu) -> CpuClock:
-    cpus = text(policy / "affected_cpus")
+def _read_policy(policy: Path, cpu: Cpu) -> CpuClock:
+    cpus = read_text(policy / "affected_cpus")
     if not cpus:
         raise NoData(f"{policy}: all its CPUs are off", lack="busy")
-    name, said = kilohertz(policy, CLOCK_FILES)
-    hertz, quality = corrected(said, cpu)
+    name, said = read_first_clock(policy, CLOCK_FILES)
+    hertz, quality = correct_hertz(said, cpu)
     announced = "firmware" in cpu.sources
     return CpuClock(
         name=policy.name,
-        cpus=cpu_list(cpus),
+        cpus=parse_cpu_list(cpus),
         hertz=hertz,
         source=f"cpufreq {name}",
         quality="modelled" if announced else quality,
     )
 
 
-def _absences(refusals: Mapping[str, NoData]) -> dict[str, Absent]:
-    return {name: absent(error) for name, error in refusals.items()}
+def _describe_absences(refusals: Mapping[str, NoData]) -> dict[str, Absent]:
+    return {name: describe_absence(error) for name, error in refusals.items()}

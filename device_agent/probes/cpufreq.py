@@ -1,7 +1,4 @@
-"""How fast the CPUs run now, how fast they may, how many of them are on, and who decides.
-
-How long a policy ran at each clock: the kernel's own account, out of which a mean clock needs no sampling.
-"""
+"""CPU frequency probe: clocks, their limits, governors, CPUs online, and the kernel's account of time at each clock."""
 
 from __future__ import annotations
 
@@ -9,94 +6,110 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from device_agent.hardware.files import text
-from device_agent.probes.base import Found, absent
-from device_agent.probes.clocks import CPUS, UNCERTAINTY, WORST_LAST, CpuClock, clocks, kilohertz, online, policies
+from device_agent.hardware.files import read_text
+from device_agent.probes.base import ProbeResult, describe_absence
+from device_agent.probes.clocks import (
+    CPU_FOLDER,
+    HERTZ_PER_KHZ,
+    UNCERTAINTY,
+    WORST_LAST,
+    CpuClock,
+    count_online,
+    find_policies,
+    read_clocks,
+    read_first_clock,
+)
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading
 
-MAX_FILES = ("scaling_max_freq", "cpuinfo_max_freq")
+MAX_CLOCK_FILES = ("scaling_max_freq", "cpuinfo_max_freq")
 """What power mode and heat leave, which changes while the board runs; what the hardware is made for."""
 
+S_PER_TICK = 0.01
+TIME_IN_STATE_LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,20})")
 
-def read(root: Path, profile: Profile, at: float) -> Found:
-    """Return `cpu.f_hertz`, each policy's clock and what it may be now, `cpu.online_count` and the governors.
+
+def read(root: Path, profile: Profile, at: float) -> ProbeResult:
+    """Read `cpu.f_hertz`, each policy's clock and what it may be now, `cpu.online_count` and the governors.
 
     A source that was passed over for a worse one is an absence too, such as `cpu.firmware_hertz` of a Raspberry Pi
     whose mailbox is not ours to open.
+
+    Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        at: Monotonic seconds of the readings.
     """
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
-    folders = policies(root)
+    folders = find_policies(root)
     try:
-        answer = clocks(root, profile.cpu)
-        readings |= of_clocks(answer.found, [folder.name for folder in folders], at)
+        answer = read_clocks(root, profile.cpu)
+        readings |= make_readings(answer.clocks, [folder.name for folder in folders], at)
         missing |= answer.absent
     except NoData as error:
-        missing["cpu.f_hertz"] = absent(error)
+        missing["cpu.f_hertz"] = describe_absence(error)
     for folder in folders:
         name = f"cpu.{folder.name}_max_hertz"
         try:
-            source, hertz = kilohertz(folder, MAX_FILES)
+            source, hertz = read_first_clock(folder, MAX_CLOCK_FILES)
             readings[name] = Reading(value=hertz, unit="hertz", source=f"cpufreq {source}", quality="measured", at=at)
         except NoData as error:
-            missing[name] = absent(error)
+            missing[name] = describe_absence(error)
     try:
-        count = online(root)
-        readings["cpu.online_count"] = Reading(value=count, unit="count", source=CPUS, quality="measured", at=at)
+        count = count_online(root)
+        readings["cpu.online_count"] = Reading(value=count, unit="count", source=CPU_FOLDER, quality="measured", at=at)
     except NoData as error:
-        missing["cpu.online_count"] = absent(error)
-    return Found(readings=readings, absent=missing, facts=governors(folders))
+        missing["cpu.online_count"] = describe_absence(error)
+    return ProbeResult(readings=readings, absent=missing, facts=read_governors(folders))
 
 
-def of_clocks(found: Sequence[CpuClock], names: Sequence[str], at: float) -> dict[str, Reading]:
+def make_readings(clocks: Sequence[CpuClock], names: Sequence[str], at: float) -> dict[str, Reading]:
     """Return the mean clock over the CPUs that are on, as good as its worst part, and each policy's own.
 
-    A source that knows one clock for all CPUs knows it of every policy of those names.
+    Args:
+        clocks: As one source gives them; a clock without CPUs is that of every policy.
+        names: The policies.
+        at: Monotonic seconds of the readings.
     """
-    mean = sum(clock.hertz * max(1, len(clock.cpus)) for clock in found) / sum(
-        max(1, len(clock.cpus)) for clock in found
+    mean = sum(clock.hertz * max(1, len(clock.cpus)) for clock in clocks) / sum(
+        max(1, len(clock.cpus)) for clock in clocks
     )
-    sources = "; ".join(dict.fromkeys(clock.source for clock in found))
-    quality = max((clock.quality for clock in found), key=WORST_LAST.index)
-    readings = {"cpu.f_hertz": _reading(mean, sources, quality, at)}
-    for clock in found:
+    sources = "; ".join(dict.fromkeys(clock.source for clock in clocks))
+    quality = max((clock.quality for clock in clocks), key=WORST_LAST.index)
+    readings = {"cpu.f_hertz": _make_reading(mean, sources, quality, at)}
+    for clock in clocks:
         for name in [clock.name] if clock.cpus else names:
             if name in names:
-                readings[f"cpu.{name}_hertz"] = _reading(clock.hertz, clock.source, clock.quality, at)
+                readings[f"cpu.{name}_hertz"] = _make_reading(clock.hertz, clock.source, clock.quality, at)
     return readings
 
 
-def governors(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the fact `governor`: the one of all policies, or each of them once; nothing where none says it."""
+def read_governors(folders: Sequence[Path]) -> dict[str, str]:
+    """Read the fact `governor`: the one of all policies, or each of them once; nothing where none answers."""
     said: dict[str, None] = {}
     for folder in folders:
         try:
-            said[text(folder / "scaling_governor")] = None
+            said[read_text(folder / "scaling_governor")] = None
         except NoData:
             continue
     return {"governor": " ".join(said)} if any(said) else {}
 
 
-def _reading(hertz: float, source: str, quality: Quality, at: float) -> Reading:
+def _make_reading(hertz: float, source: str, quality: Quality, at: float) -> Reading:
     share = UNCERTAINTY[quality]
     uncertainty = None if share is None else share * hertz
     return Reading(value=hertz, unit="hertz", source=source, quality=quality, at=at, uncertainty=uncertainty)
 
 
-HERTZ_PER_KHZ = 1e3
-S_PER_TICK = 0.01
-LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,20})")
-
-
-def parse(content: str) -> dict[float, float]:
-    """Return seconds by clock in hertz, out of lines such as `600000 31415` (kHz, hundredths of a second).
+def parse_time_in_state(content: str) -> dict[float, float]:
+    """Parse seconds by clock in hertz, out of lines such as `600000 31415` (kHz, hundredths of a second).
 
     Raises:
         NoData: It is empty, as of a driver that switches too fast to be counted, or says something else.
     """
-    lines = [LINE.fullmatch(line.strip()) for line in content.splitlines()]
+    lines = [TIME_IN_STATE_LINE.fullmatch(line.strip()) for line in content.splitlines()]
     seconds = {float(line[1]) * HERTZ_PER_KHZ: float(line[2]) * S_PER_TICK for line in lines if line}
     if not seconds or len(seconds) < len(lines):
         raise NoData(f"{content[:40]!r} is no time in states", lack="invalid")
@@ -104,12 +117,16 @@ def parse(content: str) -> dict[float, float]:
 
 
 def read_time_in_state(policy: Path) -> dict[float, float]:
-    """Return the seconds a policy has been at each clock since the board started; raises NoData."""
-    return parse(text(policy / "stats" / "time_in_state"))
+    """Read the seconds that a policy has been at each clock since boot; a mean clock out of them needs no sampling.
+
+    Raises:
+        NoData: The kernel does not count them.
+    """
+    return parse_time_in_state(read_text(policy / "stats" / "time_in_state"))
 
 
-def between(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float] | None:
-    """Return the seconds at each clock in between; None if nothing was counted, or the account began anew."""
+def subtract_times(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float] | None:
+    """Return the seconds at each clock between two accounts; None if nothing was counted, or the account began anew."""
     spent = {hertz: seconds - before.get(hertz, 0.0) for hertz, seconds in after.items()}
     if before.keys() - after.keys() or min(spent.values(), default=-1.0) < 0 or not any(spent.values()):
         return None

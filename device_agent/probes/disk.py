@@ -1,41 +1,46 @@
-"""Room on the disk: of the whole, and what is left to who is not root."""
+"""Disk probe: size, and free space for users other than root."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from device_agent.hardware.files import LACKS
-from device_agent.hardware.tools import LIVE
-from device_agent.probes.base import Found, Probe
+from device_agent.hardware.files import LACK_BY_ERRNO
+from device_agent.hardware.tools import LIVE_ROOT
+from device_agent.probes.base import Probe, ProbeResult
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Reading
 
-USUAL = ("var/lib", "")
+STATE_FOLDERS = ("var/lib", "")
 """Where services keep their state: /var may be a disk of its own while / is read-only."""
 
 
-def read(root: Path, profile: Profile, at: float) -> Found:
-    """Return `disk.free_bytes` and `disk.total_bytes` of the disk that services keep their state on.
+def read(root: Path, profile: Profile, at: float) -> ProbeResult:
+    """Read `disk.free_bytes` and `disk.total_bytes` of the disk that services keep their state on.
 
     Below another root there is none: the disk under a recorded board is not the board's.
+
+    Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        at: Monotonic seconds of the readings.
     """
-    if root != LIVE:
+    if root != LIVE_ROOT:
         raise NoData("a recorded board has no disk")
-    return of_folder(next(root / name for name in USUAL if (root / name).is_dir()))(root, profile, at)
+    return make_probe(next(root / name for name in STATE_FOLDERS if (root / name).is_dir()))(root, profile, at)
 
 
-def of_folder(folder: Path) -> Probe:
-    """Return the probe of the disk that holds a folder, for who knows where the state is."""
+def make_probe(folder: Path) -> Probe:
+    """Return a probe of the disk that holds a folder."""
 
-    def read(root: Path, profile: Profile, at: float) -> Found:
+    def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         try:
             disk = os.statvfs(folder)
         except OSError as error:
-            raise NoData(f"{folder}: {error.strerror}", lack=LACKS.get(error.errno or 0, "invalid")) from error
+            raise NoData(f"{folder}: {error.strerror}", lack=LACK_BY_ERRNO.get(error.errno or 0, "invalid")) from error
         blocks = {"disk.free_bytes": disk.f_bavail, "disk.total_bytes": disk.f_blocks}
-        return Found(
+        return ProbeResult(
             readings={
                 name: Reading(
                     value=count * disk.f_frsize, unit="bytes", source=f"statvfs {folder}", quality="measured", at=at

@@ -1,11 +1,11 @@
-"""Bytes each network interface has carried since the board started, and the rate of wired links."""
+"""Network probe: bytes each interface has carried since boot, and the rate of wired links."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.hardware.files import text
-from device_agent.probes.base import Found, absent, number
+from device_agent.hardware.files import read_text
+from device_agent.probes.base import ProbeResult, describe_absence, read_number
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Reading
@@ -19,8 +19,8 @@ UNKNOWN_MBITS = (0xFFFF, 0xFFFFFFFF)
 MAX_DIGITS = 20
 
 
-def parse(content: str) -> dict[str, tuple[int, int]]:
-    """Return bytes received and sent by interface, as /proc/net/dev lists them; loopback carries nothing anywhere."""
+def parse_dev(content: str) -> dict[str, tuple[int, int]]:
+    """Parse bytes received and sent by interface out of /proc/net/dev; loopback carries nothing anywhere."""
     counters = {}
     for line in content.splitlines():
         name, colon, columns = line.rpartition(":")
@@ -32,12 +32,17 @@ def parse(content: str) -> dict[str, tuple[int, int]]:
     return counters
 
 
-def read(root: Path, profile: Profile, at: float) -> Found:
-    """Return `net.<interface>_received_bytes`, `…_sent_bytes`, and `…_speed_bits_per_s` of a wired link that is up.
+def read(root: Path, profile: Profile, at: float) -> ProbeResult:
+    """Read `net.<interface>_received_bytes`, `…_sent_bytes`, and `…_speed_bits_per_s` of a wired link that is up.
 
     Where there are interfaces of hardware, only those: bridges and tunnels carry the same bytes once more.
+
+    Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        at: Monotonic seconds of the readings.
     """
-    counters = parse(text(root / SOURCE))
+    counters = parse_dev(read_text(root / SOURCE))
     hardware = {name for name in counters if (root / INTERFACES / name / "device").exists()}
     chosen = {name: both for name, both in counters.items() if not hardware or name in hardware}
     if not chosen:
@@ -45,20 +50,22 @@ def read(root: Path, profile: Profile, at: float) -> Found:
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
     for name, (received, sent) in chosen.items():
-        readings[f"net.{name}_received_bytes"] = _reading(received, "bytes", SOURCE, at)
-        readings[f"net.{name}_sent_bytes"] = _reading(sent, "bytes", SOURCE, at)
+        readings[f"net.{name}_received_bytes"] = _make_reading(received, "bytes", SOURCE, at)
+        readings[f"net.{name}_sent_bytes"] = _make_reading(sent, "bytes", SOURCE, at)
         try:
-            speed = speed_bits_per_s(root / INTERFACES / name)
-            readings[f"net.{name}_speed_bits_per_s"] = _reading(speed, "bits_per_s", f"{INTERFACES}/{name}/speed", at)
+            speed = read_speed(root / INTERFACES / name)
+            readings[f"net.{name}_speed_bits_per_s"] = _make_reading(
+                speed, "bits_per_s", f"{INTERFACES}/{name}/speed", at
+            )
         except NoData as error:
-            missing[f"net.{name}_speed_bits_per_s"] = absent(error)
-    return Found(readings=readings, absent=missing)
+            missing[f"net.{name}_speed_bits_per_s"] = describe_absence(error)
+    return ProbeResult(readings=readings, absent=missing)
 
 
-def speed_bits_per_s(interface: Path) -> float:
-    """Return the rate a wired link agreed on; raises NoData for a radio (EINVAL), and while the link is down (-1)."""
+def read_speed(interface: Path) -> float:
+    """Read the rate of a wired link, in bits a second; raises NoData for a radio (EINVAL), and when it is down (-1)."""
     try:
-        mbits = number(interface / "speed")
+        mbits = read_number(interface / "speed")
     except NoData as error:
         lack = "not_present" if error.lack == "invalid" else error.lack
         raise NoData(str(error), lack=lack) from error
@@ -67,5 +74,5 @@ def speed_bits_per_s(interface: Path) -> float:
     return mbits * BITS_PER_MBIT
 
 
-def _reading(value: float, unit: str, source: str, at: float) -> Reading:
+def _make_reading(value: float, unit: str, source: str, at: float) -> Reading:
     return Reading(value=value, unit=unit, source=source, quality="measured", at=at)

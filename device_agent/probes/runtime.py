@@ -1,7 +1,7 @@
-"""What this board can run: kernel, versions, and whether a library survives its first steps, tried in a child process.
+"""Runtime probe: kernel, versions, and whether torch and ONNX Runtime pass a smoke test in a child process.
 
-`read` only looks; it is asked again and again. `check` tries, which takes seconds and hundreds of megabytes, and
-`remembered` tells what it found: once a version and board is enough.
+`read` only looks; it is asked again and again. `smoke_test` tries, which takes seconds and hundreds of megabytes, and
+`load_verdicts` returns what it found: once a version and board is enough.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from device_agent.hardware.files import text
+from device_agent.hardware.files import read_text
 from device_agent.hardware.library_smoke_test import EXIT_MEMORY, EXIT_MISSING
-from device_agent.hardware.tools import LIVE, python
-from device_agent.probes.base import Found
+from device_agent.hardware.tools import LIVE_ROOT, run_module
+from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.runtime.durable import replace_file
@@ -30,89 +30,106 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 }
 """Libraries, and the packages that bring them."""
 
-FILES: Mapping[str, str] = {"kernel": "proc/sys/kernel/osrelease", "model": "proc/device-tree/model"}
-L4T = "etc/nv_tegra_release"
-CACHE = "runtime.json"
-LASTING = ("usable", "sigill", "broken")
+FACT_FILES: Mapping[str, str] = {"kernel": "proc/sys/kernel/osrelease", "model": "proc/device-tree/model"}
+L4T_FILE = "etc/nv_tegra_release"
+CACHE_NAME = "runtime.json"
+LASTING_STATES = ("usable", "sigill", "broken")
 """What the next try would find again; memory and time may be there then."""
 
-State: TypeAlias = Literal["usable", "missing", "sigill", "out_of_memory", "timeout", "broken"]
+LibraryState: TypeAlias = Literal["usable", "missing", "sigill", "out_of_memory", "timeout", "broken"]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How a library's first steps ended.
+    """Outcome of a library's smoke test.
 
     Attributes:
-        version: Of the library; empty where nobody knows.
+        version: Of the library; empty where it is unknown.
         board: Id of the profile of the board that it was tried on: a card may move on to another.
         finding: For people.
     """
 
     library: str
-    state: State
+    state: LibraryState
     version: str = ""
     board: str = ""
     finding: str = ""
 
 
-def read(root: Path, profile: Profile, at: float) -> Found:
-    """Return the facts `kernel`, `model`, `l4t`, and on the board itself the versions of `torch` and `onnxruntime`.
+def read(root: Path, profile: Profile, at: float) -> ProbeResult:
+    """Read the facts `kernel`, `model`, `l4t`, and on the board itself the versions of `torch` and `onnxruntime`.
 
-    Nothing is imported; that a library is installed does not say that it runs.
+    Nothing is imported; that a library is installed does not mean that it runs.
+
+    Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        at: Monotonic seconds of the readings.
 
     Raises:
         NoData: Nothing is known.
     """
     facts: dict[str, str] = {}
-    for name, file in FILES.items():
+    for name, file in FACT_FILES.items():
         with contextlib.suppress(NoData):
-            facts[name] = text(root / file)
+            facts[name] = read_text(root / file)
     with contextlib.suppress(NoData):
-        facts["l4t"] = l4t(text(root / L4T))
-    if root == LIVE:
-        facts |= {library: number for library in PACKAGES if (number := installed(library))}
+        facts["l4t"] = parse_l4t(read_text(root / L4T_FILE))
+    if root == LIVE_ROOT:
+        facts |= {library: number for library in PACKAGES if (number := find_version(library))}
     if not facts:
-        raise NoData(f"{root}: neither {' nor '.join([*FILES.values(), L4T])}")
-    return Found(facts=facts)
+        raise NoData(f"{root}: neither {' nor '.join([*FACT_FILES.values(), L4T_FILE])}")
+    return ProbeResult(facts=facts)
 
 
-def l4t(release: str) -> str:
-    """Return `36.4.0` out of `# R36 (release), REVISION: 4.0, GCID: ...`; raises NoData."""
+def parse_l4t(release: str) -> str:
+    """Parse `36.4.0` out of `# R36 (release), REVISION: 4.0, GCID: ...`; raises NoData."""
     found = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release, re.ASCII)
     if found is None:
         raise NoData(f"{release[:60]!r} is no release of L4T", lack="invalid")
     return f"{found[1]}.{found[2]}"
 
 
-def installed(library: str) -> str:
-    """Return the version of a library that is installed, without importing it; empty where it is not."""
+def find_version(library: str) -> str:
+    """Return the version of an installed library, without importing it; empty where it is not installed."""
     for package in PACKAGES[library]:
         with contextlib.suppress(PackageNotFoundError):
             return version(package)
     return ""
 
 
-def lacking(root: Path, library: str, profile: Profile) -> str:
-    """Return the instruction set that the library wants by the profile and this CPU does not have; empty for none."""
+def find_missing_isa(root: Path, library: str, profile: Profile) -> str:
+    """Return the instruction set that a library wants and this CPU does not have; empty for none.
+
+    Args:
+        root: The board's root folder.
+        library: Name of the library, such as `torch`.
+        profile: The firmware profile, which names what the library wants.
+    """
     token = profile.cpu.isa.get(library, "")
     try:
-        lines = re.findall(r"^(?:Features|flags)\s*:(.*)$", text(root / "proc/cpuinfo"), re.MULTILINE)
+        lines = re.findall(r"^(?:Features|flags)\s*:(.*)$", read_text(root / "proc/cpuinfo"), re.MULTILINE)
     except NoData:
         return ""
     return token if token and lines and not all(token in line.split() for line in lines) else ""
 
 
-def check(library: str, timeout_s: float = 180.0, *, board: str = "") -> Verdict:
-    """Let a library take its first steps in a child process, and return how that ended."""
-    ended = python("device_agent.hardware.library_smoke_test", library, timeout_s=timeout_s)
-    state, finding = _judged(ended.code, ended.said, timeout_s)
-    number = installed(library) or (ended.printed.split() or [""])[-1]
+def smoke_test(library: str, timeout_s: float = 180.0, *, board: str = "") -> Verdict:
+    """Run a library's smoke test in a child process, and return how that ended.
+
+    Args:
+        library: Name of the library, such as `torch`.
+        timeout_s: Seconds after which the child is killed.
+        board: Id of the profile of this board.
+    """
+    ended = run_module("device_agent.hardware.library_smoke_test", library, timeout_s=timeout_s)
+    state, finding = _judge(ended.exit_code, ended.stderr, timeout_s)
+    number = find_version(library) or (ended.stdout.split() or [""])[-1]
     return Verdict(library=library, state=state, version=number, board=board, finding=finding)
 
 
-def _judged(code: int | None, said: str, timeout_s: float) -> tuple[State, str]:
-    """Return state and finding of a child that ended with this code and these last words."""
-    known: dict[int | None, tuple[State, str]] = {
+def _judge(code: int | None, stderr: str, timeout_s: float) -> tuple[LibraryState, str]:
+    """Return state and finding of a child, by its exit code and the last line of its standard error."""
+    known: dict[int | None, tuple[LibraryState, str]] = {
         0: ("usable", "imports and computes"),
         None: ("timeout", f"no end after {timeout_s:g} s"),
         EXIT_MISSING: ("missing", "not installed"),
@@ -122,47 +139,57 @@ def _judged(code: int | None, said: str, timeout_s: float) -> tuple[State, str]:
     }
     if code in known:
         return known[code]
-    last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "no word")[:200]
+    last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "no word")[:200]
     if code is not None and code < 0:
         return "broken", f"dies of signal {-code} ({signal.strsignal(-code)}): {last}"
     return "broken", f"ends with exit code {code}: {last}"
 
 
-def usable(library: str, state_dir: Path, board: str, timeout_s: float = 180.0) -> Verdict:
-    """Return what is remembered of the installed version on this board, else try it and remember."""
-    known = remembered(state_dir, board).get(library)
+def load_or_test(library: str, state_dir: Path, board: str, timeout_s: float = 180.0) -> Verdict:
+    """Load the verdict on the installed version on this board, else run the smoke test and store its verdict.
+
+    Args:
+        library: Name of the library, such as `torch`.
+        state_dir: Folder of the agent's state, which keeps the verdicts.
+        board: Id of the profile of this board.
+        timeout_s: Seconds after which the child is killed.
+    """
+    known = load_verdicts(state_dir, board).get(library)
     if known is None:
-        known = check(library, timeout_s, board=board)
-        remember(state_dir, known)
+        known = smoke_test(library, timeout_s, board=board)
+        store_verdict(state_dir, known)
     return known
 
 
-def remembered(state_dir: Path, board: str) -> dict[str, Verdict]:
-    """Return what was found of the versions that are installed now, on a board of this kind, by library."""
+def load_verdicts(state_dir: Path, board: str) -> dict[str, Verdict]:
+    """Load the verdicts on the versions that are installed now, on a board of this kind, by library."""
     return {
         library: verdict
-        for library, verdict in _stored(state_dir).items()
-        if library in PACKAGES and verdict.version and verdict.version == installed(library) and verdict.board == board
+        for library, verdict in _read_cache(state_dir).items()
+        if library in PACKAGES
+        and verdict.version
+        and verdict.version == find_version(library)
+        and verdict.board == board
     }
 
 
-def remember(state_dir: Path, verdict: Verdict) -> None:
-    """Keep a verdict that will stand; where the disk does not take it, the next start tries again."""
-    if verdict.state not in LASTING:
+def store_verdict(state_dir: Path, verdict: Verdict) -> None:
+    """Store a verdict that will stand; where the disk does not take it, the next start tries again."""
+    if verdict.state not in LASTING_STATES:
         return
-    verdicts = _stored(state_dir) | {verdict.library: verdict}
+    verdicts = _read_cache(state_dir) | {verdict.library: verdict}
     with contextlib.suppress(OSError):
-        replace_file(state_dir / CACHE, msgspec.json.encode(verdicts), durable=False)
+        replace_file(state_dir / CACHE_NAME, msgspec.json.encode(verdicts), durable=False)
 
 
-def _stored(state_dir: Path) -> dict[str, Verdict]:
+def _read_cache(state_dir: Path) -> dict[str, Verdict]:
     try:
-        return msgspec.json.decode((state_dir / CACHE).read_bytes(), type=dict[str, Verdict])
+        return msgspec.json.decode((state_dir / CACHE_NAME).read_bytes(), type=dict[str, Verdict])
     except (OSError, msgspec.MsgspecError):
         return {}
 
 
-def facts(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+def verdict_facts(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
     """Return verdicts as facts of a report: the version of what is usable, and else what it is: `2.10.0 sigill`."""
     return {
         library: verdict.version if verdict.state == "usable" else f"{verdict.version} {verdict.state}".strip()

@@ -1,4 +1,4 @@
-"""Find what a firmware profile says that cannot be true; pure, and every problem names its table and the remedy."""
+"""Validate firmware profiles: every problem names its table and the remedy; pure."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from math import isfinite
 
 from device_agent.profile.schema import Memory, Power, PowerMode, PowerModel, Profile
 
-SCHEMA = 1
-RAILED = frozenset({"ina3221", "pmic", "tegrastats"})
+SCHEMA_VERSION = 1
+RAIL_SOURCES = frozenset({"ina3221", "pmic", "tegrastats"})
 """Sources that read rails by label, and know no total of their own."""
 
 ZONE_ROLES = frozenset({"cpu", "gpu", "cv", "soc", "junction", "memory", "board", "pmic", "wifi", "other"})
 MAX_SAMPLE_HZ = 1000.0
 
 
-def problems(profile: Profile) -> tuple[str, ...]:
-    """Return what is wrong with a profile; nothing where all is well."""
+def find_problems(profile: Profile) -> tuple[str, ...]:
+    """Return the problems of a profile, one line each; empty where it is valid."""
     return (
-        *_identity(profile),
-        *_cpu(profile),
-        *_rails(profile.power),
-        *_total(profile.power),
-        *_figures(profile.power),
-        *_thermal(profile),
-        *_power_mode(profile.power_mode),
-        *_memory(profile.memory),
+        *_check_identity(profile),
+        *_check_cpu(profile),
+        *_check_rails(profile.power),
+        *_check_total(profile.power),
+        *_check_figures(profile.power),
+        *_check_thermal(profile),
+        *_check_power_mode(profile.power_mode),
+        *_check_memory(profile.memory),
     )
 
 
-def _identity(profile: Profile) -> Iterator[str]:
-    if profile.schema != SCHEMA:
-        yield f"schema: {profile.schema} is not the form this agent reads; write the profile as schema {SCHEMA}"
+def _check_identity(profile: Profile) -> Iterator[str]:
+    if profile.schema != SCHEMA_VERSION:
+        yield f"schema: {profile.schema} is not the form this agent reads; write the profile as schema {SCHEMA_VERSION}"
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", profile.id):
         yield f"id: {profile.id!r} must be lower-case words and numbers joined by '-', as the file is called"
     if not profile.name.strip():
@@ -43,7 +43,7 @@ def _identity(profile: Profile) -> Iterator[str]:
         yield "match: a token is empty or has blanks around it; write it exactly as the board says it"
 
 
-def _cpu(profile: Profile) -> Iterator[str]:
+def _check_cpu(profile: Profile) -> Iterator[str]:
     cpu = profile.cpu
     first = [policy.first_cpu for policy in cpu.policies]
     if first != sorted(set(first)) or any(number < 0 for number in first):
@@ -58,39 +58,39 @@ def _cpu(profile: Profile) -> Iterator[str]:
         yield f"cpu.low_opp_correction: {cpu.low_opp_correction} must be a ratio of 0.5 to 1.5, 1 for none"
 
 
-def _rails(power: Power) -> Iterator[str]:
+def _check_rails(power: Power) -> Iterator[str]:
     labels = [rail.label for rail in power.rails]
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"power.rails: {label} is there {labels.count(label)} times; keep one"
-    parents = _parents(power)
+    parents = _map_parents(power)
     for label, parent in parents.items():
         if parent not in labels:
             yield f"power.rails: {label} is child_of {parent}, which is no rail; add that rail or correct its label"
-        elif label in _ancestors(label, parents):
+        elif label in _find_ancestors(label, parents):
             yield f"power.rails: {label} is its own ancestor by child_of; a rail is fed by one that is not below it"
     if any(not label.strip() or label == "NC" for label in labels):
         yield "power.rails: an empty label, or NC for not connected, is no rail; drop it"
 
 
-def _total(power: Power) -> Iterator[str]:
-    labels, parents = {rail.label for rail in power.rails}, _parents(power)
+def _check_total(power: Power) -> Iterator[str]:
+    labels, parents = {rail.label for rail in power.rails}, _map_parents(power)
     for label in power.total:
         if label not in labels:
             yield f"power.total: {label} is no rail of power.rails; add it there or correct its label"
-        for ancestor in _ancestors(label, parents):
+        for ancestor in _find_ancestors(label, parents):
             if ancestor in power.total:
                 yield f"power.total: {label} is already contained in {ancestor}; take one of the two out"
     if len(set(power.total)) < len(power.total):
         yield "power.total: a label is there twice, and would be counted twice; keep one"
-    if (needy := sorted(RAILED & set(power.sources))) and not power.total:
+    if (needy := sorted(RAIL_SOURCES & set(power.sources))) and not power.total:
         yield f"power.total: {', '.join(needy)} read rails; name those whose sum is the total, and list them as rails"
 
 
-def _parents(power: Power) -> Mapping[str, str]:
+def _map_parents(power: Power) -> Mapping[str, str]:
     return {rail.label: rail.child_of for rail in power.rails if rail.child_of}
 
 
-def _ancestors(label: str, parents: Mapping[str, str]) -> set[str]:
+def _find_ancestors(label: str, parents: Mapping[str, str]) -> set[str]:
     """Return every rail that contains `label`; itself too where the parents form a ring."""
     found: set[str] = set()
     while (label := parents.get(label, "")) and label not in found:
@@ -98,7 +98,7 @@ def _ancestors(label: str, parents: Mapping[str, str]) -> set[str]:
     return found
 
 
-def _figures(power: Power) -> Iterator[str]:
+def _check_figures(power: Power) -> Iterator[str]:
     low, high = power.valid_w
     if not 0 <= low < high < float("inf"):
         yield f"power.valid_w: [{low}, {high}] must be two watts, the lower first"
@@ -111,12 +111,12 @@ def _figures(power: Power) -> Iterator[str]:
     if not power.sources or len(set(power.sources)) < len(power.sources):
         yield "power.sources: is empty or names a source twice; name each once, best first"
     if power.model is not None:
-        yield from _model(power.model)
+        yield from _check_model(power.model)
         if "model" not in power.sources:
             yield 'power.model: is never asked; add "model" at the end of power.sources'
 
 
-def _model(model: PowerModel) -> Iterator[str]:
+def _check_model(model: PowerModel) -> Iterator[str]:
     if not 0 < model.idle_w < model.max_w < float("inf"):
         yield f"power.model: idle_w {model.idle_w} and max_w {model.max_w} must be above 0, the first the smaller"
     if not 0 < model.core_joules_per_cycle < 1e-6 or not 0 < model.max_hertz < 1e11:  # noqa: PLR2004 - units mixed up
@@ -131,7 +131,7 @@ def _model(model: PowerModel) -> Iterator[str]:
         yield "power.model.provenance: is empty; say whose figures these are"
 
 
-def _thermal(profile: Profile) -> Iterator[str]:
+def _check_thermal(profile: Profile) -> Iterator[str]:
     thermal = profile.thermal
     for zone, role in thermal.zones.items():
         if role not in ZONE_ROLES:
@@ -145,18 +145,18 @@ def _thermal(profile: Profile) -> Iterator[str]:
         yield f"thermal.throttle_celsius: {thermal.throttle_celsius} lies outside of accept_celsius"
 
 
-def _power_mode(mode: PowerMode) -> Iterator[str]:
+def _check_power_mode(mode: PowerMode) -> Iterator[str]:
     for key, path in (("status", mode.status), ("conf", mode.conf)):
         if path.startswith("/") or ".." in path.split("/"):
             yield f"power_mode.{key}: {path} must be below the board's root, written without the first '/'"
 
 
-def _memory(memory: Memory) -> Iterator[str]:
+def _check_memory(memory: Memory) -> Iterator[str]:
     if memory.gpu_context_bytes < 0:
         yield f"memory.gpu_context_bytes: {memory.gpu_context_bytes} must be 0, for unknown, or more"
 
 
-def rivals(profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+def find_rivals(profiles: Mapping[str, Profile]) -> tuple[str, ...]:
     """Return which profiles of one priority claim the same board, so that neither could be chosen."""
     claims = sorted(
         (token, profile.match.priority, id_)

@@ -1,4 +1,4 @@
-"""Read firmware profiles, and choose the one for a board."""
+"""Load firmware profiles from TOML, and select the one of a board."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from device_agent.hardware.files import text
-from device_agent.profile.check import problems
-from device_agent.profile.match import Facts, choose
+from device_agent.hardware.files import read_text
+from device_agent.hardware.tools import LIVE_ROOT
+from device_agent.profile.check import find_problems
+from device_agent.profile.match import Identity, choose_profile
 from device_agent.profile.schema import Profile
 from shared.config import parse, read
 from shared.errors import ConfigError, NoData
 
-LIVE = Path("/")
 SUFFIX = ".toml"
-COMPATIBLE = ("proc/device-tree/compatible", "sys/firmware/devicetree/base/compatible")
-DMI = ("sys_vendor", "product_name", "board_name")
-NOBODY = Profile(schema=1, id="unknown", name="A board nobody has described")
+COMPATIBLE_FILES = ("proc/device-tree/compatible", "sys/firmware/devicetree/base/compatible")
+DMI_FIELDS = ("sys_vendor", "product_name", "board_name")
+UNKNOWN_PROFILE = Profile(schema=1, id="unknown", name="A board nobody has described")
 """For a machine that no profile is for: what the kernel says everywhere is still read."""
 
 
-def for_board(root: Path, name: str = "auto") -> Profile:
+def load_for_board(root: Path, name: str = "auto") -> Profile:
     """Return the profile of the board below `root`, or the one named: by its id, or by the path of a TOML file.
 
     Of the shipped files only those that name one of the board's tokens are parsed: a small board is slow at it.
@@ -31,80 +31,80 @@ def for_board(root: Path, name: str = "auto") -> Profile:
         ConfigError: There is none of that name, or its file cannot be used.
     """
     if name.endswith(SUFFIX):
-        return from_file(Path(name))
-    texts = _shipped()
+        return load_file(Path(name))
+    texts = _read_shipped()
     if name != "auto":
         if name not in texts:
             raise ConfigError(f"there is no profile {name!r}; use auto, the path of a TOML file, or {', '.join(texts)}")
-        return _shipped_profile(name, texts[name])
-    found = facts(root)
+        return _parse_shipped(name, texts[name])
+    found = read_identity(root)
     named = [f'"{token}"'.encode() for token in found.tokens()]
-    likely = (_shipped_profile(id_, data) for id_, data in texts.items() if any(token in data for token in named))
-    return choose(likely, found) or NOBODY
+    likely = (_parse_shipped(id_, data) for id_, data in texts.items() if any(token in data for token in named))
+    return choose_profile(likely, found) or UNKNOWN_PROFILE
 
 
-def all_profiles() -> dict[str, Profile]:
-    """Return the shipped profiles by id."""
-    return {id_: _shipped_profile(id_, data) for id_, data in _shipped().items()}
+def load_all() -> dict[str, Profile]:
+    """Load the shipped profiles, by id."""
+    return {id_: _parse_shipped(id_, data) for id_, data in _read_shipped().items()}
 
 
-def from_file(path: Path) -> Profile:
-    """Return the profile a file holds.
+def load_file(path: Path) -> Profile:
+    """Load a profile from a TOML file.
 
     Raises:
         ConfigError: It cannot be read, or says what cannot be true; one line for each problem.
     """
-    return _checked(read(path, Profile), path)
+    return _validate(read(path, Profile), path)
 
 
-def source(name: str) -> str:
-    """Return a profile as it was written, with its comments: a shipped one by its id, another by its path."""
+def read_source(name: str) -> str:
+    """Return a profile's TOML as it was written, with comments: a shipped one by its id, another by its path."""
     if name.endswith(SUFFIX):
         return Path(name).read_text()
-    return _shipped()[name].decode()
+    return _read_shipped()[name].decode()
 
 
-def facts(root: Path) -> Facts:
-    """Return what the board below `root` says of itself; what it does not say is empty."""
-    compatible = next((found for name in COMPATIBLE if (found := _text(root / name))), "")
-    dmi = (_text(root / "sys/class/dmi/id" / name) for name in DMI)
-    return Facts(
+def read_identity(root: Path) -> Identity:
+    """Read the tokens of the board below `root`; what it does not have is empty."""
+    compatible = next((found for name in COMPATIBLE_FILES if (found := _text_or_empty(root / name))), "")
+    dmi = (_text_or_empty(root / "sys/class/dmi/id" / name) for name in DMI_FIELDS)
+    return Identity(
         compatible=tuple(compatible.split("\0")) if compatible else (),
         dmi=tuple(one for one in dmi if one),
-        machine=os.uname().machine if root == LIVE else _recorded_machine(root),
+        machine=os.uname().machine if root == LIVE_ROOT else _guess_machine(root),
     )
 
 
-def _shipped() -> Mapping[str, bytes]:
+def _read_shipped() -> Mapping[str, bytes]:
     folder = resources.files("firmware_profiles")
     files = {file.name.removesuffix(SUFFIX): file for file in folder.iterdir() if file.name.endswith(SUFFIX)}
     return {id_: files[id_].read_bytes() for id_ in sorted(files)}
 
 
-def _shipped_profile(id_: str, data: bytes) -> Profile:
+def _parse_shipped(id_: str, data: bytes) -> Profile:
     path = Path("firmware_profiles") / f"{id_}{SUFFIX}"
-    profile = _checked(parse(data, Profile, path), path)
+    profile = _validate(parse(data, Profile, path), path)
     if profile.id != id_:
         raise ConfigError(f"{path}: id: {profile.id!r} is not the name of its file; make them the same")
     return profile
 
 
-def _checked(profile: Profile, path: Path) -> Profile:
-    if found := problems(profile):
+def _validate(profile: Profile, path: Path) -> Profile:
+    if found := find_problems(profile):
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in found))
     return profile
 
 
-def _text(path: Path) -> str:
+def _text_or_empty(path: Path) -> str:
     try:
-        return text(path)
+        return read_text(path)
     except NoData:
         return ""
 
 
-def _recorded_machine(root: Path) -> str:
+def _guess_machine(root: Path) -> str:
     """Return the machine of a recorded board, by words that only its kind of /proc/cpuinfo has."""
-    cpuinfo = _text(root / "proc/cpuinfo")
+    cpuinfo = _text_or_empty(root / "proc/cpuinfo")
     if "vendor_id" in cpuinfo:
         return "x86_64"
     return "aarch64" if "CPU implementer" in cpuinfo else ""

@@ -1,4 +1,4 @@
-"""Choose the profile of a board from what it says of itself; pure."""
+"""Match a board to its firmware profile by device-tree, DMI and machine tokens; pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a board says of itself.
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens by which a board identifies itself.
 
     Attributes:
         compatible: Tokens of its device tree, most specific first.
         dmi: Vendor, product and board of a PC.
-        machine: As `uname -m` says.
+        machine: As `uname -m` prints it.
     """
 
     compatible: tuple[str, ...] = ()
@@ -28,8 +28,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(token for token in (*self.compatible, *self.dmi, self.machine) if token)
 
 
-def matches(profile: Profile, facts: Facts) -> bool:
-    """Whether a profile is for this board: one of its tokens is the board's, letter by letter."""
+def is_match(profile: Profile, facts: Identity) -> bool:
+    """Return whether a profile is for this board: one of its tokens is the board's, letter by letter."""
     match = profile.match
     return (
         not set(match.compatible).isdisjoint(facts.compatible)
@@ -38,13 +38,13 @@ def matches(profile: Profile, facts: Facts) -> bool:
     )
 
 
-def choose(profiles: Iterable[Profile], facts: Facts) -> Profile | None:
+def choose_profile(profiles: Iterable[Profile], facts: Identity) -> Profile | None:
     """Return the profile of highest priority that matches, None where none does.
 
     Raises:
         ConfigError: Two of the same priority match.
     """
-    found = sorted((one for one in profiles if matches(one, facts)), key=lambda one: one.match.priority)
+    found = sorted((one for one in profiles if is_match(one, facts)), key=lambda one: one.match.priority)
     if len(found) > 1 and found[-1].match.priority == found[-2].match.priority:
         one, two = sorted(profile.id for profile in found[-2:])
         raise ConfigError(f"profiles {one} and {two} both claim this board; name the right one as profile in [board]")

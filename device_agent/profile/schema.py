@@ -1,4 +1,4 @@
-"""What a firmware profile may say: data only, one TOML file a board. Documented in firmware_profiles/README.md."""
+"""Schema of a firmware profile: data only, one TOML file a board. Documented in firmware_profiles/README.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of a profile; a key it does not know is an error."""
+    """One table of a profile; an unknown key is an error."""
 
 
 class Match(Struct, frozen=True, kw_only=True):

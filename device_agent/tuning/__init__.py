@@ -1,1 +1,1 @@
-"""Clocks and power modes of a board: read, planned, set, and put back."""
+"""Clocks and power modes of a board: read, planned, set, and restored."""

@@ -1,4 +1,4 @@
-"""Plan how a board gets from its clocks and power mode to others: steps as data, none where nothing differs; pure."""
+"""Plan the steps between settings of clocks and power mode: data, none where nothing differs; pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 from shared.errors import ConfigError
 
-CPUFREQ = "sys/devices/system/cpu/cpufreq"
+CPUFREQ_FOLDER = "sys/devices/system/cpu/cpufreq"
 HERTZ_PER_KILOHERTZ = 1000
 
 
-class Clocks(msgspec.Struct, frozen=True, kw_only=True):
-    """What one CPU frequency policy is set to, and what it can be set to.
+class PolicyClocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Governor and clock limits of one CPU frequency policy, and what it can be set to.
 
     Attributes:
         lowest_hertz: What the hardware can do, as are `highest_hertz` and the steps in `available_hertz`.
@@ -40,14 +40,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         needs_reboot: Modes that are entered and left only by a restart.
     """
 
-    policies: dict[str, Clocks] = {}
+    policies: dict[str, PolicyClocks] = {}
     power_mode: str = ""
     power_modes: dict[str, int] = {}
     needs_reboot: tuple[str, ...] = ()
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a board is to be set to; empty and 0 leave things alone. As `[board.target]` of an agent's file."""
+    """Wanted settings of a board; empty and 0 leave things alone. As `[board.target]` of an agent's file."""
 
     power_mode: str = ""
     governor: str = ""
@@ -71,34 +71,38 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Step: TypeAlias = Write | Run
 
 
-def plan(current: Settings, target: Target) -> tuple[Step, ...]:
-    """Return the steps that bring a board to its target.
+def plan_steps(current: Settings, target: Target) -> tuple[Step, ...]:
+    """Plan the steps that bring a board to its target.
 
     Where the power mode changes, that is the only step: it sets clocks of its own, so plan again from what it leaves.
 
     Raises:
         ConfigError: The board cannot do that; says what it can.
     """
-    return way(current, aim(current, target))
+    return plan_between(current, resolve_target(current, target))
 
 
-def way(current: Settings, wanted: Settings) -> tuple[Step, ...]:
-    """Return the steps between two settings of a board, as `plan`; policies that are gone are passed over."""
+def plan_between(current: Settings, wanted: Settings) -> tuple[Step, ...]:
+    """Plan the steps between two settings of a board, as `plan_steps`; policies that are gone are passed over."""
     if wanted.power_mode and wanted.power_mode != current.power_mode:
-        number = _reachable(current, wanted.power_mode)
+        number = _find_mode(current, wanted.power_mode)
         return (Run(command=("nvpmodel", "-m", str(number)), power_mode=wanted.power_mode),)
     return tuple(
         step
         for name, clocks in current.policies.items()
         if name in wanted.policies
-        for step in _writes(f"{CPUFREQ}/{name}", clocks, wanted.policies[name])
+        for step in _plan_writes(f"{CPUFREQ_FOLDER}/{name}", clocks, wanted.policies[name])
     )
 
 
-def back(current: Settings, before: Settings, target: Target, *, mode: bool = True) -> tuple[Step, ...]:
-    """Return the steps that put back what a target set, and leave alone what it did not; raises as `plan`.
+def plan_restore(current: Settings, before: Settings, target: Target, *, mode: bool = True) -> tuple[Step, ...]:
+    """Plan the steps that restore what a target set, and leave alone what it did not; raises as `plan_steps`.
 
-    Without `mode` the power mode stays, and only what it did to the clocks is put back.
+    Args:
+        current: The settings now.
+        before: Those from before the target was applied.
+        target: What was applied.
+        mode: Whether to restore the power mode; else it stays, and only what it did to the clocks is restored.
     """
     policies = {
         name: msgspec.structs.replace(
@@ -108,20 +112,22 @@ def back(current: Settings, before: Settings, target: Target, *, mode: bool = Tr
         for name, clocks in before.policies.items()
         if name in current.policies
     }
-    return way(current, Settings(policies=policies, power_mode=before.power_mode if target.power_mode and mode else ""))
+    return plan_between(
+        current, Settings(policies=policies, power_mode=before.power_mode if target.power_mode and mode else "")
+    )
 
 
-def aim(current: Settings, target: Target) -> Settings:
-    """Return what the settings will be: the target's, rounded to what the board can do; raises as `plan`."""
+def resolve_target(current: Settings, target: Target) -> Settings:
+    """Return the settings that a target leads to, rounded to what the board can do; raises as `plan_steps`."""
     if target.power_mode:
-        _reachable(current, target.power_mode)
+        _find_mode(current, target.power_mode)
     if (target.governor or target.max_hertz) and not current.policies:
         raise ConfigError("this board's kernel lets nobody set CPU clocks (no cpufreq policy); leave them out")
-    policies = {name: _aimed(name, clocks, target) for name, clocks in current.policies.items()}
+    policies = {name: _resolve_policy(name, clocks, target) for name, clocks in current.policies.items()}
     return msgspec.structs.replace(current, policies=policies, power_mode=target.power_mode or current.power_mode)
 
 
-def _reachable(current: Settings, mode: str) -> int:
+def _find_mode(current: Settings, mode: str) -> int:
     known = ", ".join(current.power_modes) or "none"
     if mode not in current.power_modes:
         raise ConfigError(f"power mode {mode!r} is not one of this board's: {known}")
@@ -136,17 +142,17 @@ def _reachable(current: Settings, mode: str) -> int:
     return current.power_modes[mode]
 
 
-def _aimed(name: str, clocks: Clocks, target: Target) -> Clocks:
+def _resolve_policy(name: str, clocks: PolicyClocks, target: Target) -> PolicyClocks:
     governor = target.governor or clocks.governor
     if target.governor and clocks.governors and governor not in clocks.governors:
         raise ConfigError(f"governor {governor!r} is not one of {name}'s: {', '.join(clocks.governors)}")
-    highest = _rounded(name, clocks, target.max_hertz) if target.max_hertz else clocks.max_hertz
+    highest = _round_down(name, clocks, target.max_hertz) if target.max_hertz else clocks.max_hertz
     return msgspec.structs.replace(
         clocks, governor=governor, max_hertz=highest, min_hertz=min(clocks.min_hertz, highest)
     )
 
 
-def _rounded(name: str, clocks: Clocks, hertz: float) -> int:
+def _round_down(name: str, clocks: PolicyClocks, hertz: float) -> int:
     """Return the highest clock the policy can be capped at that is not above `hertz`."""
     if not hertz >= clocks.lowest_hertz:  # no figure at all, too
         lowest = f"{clocks.lowest_hertz / 1e6:g} MHz"
@@ -155,7 +161,7 @@ def _rounded(name: str, clocks: Clocks, hertz: float) -> int:
     return max(within, default=int(min(hertz, clocks.highest_hertz)))
 
 
-def _writes(folder: str, current: Clocks, wanted: Clocks) -> Iterator[Write]:
+def _plan_writes(folder: str, current: PolicyClocks, wanted: PolicyClocks) -> Iterator[Write]:
     if wanted.governor != current.governor:
         yield Write(path=f"{folder}/scaling_governor", value=wanted.governor)
     ends = {"scaling_max_freq": (current.max_hertz, wanted.max_hertz)}

@@ -1,73 +1,73 @@
-"""Read what a board is set to: governor and limits of every CPU frequency policy, and the power mode by name."""
+"""Read a board's settings: governor and limits of every CPU frequency policy, and the power mode by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.hardware.files import text
-from device_agent.probes.base import number
-from device_agent.probes.clocks import policies
-from device_agent.probes.power_mode import mode, mode_names
+from device_agent.hardware.files import read_text
+from device_agent.probes.base import read_number
+from device_agent.probes.clocks import find_policies
+from device_agent.probes.power_mode import parse_mode_names, read_mode
 from device_agent.profile.schema import PowerMode, Profile
-from device_agent.tuning.plan import HERTZ_PER_KILOHERTZ, Clocks, Settings
+from device_agent.tuning.plan import HERTZ_PER_KILOHERTZ, PolicyClocks, Settings
 from shared.errors import NoData
 
 
-def settings(root: Path, profile: Profile) -> Settings:
-    """Return the settings of the board below `root`, without policies that do not answer."""
-    found = {folder.name: clocks for folder in policies(root) if (clocks := _clocks(folder)) is not None}
-    told = profile.power_mode
-    if told.kind == "none":
+def read_settings(root: Path, profile: Profile) -> Settings:
+    """Read the settings of the board below `root`, without policies that do not answer."""
+    found = {folder.name: clocks for folder in find_policies(root) if (clocks := _read_policy(folder)) is not None}
+    table = profile.power_mode
+    if table.kind == "none":
         return Settings(policies=found)
     return Settings(
         policies=found,
-        power_mode=power_mode(root, told),
-        power_modes=_modes(root, told),
-        needs_reboot=told.needs_reboot,
+        power_mode=read_power_mode(root, table),
+        power_modes=_read_modes(root, table),
+        needs_reboot=table.needs_reboot,
     )
 
 
-def power_mode(root: Path, told: PowerMode) -> str:
-    """Return the power mode now, empty where nobody knows."""
+def read_power_mode(root: Path, table: PowerMode) -> str:
+    """Read the name of the power mode; empty where it is unknown."""
     try:
-        return mode(root, told)
+        return read_mode(root, table)
     except NoData:
         return ""
 
 
-def _clocks(policy: Path) -> Clocks | None:
+def _read_policy(policy: Path) -> PolicyClocks | None:
     try:
-        return Clocks(
-            governor=text(policy / "scaling_governor"),
-            min_hertz=_hertz(policy / "scaling_min_freq"),
-            max_hertz=_hertz(policy / "scaling_max_freq"),
-            lowest_hertz=_hertz(policy / "cpuinfo_min_freq"),
-            highest_hertz=_hertz(policy / "cpuinfo_max_freq"),
+        return PolicyClocks(
+            governor=read_text(policy / "scaling_governor"),
+            min_hertz=_read_hertz(policy / "scaling_min_freq"),
+            max_hertz=_read_hertz(policy / "scaling_max_freq"),
+            lowest_hertz=_read_hertz(policy / "cpuinfo_min_freq"),
+            highest_hertz=_read_hertz(policy / "cpuinfo_max_freq"),
             available_hertz=tuple(
                 int(word) * HERTZ_PER_KILOHERTZ
-                for word in _words(policy / "scaling_available_frequencies")
+                for word in _read_list(policy / "scaling_available_frequencies")
                 if word.isdigit()
             ),
-            governors=_words(policy / "scaling_available_governors"),
+            governors=_read_list(policy / "scaling_available_governors"),
         )
     except NoData:
         return None  # its CPUs are off
 
 
-def _hertz(path: Path) -> int:
-    return int(number(path, HERTZ_PER_KILOHERTZ))
+def _read_hertz(path: Path) -> int:
+    return int(read_number(path, HERTZ_PER_KILOHERTZ))
 
 
-def _words(path: Path) -> tuple[str, ...]:
+def _read_list(path: Path) -> tuple[str, ...]:
     """Return a list the kernel may not offer; intel_pstate has no steps."""
     try:
-        return tuple(text(path).split())
+        return tuple(read_text(path).split())
     except NoData:
         return ()
 
 
-def _modes(root: Path, told: PowerMode) -> dict[str, int]:
+def _read_modes(root: Path, table: PowerMode) -> dict[str, int]:
     try:
-        return {name: number_ for number_, name in mode_names(text(root / told.conf)).items()}
+        return {name: number_ for number_, name in parse_mode_names(read_text(root / table.conf)).items()}
     except NoData:
         return {}

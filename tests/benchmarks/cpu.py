@@ -121,7 +121,7 @@ def train(side: int, batch: int) -> None:
 
     from device_agent.measurement.cpu_cycles import CycleCounter  # noqa: PLC0415
     from device_agent.measurement.task_meter import ProcessMeter  # noqa: PLC0415
-    from device_agent.profile.load import for_board  # noqa: PLC0415
+    from device_agent.profile.load import load_for_board  # noqa: PLC0415
     from shared.models.small import cnn  # noqa: PLC0415
 
     torch.set_num_threads(THREADS)
@@ -139,7 +139,7 @@ def train(side: int, batch: int) -> None:
             hashlib.sha256(HASHED).digest()
 
     work = step if side else hashing
-    meter = ProcessMeter(cycles=CycleCounter(Path("/"), for_board(Path("/"))))
+    meter = ProcessMeter(cycles=CycleCounter(Path("/"), load_for_board(Path("/"))))
     for line in sys.stdin:
         with meter.task() as spent:
             for _ in range(int(line)):

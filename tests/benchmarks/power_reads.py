@@ -14,7 +14,7 @@ from measure import Figure
 from device_agent.measurement.power_log import PowerLog
 from device_agent.probes.power import source as power
 from device_agent.probes.power.source import PowerSource, open_source
-from device_agent.profile.load import for_board
+from device_agent.profile.load import load_for_board
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
 
@@ -47,7 +47,7 @@ def _zone(key: str, name: str) -> dict[str, str]:
 
 PMIC = "".join(
     f"{name}_A current(1)=0.50000000A\n{name}_V volt(2)=0.80000000V\n"
-    for name in for_board(Path("/"), "raspberry-pi-5").power.total
+    for name in load_for_board(Path("/"), "raspberry-pi-5").power.total
 )
 BOARDS: Mapping[str, tuple[str, dict[str, str]]] = {
     "one rail of an INA3221": ("jetson-orin-nano", _ina3221("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC")),
@@ -66,7 +66,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         for name, (profile_id, files) in BOARDS.items():
             root = _grow(Path(folder) / name, files)
-            profile = for_board(root, profile_id)
+            profile = load_for_board(root, profile_id)
             source = open_source(root, profile, monotonic)
             read_s = _cpu_s(source, reads)
             figures.append(Figure(f"read {name}", read_s * 1e6, "µs"))
@@ -78,7 +78,7 @@ def run(*, quick: bool = False) -> list[Figure]:
         root = Path(folder) / "three rails of an INA3221"
         figures.append(
             _sampled(
-                open_source(root, for_board(root, "jetson-agx-orin"), monotonic),
+                open_source(root, load_for_board(root, "jetson-agx-orin"), monotonic),
                 QUICK_SAMPLED_S if quick else SAMPLED_S,
             )
         )

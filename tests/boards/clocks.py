@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from device_agent.probes import cpufreq
-from device_agent.profile.load import for_board
+from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from tests.boards import material, units
 
@@ -54,7 +54,7 @@ def worst_step(boards: Path, unit: str, root: Path) -> tuple[int, float, float]:
     board, _, name = unit.partition("/")
     material.write(units.PARTS[unit][0](boards / board), root)
     rows = steps((boards / board / f"sbcbench_opp_vs_measured_{name}.txt").read_text())
-    profile = for_board(root, "auto")
+    profile = load_for_board(root, "auto")
     off = {said: clock_mhz(root, profile, said, firmware) / counted - 1 for said, firmware, counted in rows}
     worst = max(off, key=lambda said: abs(off[said]))
     return len(rows), worst, off[worst]

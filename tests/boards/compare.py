@@ -12,8 +12,8 @@ import msgspec
 
 from device_agent.measurement.board import sense
 from device_agent.probes import PROBES
-from device_agent.probes.base import Found
-from device_agent.profile.load import for_board
+from device_agent.probes.base import ProbeResult
+from device_agent.profile.load import load_for_board
 
 TOTAL = "power.total_watts"
 EXACT, OF_TOTAL = 1e-6, 0.01
@@ -58,13 +58,13 @@ def load(path: Path) -> dict[str, Expected]:
 
 def compare(root: Path, expected: Expected) -> list[Line]:
     """Choose the profile of the board below `root`, ask all probes that read files, and compare."""
-    profile = for_board(root, expected.given or "auto")
+    profile = load_for_board(root, expected.given or "auto")
     lines = [Line("profile", expected.profile, profile.id, profile.id == expected.profile)] if expected.profile else []
     found = sense(root, profile, PROBES, lambda: 1.0)
     return [*lines, *_readings(found, expected), *_words(found, expected)]
 
 
-def _readings(found: Found, expected: Expected) -> Iterator[Line]:
+def _readings(found: ProbeResult, expected: Expected) -> Iterator[Line]:
     for name, value in expected.readings.items():
         got = found.readings.get(name)
         tolerance = OF_TOTAL if name == TOTAL else EXACT
@@ -81,7 +81,7 @@ def _readings(found: Found, expected: Expected) -> Iterator[Line]:
         yield Line(name, "nothing", f"{got.value:.10g}" if got else _why(found, name), same=False)
 
 
-def _words(found: Found, expected: Expected) -> Iterator[Line]:
+def _words(found: ProbeResult, expected: Expected) -> Iterator[Line]:
     for name, lack in expected.absent.items():
         got = found.absent[name].lack if name in found.absent else "a figure" if name in found.readings else "nothing"
         yield Line(name, lack, got, got == lack)
@@ -89,7 +89,7 @@ def _words(found: Found, expected: Expected) -> Iterator[Line]:
         yield Line(name, fact, found.facts.get(name, "nothing"), found.facts.get(name) == fact)
 
 
-def _why(found: Found, name: str) -> str:
+def _why(found: ProbeResult, name: str) -> str:
     lack = found.absent.get(name) or found.absent.get(name.partition(".")[0])
     return f"{lack.lack}: {lack.cause}" if lack else "nothing"
 

@@ -9,8 +9,8 @@ import pytest
 
 from device_agent.measurement.board import sense
 from device_agent.probes import PROBES
-from device_agent.probes.base import Found
-from device_agent.profile.load import for_board
+from device_agent.probes.base import ProbeResult
+from device_agent.profile.load import load_for_board
 from tests.boards.test_fixtures import BOARDS, FOLDERS
 from tests.trees import as_nobody, busy
 
@@ -23,8 +23,8 @@ def orin(tmp_path) -> Path:
     return shutil.copytree(BOARDS / "jetson-orin-nx" / "root", tmp_path / "root")
 
 
-def found(root: Path) -> Found:
-    return sense(root, for_board(root, "auto"), PROBES, lambda: 1.0)
+def found(root: Path) -> ProbeResult:
+    return sense(root, load_for_board(root, "auto"), PROBES, lambda: 1.0)
 
 
 def test_a_zone_that_answers_eagain_is_busy_and_the_others_stay(orin) -> None:
@@ -72,7 +72,7 @@ def test_the_clock_is_the_mean_over_cpus_that_are_on(orin) -> None:
 def test_no_file_can_break_a_probe(name, garbage, tmp_path) -> None:
     """One file after another holds rubbish: only lacks come of it, figures stay finite, and no probe raises."""
     root = shutil.copytree(BOARDS / name / "root", tmp_path / "root")
-    profile = for_board(root, "auto")
+    profile = load_for_board(root, "auto")
     for path in [path for path in sorted(root.rglob("*")) if path.is_file()]:
         content = path.read_bytes()
         path.write_text(garbage)

@@ -1,1 +1,1 @@
-"""Sources of a board's watts, one a file, and the total that they make."""
+"""Power sources: sensors by rail, energy counters, a network meter, and a model."""

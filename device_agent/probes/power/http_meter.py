@@ -1,4 +1,4 @@
-"""A power meter on the network, such as a smart plug: all the board takes from the wall, its power supply included.
+"""Power meter on the network, such as a smart plug: all the board takes from the wall, its power supply included.
 
 Shelly: https://shelly-api-docs.shelly.cloud (Gen2 `Switch.GetStatus`, Gen1 `/meter/0`); Tasmota: `Status 8`.
 """
@@ -13,75 +13,83 @@ from urllib.parse import urlsplit
 import msgspec
 
 from device_agent.config import MeterConfig
-from device_agent.probes.power.rails import checked
+from device_agent.probes.power.rails import validate_watts
 from shared.errors import NoData
 from shared.protocol.measurements import Provenance, Reading
 from shared.runtime.clock import Clock
 
 TIMEOUT_S = 2.0
 MAX_BYTES = 1 << 16
-ANY_W = (0.0, float("inf"))
+UNBOUNDED_W = (0.0, float("inf"))
 UNCERTAINTY_W = 1.0
 """Of such a plug at the few watts of a board."""
-OK = 200
+HTTP_OK = 200
 
 
-class Shelly(msgspec.Struct):
+class ShellyStatus(msgspec.Struct):
     """Answer of a Gen2 switch."""
 
     apower: float
 
 
-class Shelly1(msgspec.Struct):
+class ShellyGen1Status(msgspec.Struct):
     """Answer of a Gen1 meter."""
 
     power: float
     is_valid: bool = True
 
 
-class Energy(msgspec.Struct):
-    """What a Tasmota says of one outlet; of several it sends a list, which is refused: they feed others too."""
+class TasmotaEnergy(msgspec.Struct):
+    """Energy table of one Tasmota outlet; of several it sends a list, which is refused: they feed others too."""
 
     Power: float
 
 
-class Sensors(msgspec.Struct):
-    """The part of a Tasmota's answer that has it."""
+class TasmotaSensors(msgspec.Struct):
+    """Sensor table of a Tasmota's answer."""
 
-    ENERGY: Energy
+    ENERGY: TasmotaEnergy
 
 
-class Tasmota(msgspec.Struct):
+class TasmotaStatus(msgspec.Struct):
     """Answer to `Status 8`."""
 
-    StatusSNS: Sensors
+    StatusSNS: TasmotaSensors
 
 
-def _shelly1(data: bytes) -> float:
-    answer = msgspec.json.decode(data, type=Shelly1)
+def _parse_shelly_gen1(data: bytes) -> float:
+    answer = msgspec.json.decode(data, type=ShellyGen1Status)
     if not answer.is_valid:
         raise NoData("the meter says that its figure is not valid", lack="invalid")
     return answer.power
 
 
-KINDS: Mapping[str, tuple[str, Callable[[bytes], float]]] = {
-    "shelly": ("/rpc/Switch.GetStatus?id=0", lambda data: msgspec.json.decode(data, type=Shelly).apower),
-    "shelly1": ("/meter/0", _shelly1),
-    "tasmota": ("/cm?cmnd=Status%208", lambda data: msgspec.json.decode(data, type=Tasmota).StatusSNS.ENERGY.Power),
+METER_KINDS: Mapping[str, tuple[str, Callable[[bytes], float]]] = {
+    "shelly": ("/rpc/Switch.GetStatus?id=0", lambda data: msgspec.json.decode(data, type=ShellyStatus).apower),
+    "shelly1": ("/meter/0", _parse_shelly_gen1),
+    "tasmota": (
+        "/cm?cmnd=Status%208",
+        lambda data: msgspec.json.decode(data, type=TasmotaStatus).StatusSNS.ENERGY.Power,
+    ),
 }
 """Path and reader of each kind's answer."""
 
 
-def watts(kind: str, data: bytes) -> float:
-    """Return the watts in a meter's answer; raises NoData where there are none."""
+def parse_watts(kind: str, data: bytes) -> float:
+    """Parse the watts in a meter's answer; raises NoData where there are none."""
     try:
-        return checked(KINDS[kind][1](data), ANY_W)
+        return validate_watts(METER_KINDS[kind][1](data), UNBOUNDED_W)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise NoData(f"no answer of a {kind} meter: {error}", lack="invalid") from error
 
 
 def fetch(url: str, clock: Clock, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Return what a URL answers: at most 64 KiB, in at most about `timeout_s`, past all proxies, redirected nowhere.
+    """Fetch a URL: at most 64 KiB, in at most about `timeout_s`, past all proxies, redirected nowhere.
+
+    Args:
+        url: Its scheme is http or https.
+        clock: Monotonic seconds.
+        timeout_s: Seconds for the whole answer.
 
     Raises:
         NoData: It does not answer so.
@@ -99,7 +107,7 @@ def fetch(url: str, clock: Clock, timeout_s: float = TIMEOUT_S) -> bytes:
                     data += part
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoData(f"{parts.hostname}: {str(error) or type(error).__name__}", lack="busy") from error
-    if answer.status != OK:
+    if answer.status != HTTP_OK:
         raise NoData(f"{parts.hostname}: HTTP {answer.status} for {parts.path}", lack="invalid")
     if len(data) > MAX_BYTES or clock() >= until:
         raise NoData(f"{parts.hostname}: no end after {len(data)} bytes, {timeout_s:g} s", lack="invalid")
@@ -107,21 +115,21 @@ def fetch(url: str, clock: Clock, timeout_s: float = TIMEOUT_S) -> bytes:
 
 
 class HttpMeter:
-    """Asks the meter at every read; see `power.PowerSource`."""
+    """Source that asks the meter at every read; see `PowerSource`."""
 
     kind: Literal["instant", "mean"] = "instant"
     cost_s = 0.05
 
     def __init__(self, config: MeterConfig, clock: Clock) -> None:
         self._config, self._clock = config, clock
-        self._url = config.url.rstrip("/") + KINDS[config.kind][0]
+        self._url = config.url.rstrip("/") + METER_KINDS[config.kind][0]
         self.period_s = config.period_s
         self.provenance = Provenance(source=f"http {config.kind}", quality="measured")
 
     def read(self) -> Reading:
         data = fetch(self._url, self._clock, TIMEOUT_S)
         return Reading(
-            value=watts(self._config.kind, data),
+            value=parse_watts(self._config.kind, data),
             unit="watts",
             source=self.provenance.source,
             quality="measured",

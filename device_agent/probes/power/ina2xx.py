@@ -1,4 +1,4 @@
-"""A power monitor on I2C that somebody added to the board (kernel: Documentation/hwmon/ina2xx.rst): INA219 and kin."""
+"""INA219 and kin: I2C power monitors that somebody added to the board (kernel: Documentation/hwmon/ina2xx.rst)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.hardware.files import text
-from device_agent.probes.base import absent, number
-from device_agent.probes.power.rails import Ask, Rails, product
+from device_agent.hardware.files import read_text
+from device_agent.probes.base import describe_absence, read_number
+from device_agent.probes.power.rails import RailReader, Rails, multiply
 from shared.errors import NoData
 
 HWMON = "sys/class/hwmon"
@@ -16,9 +16,9 @@ CHIPS = frozenset(f"ina{part}" for part in (219, 220, 226, 228, 230, 231, 232, 2
 MICROWATT = 1e-6
 
 
-def find(root: Path) -> Ask:
-    """Return what asks all such chips; raises NoData where there is none. A chip alone is the total by itself."""
-    chips = _chips(root)
+def open_sensor(root: Path) -> RailReader:
+    """Return a reader of all such chips; raises NoData where there is none. A chip alone is the total by itself."""
+    chips = _find_chips(root)
     if not chips:
         raise NoData(f"no {min(CHIPS)} or one of its kin below {root / HWMON}")
     whole = tuple(chips) if len(chips) == 1 else ()
@@ -27,38 +27,38 @@ def find(root: Path) -> Ask:
         watts, lacks = {}, {}
         for label in chips if labels is None else chips.keys() & set(labels):
             try:
-                watts[label] = product(number(chips[label] / "power1_input", MICROWATT))
+                watts[label] = multiply(read_number(chips[label] / "power1_input", MICROWATT))
             except NoData as error:
-                lacks[label] = absent(error)
+                lacks[label] = describe_absence(error)
         return Rails(watts=watts, lacks=lacks, whole=whole)
 
     return ask
 
 
-def _chips(root: Path) -> dict[str, Path]:
+def _find_chips(root: Path) -> dict[str, Path]:
     """Return folders by label: the device tree's word, else the chip's name, with its address where that is shared."""
-    named = [(_label(folder), folder) for folder in sorted((root / HWMON).glob("hwmon*"))]
+    named = [(_read_label(folder), folder) for folder in sorted((root / HWMON).glob("hwmon*"))]
     found = [(label, folder) for label, folder in named if label]
     labels = [label for label, _ in found]
     return {
-        label if labels.count(label) == 1 else f"{label}-{_address(folder)}": folder.resolve()
+        label if labels.count(label) == 1 else f"{label}-{_find_address(folder)}": folder.resolve()
         for label, folder in found
     }
 
 
-def _label(folder: Path) -> str:
+def _read_label(folder: Path) -> str:
     try:
-        name = text(folder / "name")
+        name = read_text(folder / "name")
     except NoData:
         return ""
     for file in ("label", "power1_label") if name in CHIPS else ():
         try:
-            return text(folder / file) or name
+            return read_text(folder / file) or name
         except NoData:
             continue
     return name if name in CHIPS else ""
 
 
-def _address(folder: Path) -> str:
+def _find_address(folder: Path) -> str:
     """Return bus and address as the kernel writes them, `1-0040`; where no folder above says so, the hwmon's name."""
     return next((part for part in folder.resolve().parts if re.fullmatch(r"\d+-[0-9a-f]{4}", part)), folder.name)

@@ -1,4 +1,4 @@
-"""The INA3221 of a Jetson: three rails a chip, matched by their labels, since numbers of devices change.
+"""INA3221 of a Jetson: three rails a chip, matched by their labels, since numbers of devices change.
 
 JetPack 5 and newer have the kernel's hwmon driver (Documentation/hwmon/ina3221.rst): millivolts and milliamperes, no
 power. JetPack 4 has one of NVIDIA's own below iio, with power in milliwatts.
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.files import text
-from device_agent.probes.base import absent
-from device_agent.probes.power.rails import Ask, Rails, product
+from device_agent.hardware.files import read_text
+from device_agent.probes.base import describe_absence
+from device_agent.probes.power.rails import RailReader, Rails, multiply
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
 
@@ -31,11 +31,11 @@ class Channel(msgspec.Struct, frozen=True):
     scale: float
 
 
-def find(root: Path) -> Ask:
-    """Return what asks all rails of all chips; raises NoData where there is none."""
+def open_sensor(root: Path) -> RailReader:
+    """Return a reader of all rails of all chips; raises NoData where there is none."""
     rails: dict[str, Channel] = {}
     twice: set[str] = set()
-    for label, channel in [*_hwmon(root)] or [*_iio(root)]:
+    for label, channel in [*_find_hwmon_channels(root)] or [*_find_iio_channels(root)]:
         twice |= {label} & rails.keys()
         rails[label] = channel
     if not rails:
@@ -46,46 +46,46 @@ def find(root: Path) -> Ask:
         lacks = {label: Absent(lack="invalid", cause=f"two rails are called {label}") for label in twice}
         for label in rails if labels is None else rails.keys() & set(labels):
             try:
-                watts[label] = _watts(rails[label])
+                watts[label] = _read_watts(rails[label])
             except NoData as error:
-                lacks[label] = absent(error)
+                lacks[label] = describe_absence(error)
         return Rails(watts={label: watts[label] for label in watts.keys() - twice}, lacks=lacks)
 
     return ask
 
 
-def _hwmon(root: Path) -> Iterator[tuple[str, Channel]]:
+def _find_hwmon_channels(root: Path) -> Iterator[tuple[str, Channel]]:
     """Yield labels and channels of the kernel's driver; the same chips lie below its folder and below the class."""
-    folders = [one for one in sorted((root / HWMON).glob("hwmon*")) if _or_empty(one / "name") == CHIP]
+    folders = [one for one in sorted((root / HWMON).glob("hwmon*")) if _text_or_empty(one / "name") == CHIP]
     for folder in folders or sorted((root / DRIVER).glob("*-*/hwmon/hwmon*")):
         for number in range(1, CHANNELS + 1):
-            label = _or_empty(folder / f"in{number}_label")
+            label = _text_or_empty(folder / f"in{number}_label")
             if label not in UNCONNECTED:
                 yield label, Channel((folder / f"in{number}_input", folder / f"curr{number}_input"), 1e-6)
 
 
-def _iio(root: Path) -> Iterator[tuple[str, Channel]]:
+def _find_iio_channels(root: Path) -> Iterator[tuple[str, Channel]]:
     for chip in sorted((root / IIO).glob("*-*")):
         folders = sorted(chip.glob("iio:device*")) or [chip / "iio_device"]
         for number in range(CHANNELS):
-            label = _or_empty(folders[0] / f"rail_name_{number}")
+            label = _text_or_empty(folders[0] / f"rail_name_{number}")
             if label not in UNCONNECTED:
                 yield label, Channel((folders[0] / f"in_power{number}_input",), 1e-3)
 
 
-def _or_empty(path: Path) -> str:
+def _text_or_empty(path: Path) -> str:
     try:
-        return text(path)
+        return read_text(path)
     except NoData:
         return ""
 
 
-def _watts(channel: Channel) -> float:
+def _read_watts(channel: Channel) -> float:
     factors = [channel.scale]
     for path in channel.files:
-        content = text(path)
+        content = read_text(path)
         try:
             factors.append(float(int(content.partition(" ")[0])))  # some drivers put the unit behind the figure
         except (ValueError, OverflowError):
             raise NoData(f"{path}: {content[:40]!r} is no whole number", lack="invalid") from None
-    return product(*factors)
+    return multiply(*factors)

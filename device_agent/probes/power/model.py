@@ -1,4 +1,4 @@
-"""Watts of a board without a sensor: computed from how busy its CPUs are, how fast they run, and what it sends."""
+"""Power model of a board without a sensor: watts from how busy its CPUs are, how fast they run, and what it sends."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ RADIO_BITS_PER_S = 20e6
 """What counts as full rate of an interface that does not tell its speed, as radios do not."""
 
 
-def watts(model: PowerModel, *, busy_cores: float, hertz: float, sending: float = 0.0, receiving: float = 0.0) -> float:
-    """Return the watts of a board, between those of an idle one and the most that it can draw.
+def compute_watts(
+    model: PowerModel, *, busy_cores: float, hertz: float, sending: float = 0.0, receiving: float = 0.0
+) -> float:
+    """Compute the watts of a board, between those of an idle one and the most that it can draw.
 
     P = idle_w + busy_cores * core_w(f) + tx_w * sending + rx_w * receiving,
     core_w(f) = core_joules_per_cycle * max_hertz * (f / max_hertz) ** exponent.
@@ -38,8 +40,8 @@ def watts(model: PowerModel, *, busy_cores: float, hertz: float, sending: float 
     return min(max(power, model.idle_w), model.max_w)
 
 
-class State:
-    """What a board has done until a moment: seconds, busy CPU seconds, clock, and what its network has moved."""
+class BoardState:
+    """Cumulative state of a board at a moment: busy CPU seconds, clock, and bytes of its network."""
 
     def __init__(self, root: Path, profile: Profile, at: float, *, radio: bool) -> None:
         """Read it; raises NoData."""
@@ -50,18 +52,25 @@ class State:
             lack = cpu.absent["cpu.f_hertz"]
             raise NoData(f"no clock: {lack.cause}", lack=lack.lack)
         self.hertz = cpu.readings["cpu.f_hertz"].value
-        self.net = _moved(root, profile, at) if radio else {}
+        self.net = _read_traffic(root, profile, at) if radio else {}
 
 
-def _moved(root: Path, profile: Profile, at: float) -> Mapping[str, Reading]:
+def _read_traffic(root: Path, profile: Profile, at: float) -> Mapping[str, Reading]:
     try:
         return network.read(root, profile, at).readings
     except NoData:
         return {}  # nothing to send with is nothing sent
 
 
-def share(before: Mapping[str, Reading], after: Mapping[str, Reading], direction: str, seconds: float) -> float:
-    """Return the share of its full rate at which the busiest interface moved bytes: bridges count the same ones."""
+def compute_share(before: Mapping[str, Reading], after: Mapping[str, Reading], direction: str, seconds: float) -> float:
+    """Return the share of its full rate at which the busiest interface moved bytes: bridges count the same ones.
+
+    Args:
+        before: Readings of the network probe.
+        after: Those of a later moment.
+        direction: `sent` or `received`.
+        seconds: In between.
+    """
     shares = [0.0]
     for name in after.keys() & before.keys():
         if name.endswith(f"_{direction}_bytes"):
@@ -71,23 +80,23 @@ def share(before: Mapping[str, Reading], after: Mapping[str, Reading], direction
     return min(1.0, max(shares))
 
 
-class Modelled:
-    """Mean watts between two reads; see `power.PowerSource`."""
+class ModelSource:
+    """Source of mean watts between two reads; see `PowerSource`."""
 
     kind: Literal["instant", "mean"] = "mean"
 
     def __init__(
         self, root: Path, profile: Profile, clock: Clock, *, model: PowerModel | None, calibrated: bool
     ) -> None:
-        """Look whether CPU time and clock are there.
+        """Check that CPU time and clock can be read.
 
         Raises:
-            NoData: They are not, or the board has no model.
+            NoData: They cannot, or the board has no model.
         """
         if model is None:
             raise NoData(f"profile {profile.id} has no power model")
         self._root, self._profile, self._clock, self._model = root, profile, clock, model
-        self._before: State | None = None
+        self._before: BoardState | None = None
         began = clock()
         self._state()
         self.cost_s, self.period_s = clock() - began, max(PERIOD_S, 1 / profile.power.sample_hz)
@@ -102,12 +111,12 @@ class Modelled:
             self._before = before or now
             raise NoData("a model of busy CPUs needs a second read, somewhat later", lack="busy")
         self._before = now
-        value = watts(
+        value = compute_watts(
             self._model,
             busy_cores=max(0.0, now.busy_s - before.busy_s) / seconds,
             hertz=(before.hertz + now.hertz) / 2,
-            sending=share(before.net, now.net, "sent", seconds),
-            receiving=share(before.net, now.net, "received", seconds),
+            sending=compute_share(before.net, now.net, "sent", seconds),
+            receiving=compute_share(before.net, now.net, "received", seconds),
         )
         return Reading(
             value=value,
@@ -118,6 +127,6 @@ class Modelled:
             uncertainty=value * self._model.uncertainty,
         )
 
-    def _state(self) -> State:
+    def _state(self) -> BoardState:
         radio = bool(self._model.tx_w or self._model.rx_w)
-        return State(self._root, self._profile, self._clock(), radio=radio)
+        return BoardState(self._root, self._profile, self._clock(), radio=radio)

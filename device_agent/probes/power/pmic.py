@@ -1,4 +1,4 @@
-"""The power chip of a Raspberry Pi 5: twelve rails that the firmware reads; what hangs on 5 V itself is not in them."""
+"""Power chip of a Raspberry Pi 5: twelve rails that the firmware reads; what hangs on 5 V itself is not in them."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Collection
 from pathlib import Path
 
 from device_agent.probes import firmware
-from device_agent.probes.power.rails import Ask, Rails
+from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
 
 QUESTION = "pmic_read_adc"
-LINE = re.compile(
+RAIL_LINE = re.compile(
     r"^\s*(\S+)_([AV])\s+(current|volt)\(\d+\)=(\d{1,3}(?:\.\d{1,12})?)([AV])\s*$", re.ASCII | re.MULTILINE
 )
 FALSE_ABOVE_A = {"3V3_DAC": 0.1, "3V3_ADC": 0.1}
 """Firmware of 2023 says 0.61 A of a channel that carries microamperes."""
-RENAMED = {"0V8_SYS": "0V8_SW"}
+RAIL_NAMES = {"0V8_SYS": "0V8_SW"}
 """What the same firmware calls a rail."""
 
 
-def find(root: Path) -> Ask:
-    """Return what asks the firmware for all rails at once, which takes it about 23 ms."""
+def open_sensor(root: Path) -> RailReader:
+    """Return a reader that asks the firmware for all rails at once, which takes it about 23 ms."""
 
     def ask(labels: Collection[str] | None) -> Rails:
-        return parse(firmware.ask(root, QUESTION))
+        return parse_rails(firmware.ask(root, QUESTION))
 
     return ask
 
 
-def parse(answer: str) -> Rails:
-    """Return the rails that have both a current and a voltage. Paired by name: the numbers in brackets do not match.
+def parse_rails(answer: str) -> Rails:
+    """Parse the rails that have both a current and a voltage. Paired by name: the numbers in brackets do not match.
 
     Raises:
         NoData: No rail has both.
     """
     figures: dict[str, dict[str, float]] = {"A": {}, "V": {}}
-    for name, suffix, _, figure, unit in LINE.findall(answer):
+    for name, suffix, _, figure, unit in RAIL_LINE.findall(answer):
         if suffix == unit:
-            figures[unit][RENAMED.get(name, name)] = float(figure)
+            figures[unit][RAIL_NAMES.get(name, name)] = float(figure)
     amperes, volts = figures["A"], figures["V"]
     paired = [name for name in amperes if name in volts]
     if not paired:

@@ -1,4 +1,4 @@
-"""Watts rail by rail, and which rails make the total: never one together with another that already contains it."""
+"""Sum power rails into a total: never one together with another that already contains it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.protocol.measurements import Absent
 
 
 class Rails(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sensor says now.
+    """Watts of a sensor's rails now.
 
     Attributes:
         watts: By label.
@@ -27,35 +27,35 @@ class Rails(msgspec.Struct, frozen=True, kw_only=True):
     whole: tuple[str, ...] = ()
 
 
-BEYOND_W = 1e6
+MAX_RAIL_W = 1e6
 
-Ask: TypeAlias = Callable[[Collection[str] | None], Rails]
+RailReader: TypeAlias = Callable[[Collection[str] | None], Rails]
 """Asks a sensor for some of its rails, or with None for all of them; raises NoData."""
 
 
-def summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[str, ...]:
-    """Return the labels whose sum is the total.
+def choose_summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[str, ...]:
+    """Choose the labels whose sum is the total.
 
     Args:
-        power: The profile's word on it.
+        power: The profile's table of power.
         rails: All rails of the sensor.
         by_profile: Whether only the profile can know the sensor's rails; a meter that was added to the board, and
             that the profile does not name, is the total by itself.
 
     Raises:
-        NoData: Nobody knows which rails make the total, or they would count something twice.
+        NoData: Nothing says which rails make the total, or they would count something twice.
     """
     named = set(power.total) <= rails.watts.keys() | rails.lacks.keys()
     labels = power.total if power.total and (by_profile or named) else rails.whole
     if not labels:
         known = ", ".join(sorted(rails.watts)) or "none"
         raise NoData(f"nothing says which of the rails ({known}) make the total", lack="invalid")
-    if twice := counted_twice(labels, {rail.label: rail.child_of for rail in power.rails}):
+    if twice := find_double_count(labels, {rail.label: rail.child_of for rail in power.rails}):
         raise NoData(f"the total would count {twice} twice", lack="invalid")
     return labels
 
 
-def counted_twice(labels: Sequence[str], parents: Mapping[str, str]) -> str:
+def find_double_count(labels: Sequence[str], parents: Mapping[str, str]) -> str:
     """Return a label that is there twice, or together with a rail that contains it; empty where there is none."""
     for place, label in enumerate(labels):
         if label in labels[:place]:
@@ -69,8 +69,8 @@ def counted_twice(labels: Sequence[str], parents: Mapping[str, str]) -> str:
     return ""
 
 
-def summed(labels: Sequence[str], rails: Rails) -> float:
-    """Return the sum of these rails in watts; raises NoData where one of them is missing, never a smaller sum."""
+def sum_rails(labels: Sequence[str], rails: Rails) -> float:
+    """Sum these rails in watts; raises NoData where one of them is missing, never a smaller sum."""
     for label in labels:
         if label not in rails.watts:
             lack = rails.lacks.get(label, Absent(lack="not_present", cause="the sensor has no such rail"))
@@ -78,20 +78,20 @@ def summed(labels: Sequence[str], rails: Rails) -> float:
     return math.fsum(rails.watts[label] for label in labels)
 
 
-def product(*factors: float) -> float:
-    """Return a rail's power, out of volts and amperes; raises NoData where what a sensor says is beyond all measure."""
+def multiply(*factors: float) -> float:
+    """Multiply volts and amperes to a rail's watts; raises NoData where the product is beyond all measure."""
     watts = math.prod(factors)
-    if not abs(watts) < BEYOND_W:
+    if not abs(watts) < MAX_RAIL_W:
         raise NoData(f"{watts:g} W is nothing that a rail carries", lack="invalid")
     return watts
 
 
-def corrected(watts: float, power: Power) -> float:
-    """Return the total of a sensor that does not see everything: gain * watts + offset_w."""
+def correct_watts(watts: float, power: Power) -> float:
+    """Correct the total of a sensor that does not see everything: gain * watts + offset_w."""
     return power.gain * watts + power.offset_w
 
 
-def checked(watts: float, bounds_w: tuple[float, float]) -> float:
+def validate_watts(watts: float, bounds_w: tuple[float, float]) -> float:
     """Return a total that can be true; a board that reads this draws something, so zero never is.
 
     Raises:

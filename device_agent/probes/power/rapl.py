@@ -1,4 +1,4 @@
-"""RAPL: energy counters of an x86 package, its memory and sometimes the whole machine (kernel: admin-guide/powercap).
+"""RAPL energy counters of an x86 package, its memory and sometimes the whole machine (kernel: admin-guide/powercap).
 
 Counters wrap; since CVE-2020-8694 only root may read them, unless a rule says otherwise.
 """
@@ -12,16 +12,16 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.hardware.files import text
-from device_agent.probes.base import Found, absent, number
-from device_agent.probes.power.rails import checked, corrected
+from device_agent.hardware.files import read_text
+from device_agent.probes.base import ProbeResult, describe_absence, read_number
+from device_agent.probes.power.rails import correct_watts, validate_watts
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Provenance, Quality, Reading
 from shared.runtime.clock import Clock
 
-CLASS = "sys/class/powercap"
-CONTROLS = ("intel-rapl", "intel-rapl-mmio")
+POWERCAP_FOLDER = "sys/class/powercap"
+CONTROL_TYPES = ("intel-rapl", "intel-rapl-mmio")
 """The second repeats packages of the first."""
 
 REMEDY = (
@@ -31,7 +31,7 @@ REMEDY = (
 MICRO = 1e-6
 SHORTEST_S = 0.05
 """Counters tick once a millisecond: of a shorter time they say little."""
-MOST_OVER_LIMIT = 3.0
+MAX_OVER_LIMIT = 3.0
 """A counter set back to zero while the machine slept looks like one that wrapped; no package exceeds its short-term
 limit so far."""
 
@@ -48,55 +48,61 @@ class Zone(msgspec.Struct, frozen=True, kw_only=True):
     limit_w: float
 
 
-def zones(root: Path) -> dict[str, Zone]:
-    """Return zones by name, those below a package with its name before their own; raises NoData where there is none."""
-    for control in CONTROLS:
+def find_zones(root: Path) -> dict[str, Zone]:
+    """Find zones by name, those below a package with its name before their own; raises NoData where there is none."""
+    for control in CONTROL_TYPES:
         found: dict[str, Zone] = {}
-        for key in _keys(root / CLASS, control):
-            folder = root / CLASS / f"{control}:{key}"
-            name, top = text(folder / "name"), key.partition(":")[0]
-            label = name if top == key else f"{text(folder.with_name(f'{control}:{top}') / 'name')}-{name}"
+        for key in _find_ids(root / POWERCAP_FOLDER, control):
+            folder = root / POWERCAP_FOLDER / f"{control}:{key}"
+            name, top = read_text(folder / "name"), key.partition(":")[0]
+            label = name if top == key else f"{read_text(folder.with_name(f'{control}:{top}') / 'name')}-{name}"
             found[f"{label}-{key}" if label in found else label] = Zone(
                 folder=folder,
-                part=_part(name),
-                range_joules=number(folder / "max_energy_range_uj", MICRO),
-                limit_w=_limit(folder),
+                part=_classify(name),
+                range_joules=read_number(folder / "max_energy_range_uj", MICRO),
+                limit_w=_read_limit(folder),
             )
         if found:
             return found
-    raise NoData(f"no RAPL zone below {root / CLASS}")
+    raise NoData(f"no RAPL zone below {root / POWERCAP_FOLDER}")
 
 
-def _keys(folder: Path, control: str) -> list[str]:
+def _find_ids(folder: Path, control: str) -> list[str]:
     """Return the zones' ids, each before those below it: hexadecimal, such as `a` and `a:0`."""
     keys = [one.name.removeprefix(f"{control}:") for one in folder.glob(f"{control}:*")]
     return sorted((key for key in keys if re.fullmatch(r"[0-9a-f]+(:[0-9a-f]+)?", key)), key=lambda key: key.split(":"))
 
 
-def _part(name: str) -> Part:
+def _classify(name: str) -> Part:
     if name == "psys":
         return "machine"
     return "memory" if name == "dram" else "package" if name.startswith("package") else "inside"
 
 
-def _limit(zone: Path) -> float:
+def _read_limit(zone: Path) -> float:
     try:
-        return number(zone / "constraint_1_power_limit_uw", MICRO) * MOST_OVER_LIMIT or float("inf")
+        return read_number(zone / "constraint_1_power_limit_uw", MICRO) * MAX_OVER_LIMIT or float("inf")
     except NoData:
         return float("inf")
 
 
-def joules(zone: Zone) -> float:
-    """Return what a zone's counter shows; raises NoData, with the remedy where it is denied."""
+def read_joules(zone: Zone) -> float:
+    """Read a zone's counter; raises NoData, with the remedy where it is denied."""
     try:
-        return number(zone.folder / "energy_uj", MICRO)
+        return read_number(zone.folder / "energy_uj", MICRO)
     except NoData as error:
         remedy = f"; {REMEDY}" if error.lack == "denied" else ""
         raise NoData(f"{error}{remedy}", lack=error.lack) from error
 
 
-def between(before: float, after: float, zone: Zone, seconds: float) -> float:
+def subtract_joules(before: float, after: float, zone: Zone, seconds: float) -> float:
     """Return the joules between two readings of a counter that may have wrapped once.
+
+    Args:
+        before: Joules of the earlier reading.
+        after: Joules of the later one.
+        zone: The counter.
+        seconds: In between.
 
     Raises:
         NoData: So much cannot be; or the time is so long that it may have wrapped twice.
@@ -107,11 +113,16 @@ def between(before: float, after: float, zone: Zone, seconds: float) -> float:
     return spent
 
 
-def totals(watts: Mapping[str, float], zones: Mapping[str, Zone], *, machine: bool) -> tuple[str, ...]:
-    """Return the zones that make the total: the machine's if it holds what its packages take, else packages and memory.
+def choose_total(watts: Mapping[str, float], zones: Mapping[str, Zone], *, machine: bool) -> tuple[str, ...]:
+    """Choose the zones that make the total: the machine's if it holds what its packages take, else packages and memory.
 
     Never a package together with what is inside of it. Machines with a counter of the whole machine may have a wrong
     one: it then shows less than the packages.
+
+    Args:
+        watts: By zone.
+        zones: By name.
+        machine: Whether a counter of the whole machine may be chosen.
     """
     packages = sum(watts.get(name, 0.0) for name, zone in zones.items() if zone.part == "package")
     for name, zone in zones.items():
@@ -120,20 +131,25 @@ def totals(watts: Mapping[str, float], zones: Mapping[str, Zone], *, machine: bo
     return tuple(name for name, zone in zones.items() if zone.part in ("package", "memory"))
 
 
-def once(root: Path, at: float, scope: str) -> Found:
-    """Return `power.<zone>_joules` of every zone, all they counted since the last wrap; the total takes two reads.
+def read_once(root: Path, at: float, scope: str) -> ProbeResult:
+    """Read `power.<zone>_joules` of every zone, all they counted since the last wrap; the total takes two reads.
+
+    Args:
+        root: The board's root folder.
+        at: Monotonic seconds of the readings.
+        scope: What the profile's total covers.
 
     Raises:
         NoData: There is no zone, or none of those that make a total answers.
     """
-    found = zones(root)
+    found = find_zones(root)
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
     for name, zone in found.items():
         try:
-            value = joules(zone)
+            value = read_joules(zone)
         except NoData as error:
-            missing[f"power.{name}_joules"] = absent(error)
+            missing[f"power.{name}_joules"] = describe_absence(error)
             refusal = error
         else:
             readings[f"power.{name}_joules"] = Reading(
@@ -143,11 +159,11 @@ def once(root: Path, at: float, scope: str) -> Found:
         raise refusal
     missing["power.total_watts"] = Absent(lack="busy", cause="counters need two reads")
     machine = any(zone.part == "machine" for zone in found.values())
-    return Found(readings=readings, absent=missing, facts={"power.scope": "machine" if machine else scope})
+    return ProbeResult(readings=readings, absent=missing, facts={"power.scope": "machine" if machine else scope})
 
 
-class Counters:
-    """Mean watts between two reads; see `power.PowerSource`."""
+class RaplSource:
+    """Source of mean watts between two reads; see `PowerSource`."""
 
     kind: Literal["instant", "mean"] = "mean"
 
@@ -158,16 +174,16 @@ class Counters:
             NoData: There are none, or they are not ours to read.
         """
         self._power, self._clock, self.period_s = power, clock, period_s
-        self._zones = {name: zone for name, zone in zones(root).items() if zone.part != "inside"}
+        self._zones = {name: zone for name, zone in find_zones(root).items() if zone.part != "inside"}
         self._machine = True
         self._before: tuple[float, dict[str, float]] | None = None
         began = clock()
-        self._shown()
+        self._read_counters()
         self.cost_s = clock() - began
         self._choose({})
 
     def read(self) -> Reading:
-        at, shown = self._clock(), self._shown()
+        at, shown = self._clock(), self._read_counters()
         if self._before is None:
             self._before = at, shown
             raise NoData("counters need a second read", lack="busy")
@@ -176,12 +192,15 @@ class Counters:
         if seconds < SHORTEST_S:
             raise NoData(f"{seconds:g} s are too short for counters", lack="busy")
         self._before = at, shown
-        self._check(seconds)
+        self._refuse_wraps(seconds)
         watts = {
-            name: between(before[name], shown[name], zone, seconds) / seconds for name, zone in self._zones.items()
+            name: subtract_joules(before[name], shown[name], zone, seconds) / seconds
+            for name, zone in self._zones.items()
         }
         self._choose(watts)
-        total = checked(corrected(sum(watts[name] for name in self._names), self._power), self._power.valid_w)
+        total = validate_watts(
+            correct_watts(sum(watts[name] for name in self._names), self._power), self._power.valid_w
+        )
         return Reading(
             value=total,
             unit="watts",
@@ -191,18 +210,18 @@ class Counters:
             uncertainty=total * self._power.uncertainty,
         )
 
-    def _shown(self) -> dict[str, float]:
-        return {name: joules(zone) for name, zone in self._zones.items()}
+    def _read_counters(self) -> dict[str, float]:
+        return {name: read_joules(zone) for name, zone in self._zones.items()}
 
-    def _check(self, seconds: float) -> None:
-        """Refuse a time in which a counter may have gone round more than once; raises NoData."""
+    def _refuse_wraps(self, seconds: float) -> None:
+        """Refuse a time in which a counter may have wrapped more than once; raises NoData."""
         for name, zone in self._zones.items():
             if seconds * min(zone.limit_w, self._power.valid_w[1]) >= zone.range_joules:
                 raise NoData(f"{name}: read {seconds:g} s ago, and may have wrapped twice since", lack="invalid")
 
     def _choose(self, watts: Mapping[str, float]) -> None:
         """Take what makes the total; a counter of the whole machine that was wrong once is not asked again."""
-        self._names = totals(watts, self._zones, machine=self._machine)
+        self._names = choose_total(watts, self._zones, machine=self._machine)
         if not self._names:
             raise NoData("RAPL without a package", lack="invalid")
         self._machine = self._zones[self._names[0]].part == "machine"

@@ -1,4 +1,4 @@
-"""The board's power: the best source of its profile that answers, rails apart, the total without double counting."""
+"""Power probe: the best source of the profile that answers, rails apart, the total without double counting."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from device_agent.config import MeterConfig
-from device_agent.probes.base import Found, absent
+from device_agent.probes.base import ProbeResult, describe_absence
 from device_agent.probes.power import battery, ina2xx, ina3221, pmic, rapl, tegrastats
 from device_agent.probes.power.http_meter import HttpMeter
-from device_agent.probes.power.model import Modelled
-from device_agent.probes.power.rails import Ask, Rails, checked, corrected, summands, summed
+from device_agent.probes.power.model import ModelSource
+from device_agent.probes.power.rails import RailReader, Rails, choose_summands, correct_watts, sum_rails, validate_watts
 from device_agent.profile.schema import Power, PowerModel, Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Provenance, Quality, Reading
@@ -21,28 +21,28 @@ from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
-SENSORS: Mapping[str, Callable[[Path], Ask]] = {
-    "ina3221": ina3221.find,
-    "pmic": pmic.find,
-    "ina2xx": ina2xx.find,
-    "battery": battery.find,
-    "tegrastats": tegrastats.find,
+SENSORS: Mapping[str, Callable[[Path], RailReader]] = {
+    "ina3221": ina3221.open_sensor,
+    "pmic": pmic.open_sensor,
+    "ina2xx": ina2xx.open_sensor,
+    "battery": battery.open_sensor,
+    "tegrastats": tegrastats.open_sensor,
 }
-BUILT_IN = frozenset({"ina3221", "pmic", "tegrastats"})
+BUILT_IN_SENSORS = frozenset({"ina3221", "pmic", "tegrastats"})
 """Sensors whose rails only the profile can know, and which its correction is for; the others measure what flows into
 the board, from outside."""
 
 SHORTEST_PERIOD_S = {"battery": 5.0, "tegrastats": 5.0}
 """A battery's chip says something new every few seconds; tegrastats is a process of its own for every line."""
 
-NAMED = 3
+MAX_NAMED_RAILS = 3
 """So many rails a source's name lists; more are counted."""
 
-TOTAL = "power.total_watts"
+TOTAL_WATTS = "power.total_watts"
 
 
 class PowerSource(Protocol):
-    """Reads the board's total power, again and again; keeps what it needs between two reads.
+    """Read the board's total power, again and again, keeping what is needed between two reads.
 
     Attributes:
         kind: `instant`: watts at the moment of the read; `mean`: mean watts since the read before (energy counters;
@@ -63,7 +63,7 @@ class PowerSource(Protocol):
 
 
 class SensorSource:
-    """Reads the rails that make the total, and no others."""
+    """Source that reads the rails that make the total, and no others."""
 
     kind: Literal["instant", "mean"] = "instant"
 
@@ -71,18 +71,18 @@ class SensorSource:
         """Find the sensor and read it; raises NoData where it gives no total."""
         self._name, self._power, self._clock = name, power, clock
         self._ask = SENSORS[name](root)
-        self._labels = _labels(name, power, self._ask(None))
-        self.provenance = provenance(name, power, self._labels)
-        self.period_s = max(period_s(power), SHORTEST_PERIOD_S.get(name, 0.0))
+        self._labels = _choose_labels(name, power, self._ask(None))
+        self.provenance = describe_total(name, power, self._labels)
+        self.period_s = max(sample_period_s(power), SHORTEST_PERIOD_S.get(name, 0.0))
         began = clock()
         self.read()
         self.cost_s = clock() - began
 
     def read(self) -> Reading:
-        return total(self._name, self._power, self._ask(self._labels), self._clock())
+        return compute_total(self._name, self._power, self._ask(self._labels), self._clock())
 
 
-def open_source(  # noqa: D417 - the first three are everybody's
+def open_source(
     root: Path,
     profile: Profile,
     clock: Clock,
@@ -90,9 +90,12 @@ def open_source(  # noqa: D417 - the first three are everybody's
     meter: MeterConfig | None = None,
     calibrated: PowerModel | None = None,
 ) -> PowerSource:
-    """Return the network meter if one is given, else the first source of the profile that answers.
+    """Open the network meter if one is given, else the first source of the profile that answers.
 
     Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        clock: Monotonic seconds, for the readings.
         meter: A power meter on the network.
         calibrated: A power model fitted on this very board, which then stands for the profile's.
 
@@ -104,18 +107,23 @@ def open_source(  # noqa: D417 - the first three are everybody's
     refusals: dict[str, NoData] = {}
     for name in profile.power.sources:
         try:
-            return _open(name, root, profile, clock, calibrated)
+            return _open_named(name, root, profile, clock, calibrated)
         except NoData as error:
             log.debug("power source %s: %s", name, error)
             refusals[name] = error
-    raise _none(refusals)
+    raise _combine_refusals(refusals)
 
 
-def read(root: Path, profile: Profile, at: float) -> Found:
-    """Return `power.total_watts`, and `power.<rail>_watts` of every rail; counters as `power.<zone>_joules`.
+def read(root: Path, profile: Profile, at: float) -> ProbeResult:
+    """Read `power.total_watts`, and `power.<rail>_watts` of every rail; counters as `power.<zone>_joules`.
 
     The total is that of the source that `open_source` would choose. With counters and models it takes two reads, which
     only an open source can make: here it is `busy` then. A better source that was passed over is an absence too.
+
+    Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        at: Monotonic seconds of the readings.
     """
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
@@ -123,78 +131,100 @@ def read(root: Path, profile: Profile, at: float) -> Found:
     facts: dict[str, str] = {}
     for name in profile.power.sources:
         try:
-            found = _once(name, root, profile, at)
+            found = _read_once(name, root, profile, at)
         except NoData as error:
             refusals[name] = error
             continue
         readings, missing = found.readings | readings, found.absent | missing
-        if name in SENSORS and TOTAL not in found.readings:
-            refusals[name] = NoData(missing[TOTAL].cause, lack=missing.pop(TOTAL).lack)
+        if name in SENSORS and TOTAL_WATTS not in found.readings:
+            refusals[name] = NoData(missing[TOTAL_WATTS].cause, lack=missing.pop(TOTAL_WATTS).lack)
             continue
         facts = found.facts
         break
     else:
         if not readings and not missing:
-            raise _none(refusals)
-        missing[TOTAL] = absent(_none(refusals))
-    missing |= {f"power.{name}": absent(error) for name, error in refusals.items() if error.lack != "not_present"}
-    return Found(readings=readings, absent=missing, facts=facts)
+            raise _combine_refusals(refusals)
+        missing[TOTAL_WATTS] = describe_absence(_combine_refusals(refusals))
+    missing |= {
+        f"power.{name}": describe_absence(error) for name, error in refusals.items() if error.lack != "not_present"
+    }
+    return ProbeResult(readings=readings, absent=missing, facts=facts)
 
 
-def total(name: str, power: Power, rails: Rails, at: float) -> Reading:
-    """Return the total of a sensor's rails; raises NoData."""
-    labels = _labels(name, power, rails)
-    told = provenance(name, power, labels)
-    watts = checked(summed(labels, rails), (0.0, math.inf))
-    watts = checked(corrected(watts, power) if name in BUILT_IN else watts, power.valid_w)
-    uncertainty = None if told.uncertainty is None else watts * told.uncertainty
-    return Reading(value=watts, unit="watts", source=told.source, quality=told.quality, at=at, uncertainty=uncertainty)
+def compute_total(name: str, power: Power, rails: Rails, at: float) -> Reading:
+    """Compute the total of a sensor's rails, in watts.
+
+    Args:
+        name: Of the sensor.
+        power: The profile's table of power.
+        rails: What the sensor reads now.
+        at: Monotonic seconds of the reading.
+
+    Raises:
+        NoData: The rails make no total, or one that cannot be.
+    """
+    labels = _choose_labels(name, power, rails)
+    provenance = describe_total(name, power, labels)
+    watts = validate_watts(sum_rails(labels, rails), (0.0, math.inf))
+    watts = validate_watts(correct_watts(watts, power) if name in BUILT_IN_SENSORS else watts, power.valid_w)
+    uncertainty = None if provenance.uncertainty is None else watts * provenance.uncertainty
+    return Reading(
+        value=watts, unit="watts", source=provenance.source, quality=provenance.quality, at=at, uncertainty=uncertainty
+    )
 
 
-def provenance(name: str, power: Power, labels: Sequence[str]) -> Provenance:
-    """Return where a sensor's total comes from: its rails by name, or how many there are."""
-    rails = "+".join(labels) if len(labels) <= NAMED else f"sum of {len(labels)} rails"
-    right = name in BUILT_IN and (power.gain, power.offset_w) != (1, 0)
-    quality: Quality = "corrected" if right else "measured"
+def describe_total(name: str, power: Power, labels: Sequence[str]) -> Provenance:
+    """Return the provenance of a sensor's total: its rails by name, or how many there are.
+
+    Args:
+        name: Of the sensor.
+        power: The profile's table of power.
+        labels: Rails that are summed.
+    """
+    rails = "+".join(labels) if len(labels) <= MAX_NAMED_RAILS else f"sum of {len(labels)} rails"
+    is_corrected = name in BUILT_IN_SENSORS and (power.gain, power.offset_w) != (1, 0)
+    quality: Quality = "corrected" if is_corrected else "measured"
     return Provenance(source=f"{name} {rails}", quality=quality, uncertainty=power.uncertainty)
 
 
-def period_s(power: Power) -> float:
+def sample_period_s(power: Power) -> float:
     """Return the pause between reads that a profile recommends."""
     return 1 / min(power.sample_hz, power.max_hz)
 
 
-def _labels(name: str, power: Power, rails: Rails) -> tuple[str, ...]:
-    return summands(power, rails, by_profile=name in BUILT_IN)
+def _choose_labels(name: str, power: Power, rails: Rails) -> tuple[str, ...]:
+    return choose_summands(power, rails, by_profile=name in BUILT_IN_SENSORS)
 
 
-def _none(refusals: Mapping[str, NoData]) -> NoData:
+def _combine_refusals(refusals: Mapping[str, NoData]) -> NoData:
     """Return why no source gives a total; what could be put right names the lack."""
     lacks = [error.lack for error in refusals.values() if error.lack != "not_present"]
     causes = "; ".join(f"{name}: {error}" for name, error in refusals.items())
     return NoData(causes or "the profile names no source", lack=lacks[0] if lacks else "not_present")
 
 
-def _open(name: str, root: Path, profile: Profile, clock: Clock, calibrated: PowerModel | None) -> PowerSource:
+def _open_named(name: str, root: Path, profile: Profile, clock: Clock, calibrated: PowerModel | None) -> PowerSource:
     if name == "rapl":
-        return rapl.Counters(root, profile.power, clock, period_s=period_s(profile.power))
+        return rapl.RaplSource(root, profile.power, clock, period_s=sample_period_s(profile.power))
     if name == "model":
         model = calibrated or profile.power.model
-        return Modelled(root, profile, clock, model=model, calibrated=calibrated is not None)
+        return ModelSource(root, profile, clock, model=model, calibrated=calibrated is not None)
     if name == "http":
         raise NoData("no meter is configured")
     return SensorSource(name, root, profile.power, clock)
 
 
-def _once(name: str, root: Path, profile: Profile, at: float) -> Found:
-    """Return what one source says without a second read; raises NoData."""
+def _read_once(name: str, root: Path, profile: Profile, at: float) -> ProbeResult:
+    """Return what one source gives without a second read; raises NoData."""
     scope: dict[str, str] = {"power.scope": "machine" if name == "battery" else profile.power.scope}
     if name == "rapl":
-        return rapl.once(root, at, profile.power.scope)
+        return rapl.read_once(root, at, profile.power.scope)
     if name == "model":
         if profile.power.model is None:
             raise NoData(f"profile {profile.id} has no power model")
-        return Found(absent={TOTAL: Absent(lack="busy", cause="a model of busy CPUs needs two reads")}, facts=scope)
+        return ProbeResult(
+            absent={TOTAL_WATTS: Absent(lack="busy", cause="a model of busy CPUs needs two reads")}, facts=scope
+        )
     if name == "http":
         raise NoData("a meter is read by its own address")
     rails = SENSORS[name](root)(None)
@@ -204,7 +234,7 @@ def _once(name: str, root: Path, profile: Profile, at: float) -> Found:
     }
     missing = {f"power.{label}_watts": lack for label, lack in rails.lacks.items()}
     try:
-        readings[TOTAL] = total(name, profile.power, rails, at)
+        readings[TOTAL_WATTS] = compute_total(name, profile.power, rails, at)
     except NoData as error:
-        missing[TOTAL] = absent(error)
-    return Found(readings=readings, absent=missing, facts=scope)
+        missing[TOTAL_WATTS] = describe_absence(error)
+    return ProbeResult(readings=readings, absent=missing, facts=scope)

@@ -1,4 +1,4 @@
-"""What a Jetson's `tegrastats` prints, in every form that it had so far: the fallback where sysfs shows no rails."""
+"""Parse a Jetson's `tegrastats`, in every form that it had so far: the fallback where sysfs shows no rails."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.tools import first_line
-from device_agent.probes.power.rails import Ask, Rails
+from device_agent.hardware.tools import read_first_line
+from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
 
 COMMAND = ("tegrastats", "--interval", "100")
 OFF_CELSIUS = -256.0
 
 # Newest JetPacks print now/average/most, older ones now/average, with a unit or without; memory has MB behind it.
-RAIL = re.compile(r"(?<!\S)([A-Za-z]\w*) (\d{1,9})(?:mW)?/\d+(?:mW)?(?:/\d+(?:mW)?)?(?!\S)", re.ASCII)
-ZONE = re.compile(r"(?<!\S)([A-Za-z][\w-]*)@(-?\d{1,3}(?:\.\d{1,9})?)C(?:/-?\d+(?:\.\d+)?C)?(?!\S)", re.ASCII)
-CPUS = re.compile(r"(?<!\S)CPU \[([^\]]*)\]")
-CPU = re.compile(r"(\d{1,3})%@(\d{1,6})", re.ASCII)
-RAM = re.compile(r"(?<!\S)RAM (\d{1,9})/(\d{1,9})([kMG])B", re.ASCII)
+RAIL_FIGURE = re.compile(r"(?<!\S)([A-Za-z]\w*) (\d{1,9})(?:mW)?/\d+(?:mW)?(?:/\d+(?:mW)?)?(?!\S)", re.ASCII)
+ZONE_FIGURE = re.compile(r"(?<!\S)([A-Za-z][\w-]*)@(-?\d{1,3}(?:\.\d{1,9})?)C(?:/-?\d+(?:\.\d+)?C)?(?!\S)", re.ASCII)
+CPU_LIST = re.compile(r"(?<!\S)CPU \[([^\]]*)\]")
+CPU_FIGURE = re.compile(r"(\d{1,3})%@(\d{1,6})", re.ASCII)
+RAM_FIGURE = re.compile(r"(?<!\S)RAM (\d{1,9})/(\d{1,9})([kMG])B", re.ASCII)
 BYTES = {"k": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-class Cpu(msgspec.Struct, frozen=True):
-    """One CPU that is online: busy as a share of 1, and its clock."""
+class CpuLoad(msgspec.Struct, frozen=True):
+    """Load of a CPU that is online: busy as a share of 1, and its clock."""
 
     busy_ratio: float
     hertz: float
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of it.
+class TegraStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of tegrastats.
 
     Attributes:
         watts: By rail, now.
@@ -44,28 +44,28 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     watts: dict[str, float]
     celsius: dict[str, float]
-    cpus: tuple[Cpu | None, ...]
+    cpus: tuple[CpuLoad | None, ...]
     ram_used_bytes: int | None
     ram_total_bytes: int | None
 
 
-def parse(line: str) -> Stats:
-    """Return what a line says; what is not in it is not in the result either."""
-    ram, cpus = RAM.search(line), CPUS.search(line)
-    return Stats(
-        watts={name: int(milliwatts) / 1e3 for name, milliwatts in RAIL.findall(line) if name != "NC"},
-        celsius={name: float(figure) for name, figure in ZONE.findall(line) if float(figure) != OFF_CELSIUS},
-        cpus=tuple(_cpu(word) for word in cpus[1].split(",")) if cpus else (),
+def parse_line(line: str) -> TegraStats:
+    """Parse a line; what is not in it is not in the result either."""
+    ram, cpus = RAM_FIGURE.search(line), CPU_LIST.search(line)
+    return TegraStats(
+        watts={name: int(milliwatts) / 1e3 for name, milliwatts in RAIL_FIGURE.findall(line) if name != "NC"},
+        celsius={name: float(figure) for name, figure in ZONE_FIGURE.findall(line) if float(figure) != OFF_CELSIUS},
+        cpus=tuple(_parse_cpu(word) for word in cpus[1].split(",")) if cpus else (),
         ram_used_bytes=int(ram[1]) * BYTES[ram[3]] if ram else None,
         ram_total_bytes=int(ram[2]) * BYTES[ram[3]] if ram else None,
     )
 
 
-def find(root: Path) -> Ask:
-    """Return what starts tegrastats, takes its first line and ends it."""
+def open_sensor(root: Path) -> RailReader:
+    """Return a reader that starts tegrastats, takes its first line and ends it."""
 
     def ask(labels: Collection[str] | None) -> Rails:
-        watts = parse(first_line(root, *COMMAND)).watts
+        watts = parse_line(read_first_line(root, *COMMAND)).watts
         if not watts:
             raise NoData("tegrastats names no rail")
         return Rails(watts=watts)
@@ -73,6 +73,6 @@ def find(root: Path) -> Ask:
     return ask
 
 
-def _cpu(word: str) -> Cpu | None:
-    found = CPU.fullmatch(word.strip())
-    return Cpu(busy_ratio=int(found[1]) / 100, hertz=int(found[2]) * 1e6) if found else None
+def _parse_cpu(word: str) -> CpuLoad | None:
+    found = CPU_FIGURE.fullmatch(word.strip())
+    return CpuLoad(busy_ratio=int(found[1]) / 100, hertz=int(found[2]) * 1e6) if found else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from device_agent.probes.power.model import watts
-from device_agent.profile.load import LIVE, for_board
+from device_agent.hardware.tools import LIVE_ROOT
+from device_agent.probes.power.model import compute_watts
+from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import PowerModel, Profile
 from edge_server.plan.simulated_devices import ProfileCompute, ProfilePower, Span
 from edge_server.replay.devices.behaviour import Busy, Draw, Pace, steady_radio
@@ -22,7 +23,7 @@ def profile_of(board: str) -> Profile:
     """
     if board == "auto":
         raise ConfigError("board: 'auto' would make a replay depend on this machine; name the board's profile")
-    return for_board(LIVE, board)
+    return load_for_board(LIVE_ROOT, board)
 
 
 def clock_of(profile: Profile) -> float:
@@ -76,14 +77,14 @@ def draw(table: ProfilePower) -> Draw:
     def charge(busy: Busy) -> float | None:
         if busy.hertz is None:
             return None
-        return watts(model, busy_cores=busy.cores, hertz=busy.hertz) * busy.seconds
+        return compute_watts(model, busy_cores=busy.cores, hertz=busy.hertz) * busy.seconds
 
     return Draw(
         charge=charge,
         idle_w=model.idle_w,
         radio=steady_radio(
-            watts(model, busy_cores=0.0, hertz=model.max_hertz, sending=1.0) if model.tx_w else None,
-            watts(model, busy_cores=0.0, hertz=model.max_hertz, receiving=1.0) if model.rx_w else None,
+            compute_watts(model, busy_cores=0.0, hertz=model.max_hertz, sending=1.0) if model.tx_w else None,
+            compute_watts(model, busy_cores=0.0, hertz=model.max_hertz, receiving=1.0) if model.rx_w else None,
         ),
         source=f"power model of profile {profile.id}",
     )

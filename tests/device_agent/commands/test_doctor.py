@@ -88,7 +88,7 @@ def test_what_keeps_it_from_training_ends_with_1(tmp_path, libraries) -> None:
     assert "SIGILL" in checks["torch"].finding
     assert "install another release" in checks["torch"].remedy
     assert "start the broker" in checks["broker"].remedy
-    assert runtime._stored(tmp_path / "state")["torch"].state == "sigill"
+    assert runtime._read_cache(tmp_path / "state")["torch"].state == "sigill"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from device_agent.commands import probe as command
 from device_agent.measurement.board import TOTAL, Board
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.power_log import PowerLog
-from device_agent.profile.load import NOBODY
+from device_agent.profile.load import UNKNOWN_PROFILE
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Provenance, Reading
 from shared.runtime.clock import VirtualLoop, monotonic
@@ -231,7 +231,7 @@ class Counter:
 def test_a_counter_is_read_a_second_time_on_the_board_itself(root, reads, said) -> None:
     """A second later; a recorded counter stands still, and nobody waits for it."""
     source = Counter()
-    board = Board(Measuring(), root, NOBODY, PowerLog(source, monotonic), monotonic)
+    board = Board(Measuring(), root, UNKNOWN_PROFILE, PowerLog(source, monotonic), monotonic)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         found = runner.run(command._twice(board))
     assert source.reads == reads

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.__main__ import main
-from device_agent.tuning.apply import JOURNAL
+from device_agent.tuning.apply import JOURNAL_NAME
 from edge_server.fleet.broker import free_port
 from tests.device_agent.process import write_config
 from tests.device_agent.profile.roots import JETSON, clocks, content, with_clocks, with_modes
@@ -189,7 +189,7 @@ def test_what_a_killed_one_left_the_agents_next_start_puts_back(root, tmp_path):
     with process("run", "--config", config) as agent:
         said(agent, "no broker at")
         assert content(root) == before
-        assert not (state / JOURNAL).exists()
+        assert not (state / JOURNAL_NAME).exists()
 
 
 def test_an_agent_has_its_target_while_it_runs_and_after_a_kill_again(root, tmp_path):

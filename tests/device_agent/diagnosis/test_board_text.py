@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from device_agent.diagnosis.board_text import columns, human, table
-from device_agent.probes.base import Found
-from device_agent.profile.load import NOBODY
+from device_agent.probes.base import ProbeResult
+from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Absent, Reading
 
@@ -40,7 +40,7 @@ def test_a_figure_has_the_unit_of_its_name_at_everyday_size(name, value, shown) 
 
 def test_readings_and_lacks_stand_in_columns_with_their_sources() -> None:
     reading = Reading(value=9.0, unit="watts", source="ina3221 VDD_IN", quality="measured", at=0.0, uncertainty=0.27)
-    found = Found(
+    found = ProbeResult(
         readings={"power.total_watts": reading},
         absent={"thermal": Absent(lack="not_present", cause="no zone"), "cpu.f_hertz": Absent(lack="busy")},
         facts={"mode": "15W"},
@@ -62,14 +62,14 @@ def test_readings_and_lacks_stand_in_columns_with_their_sources() -> None:
 
 def test_a_machine_without_sensors_is_told_what_that_means() -> None:
     """Three things are missing; for the power there is something to be done."""
-    lines = table(PROFILE, Found())
+    lines = table(PROFILE, ProbeResult())
     assert len(lines) == 5
     assert any("[board.meter]" in line and "calibrate" in line for line in lines)
 
 
 def test_a_board_that_nobody_described_is_asked_for_a_recording() -> None:
-    assert any("--record" in line for line in table(NOBODY, Found()))
-    assert not any("--record" in line for line in table(PROFILE, Found()))
+    assert any("--record" in line for line in table(UNKNOWN_PROFILE, ProbeResult()))
+    assert not any("--record" in line for line in table(PROFILE, ProbeResult()))
 
 
 def test_what_a_device_tree_says_cannot_drive_the_terminal() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from device_agent.diagnosis import checks as doctor
-from device_agent.probes.base import Found
+from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Match, Permissions, Profile
 from shared.protocol.measurements import Absent, Reading
@@ -15,9 +15,9 @@ from tests.trees import profile
 MIB = doctor.MIB
 
 
-def found(name: str, value: float, **facts: str) -> Found:
+def found(name: str, value: float, **facts: str) -> ProbeResult:
     reading = Reading(value=value, unit=name.rpartition("_")[2], source="test", quality="measured", at=0)
-    return Found(readings={name: reading}, facts=facts)
+    return ProbeResult(readings={name: reading}, facts=facts)
 
 
 def lack(kind: str, cause: str = "why") -> Absent:

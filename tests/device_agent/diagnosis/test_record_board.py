@@ -14,7 +14,7 @@ from device_agent.diagnosis.record_board import Expected, expected, keep, record
 from device_agent.hardware import tools
 from device_agent.measurement.board import sense
 from device_agent.probes import PROBES
-from device_agent.profile.load import for_board
+from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError, NoData
 
 BOARDS = Path(__file__).parents[2] / "fixtures" / "boards"
@@ -22,7 +22,7 @@ LIVE = Path("/")
 
 
 def made_of(root: Path) -> Expected:
-    profile = for_board(root, "auto")
+    profile = load_for_board(root, "auto")
     return expected(profile, sense(root, profile, PROBES, lambda: 1.0))
 
 
@@ -106,9 +106,9 @@ def test_a_recorded_tool_that_refused_refuses_again_and_a_mark_stands_alone(tmp_
     (tmp_path / "tools/nvpmodel -q").write_text("#lack denied\n")
     (tmp_path / "tools/iw list").write_text("#lack of interest\n")
     with pytest.raises(NoData) as refused:
-        tools.output(tmp_path, "nvpmodel", "-q")
+        tools.run_tool(tmp_path, "nvpmodel", "-q")
     assert refused.value.lack == "denied"
-    assert tools.output(tmp_path, "iw", "list") == "#lack of interest\n"
+    assert tools.run_tool(tmp_path, "iw", "list") == "#lack of interest\n"
 
 
 def test_what_is_too_large_is_left_out_and_said_so(board, tmp_path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.hardware.tools import LIVE
+from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.measurement import cpu_cycles
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.probes import cputime
@@ -277,7 +277,7 @@ def test_a_thread_may_tick_while_blocks_begin_and_end(board):
 
 def test_on_this_machine():
     """Whatever tells its clock: cycles are CPU seconds times a clock that some CPU can run by."""
-    counter = CycleCounter(LIVE, Profile(schema=1, id="test", name="test"))
+    counter = CycleCounter(LIVE_ROOT, Profile(schema=1, id="test", name="test"))
     counter.start()
     burn(0.1)
     got = counter.stop()

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from device_agent.measurement.power_fit import MIN_R_SQUARED, Seen, fit_line, fit_model, least_squares
-from device_agent.probes.power.model import watts
+from device_agent.probes.power.model import compute_watts
 from device_agent.profile.schema import PowerModel
 from shared.errors import NoData
 
@@ -21,7 +21,7 @@ def board(noise_w: float = 0.0, clocks: tuple[float, ...] = CLOCKS, tx_w: float 
     seen = [(0.05, clocks[0], 0.0)] * 3 + [(n, f, 0.0) for f in clocks for n in (1.0, 1.9, 3.8) for _ in range(3)]
     seen += [(0.2, clocks[0], 1.0)] * 2 if tx_w else []
     return [
-        Seen(watts(made, busy_cores=n, hertz=f) + tx_w * up + random.gauss(0, noise_w), n, f, sending=up)
+        Seen(compute_watts(made, busy_cores=n, hertz=f) + tx_w * up + random.gauss(0, noise_w), n, f, sending=up)
         for n, f, up in seen
     ]
 

@@ -57,14 +57,14 @@ def test_the_mean_clock_is_over_the_cpus_that_are_on(tmp_path):
 def test_policies_come_by_number(tmp_path):
     """policy10 after policy2."""
     grow(tmp_path, policy(10, 1000000) | policy(2, 1000000))
-    assert [folder.name for folder in clocks.policies(tmp_path)] == ["policy2", "policy10"]
+    assert [folder.name for folder in clocks.find_policies(tmp_path)] == ["policy2", "policy10"]
 
 
 def test_folders_of_single_cpus_are_not_read(tmp_path):
     """They are the policies' again, and a CPU that is off has none."""
     grow(tmp_path, {"sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": 1000000})
     with pytest.raises(NoData) as caught:
-        clocks.of_policies(tmp_path, Cpu())
+        clocks.read_policies(tmp_path, Cpu())
     assert caught.value.lack == "not_present"
 
 
@@ -77,19 +77,19 @@ def test_a_policy_whose_cpus_are_off_costs_only_its_own_clock(tmp_path):
 
 def test_cpus_that_are_off_are_not_counted(tmp_path):
     grow(tmp_path, {"sys/devices/system/cpu/online": "0,3-5\n"})
-    assert clocks.online(tmp_path) == 4
+    assert clocks.count_online(tmp_path) == 4
 
 
 def test_without_a_list_the_processors_are_counted(tmp_path):
     """A TX2 in a saving mode lists 0, 3, 4 and 5."""
     grow(tmp_path, {"proc/cpuinfo": "".join(f"processor\t: {one}\nCPU part\t: 0xd07\n\n" for one in (0, 3, 4, 5))})
-    assert clocks.online(tmp_path) == 4
+    assert clocks.count_online(tmp_path) == 4
 
 
 @pytest.mark.parametrize("said", ["", "3-1", "0-", "a", "0-99999", "0;1", "-1"])
 def test_what_is_no_list_of_cpus_is_refused(said):
     with pytest.raises(NoData) as caught:
-        clocks.cpu_list(said)
+        clocks.parse_cpu_list(said)
     assert caught.value.lack == "invalid"
 
 
@@ -134,11 +134,11 @@ class TestFiles:
         files = policy(0, 1, cpuinfo_cur_freq=1200000, cpuinfo_avg_freq=1100000, scaling_cur_freq=1300000)
         grow(tmp_path, files)
         folder = tmp_path / POLICIES / "policy0"
-        assert clocks.kilohertz(folder, clocks.CLOCK_FILES) == ("cpuinfo_avg_freq", 1.1e9)
+        assert clocks.read_first_clock(folder, clocks.CLOCK_FILES) == ("cpuinfo_avg_freq", 1.1e9)
         (folder / "cpuinfo_avg_freq").unlink()
-        assert clocks.kilohertz(folder, clocks.CLOCK_FILES) == ("cpuinfo_cur_freq", 1.2e9)
+        assert clocks.read_first_clock(folder, clocks.CLOCK_FILES) == ("cpuinfo_cur_freq", 1.2e9)
         (folder / "cpuinfo_cur_freq").unlink()
-        assert clocks.kilohertz(folder, clocks.CLOCK_FILES) == ("scaling_cur_freq", 1.3e9)
+        assert clocks.read_first_clock(folder, clocks.CLOCK_FILES) == ("scaling_cur_freq", 1.3e9)
 
     def test_a_file_for_root_alone_is_passed_over(self):
         """cpuinfo_cur_freq has mode 0400."""
@@ -146,7 +146,7 @@ class TestFiles:
             grow(root, policy(0, 1300000, cpuinfo_cur_freq=1200000))
             (root / POLICIES / "policy0" / "cpuinfo_cur_freq").chmod(0o400)
             with as_nobody():
-                (clock,) = clocks.of_policies(root, Cpu()).found
+                (clock,) = clocks.read_policies(root, Cpu()).clocks
         assert (clock.hertz, clock.source, clock.quality) == (1.3e9, "cpufreq scaling_cur_freq", "measured")
 
     def test_where_none_may_be_read_the_clock_is_denied(self):
@@ -162,7 +162,7 @@ class TestFiles:
         """cpuinfo_avg_freq answers EAGAIN while a core idles."""
         grow(tmp_path, policy(0, 1300000))
         with busy(tmp_path / POLICIES / "policy0" / "cpuinfo_avg_freq"):
-            (clock,) = clocks.of_policies(tmp_path, Cpu()).found
+            (clock,) = clocks.read_policies(tmp_path, Cpu()).clocks
         assert clock.source == "cpufreq scaling_cur_freq"
 
     def test_a_clock_that_answers_later_is_busy(self, tmp_path):
@@ -189,11 +189,11 @@ class TestCorrection:
     CARMEL = Cpu(low_opp_correction=0.88, low_opp_hertz=200e6)
 
     def test_a_low_clock_is_put_right(self, tmp_path):
-        (clock,) = clocks.of_policies(grow(tmp_path, policy(0, 115200)), self.CARMEL).found
+        (clock,) = clocks.read_policies(grow(tmp_path, policy(0, 115200)), self.CARMEL).clocks
         assert (clock.hertz, clock.quality) == (pytest.approx(101.376e6), "corrected")
 
     def test_another_stays(self, tmp_path):
-        (clock,) = clocks.of_policies(grow(tmp_path, policy(0, 1907200)), self.CARMEL).found
+        (clock,) = clocks.read_policies(grow(tmp_path, policy(0, 1907200)), self.CARMEL).clocks
         assert (clock.hertz, clock.quality) == (1907.2e6, "measured")
 
     def test_a_mean_is_as_good_as_its_worst_part(self, tmp_path):
@@ -218,13 +218,13 @@ class TestCpuinfo:
 
     def test_in_a_virtual_machine_it_is_modelled(self, tmp_path):
         text = "processor\t: 0\nflags\t\t: fpu hypervisor lahf_lm\ncpu MHz\t\t: 2596.144\n"
-        (clock,) = clocks.of_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text}), Cpu()).found
+        (clock,) = clocks.read_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text}), Cpu()).clocks
         assert (clock.hertz, clock.quality, clock.cpus) == (pytest.approx(2596.144e6), "modelled", (0,))
 
     def test_arm_tells_none_there(self, tmp_path):
         text = "processor\t: 0\nBogoMIPS\t: 62.50\nFeatures\t: fp asimd atomics\n"
         with pytest.raises(NoData) as caught:
-            clocks.of_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text}), Cpu())
+            clocks.read_cpuinfo(grow(tmp_path, {"proc/cpuinfo": text}), Cpu())
         assert caught.value.lack == "not_present"
 
 
@@ -252,7 +252,7 @@ def test_the_recorded_tree_of_a_pc(tmp_path):
     assert found.readings["cpu.policy0_hertz"].value == pytest.approx(3184097e3)
     assert found.readings["cpu.policy0_max_hertz"].value == pytest.approx(2400000e3)
     assert found.facts == {"governor": "powersave"}
-    states = time_in_state.parse(files["sys/devices/system/cpu/cpu1/cpufreq/stats/time_in_state"])
+    states = time_in_state.parse_time_in_state(files["sys/devices/system/cpu/cpu1/cpufreq/stats/time_in_state"])
     assert states[2.8e9] == pytest.approx(1724.88)
 
 
@@ -261,9 +261,9 @@ class TestTimeInState:
 
     def test_the_mean_is_weighted_by_time(self):
         """3 s at 1.5 GHz and 1 s at 0.5 GHz: 1.25 GHz."""
-        before = time_in_state.parse("500000 100\n1500000 1000")
-        after = time_in_state.parse("500000 200\n1500000 1300")
-        spent = time_in_state.between(before, after)
+        before = time_in_state.parse_time_in_state("500000 100\n1500000 1000")
+        after = time_in_state.parse_time_in_state("500000 200\n1500000 1300")
+        spent = time_in_state.subtract_times(before, after)
         assert spent == pytest.approx({0.5e9: 1.0, 1.5e9: 3.0})
         assert time_in_state.mean_hertz(spent) == pytest.approx(1.25e9)
 
@@ -273,11 +273,11 @@ class TestTimeInState:
         ids=["nothing passed", "began anew", "a state is gone", "one goes back"],
     )
     def test_an_account_without_a_difference_tells_nothing(self, after):
-        before = time_in_state.parse("500000 100\n1500000 1000")
-        assert time_in_state.between(before, time_in_state.parse(after)) is None
+        before = time_in_state.parse_time_in_state("500000 100\n1500000 1000")
+        assert time_in_state.subtract_times(before, time_in_state.parse_time_in_state(after)) is None
 
     @pytest.mark.parametrize("said", ["", "garbage", "500000", "500000 1\nx", "-5 1"])
     def test_what_is_no_account_is_invalid(self, said):
         """Empty: a driver that switches too fast to be counted."""
         with pytest.raises(NoData):
-            time_in_state.parse(said)
+            time_in_state.parse_time_in_state(said)

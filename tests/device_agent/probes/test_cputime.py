@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from device_agent.hardware.tools import LIVE
+from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes import cputime
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
@@ -25,8 +25,8 @@ btime 1
 
 def test_busy_is_all_but_idle_and_what_the_host_took(tmp_path):
     """Busy: 400 + 10 + 60 + 5 + 25 = 500 ticks; with 5000 idle and 30 waiting, 5530; guests are in user already."""
-    cpus = cputime.parse(STAT, ticks_per_s=100)
-    assert cpus["cpu"] == cputime.Seconds(busy=5.0, total=55.3)
+    cpus = cputime.parse_stat(STAT, ticks_per_s=100)
+    assert cpus["cpu"] == cputime.CpuSeconds(busy=5.0, total=55.3)
     assert cpus.keys() == {"cpu", "cpu0", "cpu3"}
 
 
@@ -48,19 +48,21 @@ def test_without_a_line_of_all_cpus_it_is_invalid(tmp_path, stat):
 
 def test_old_kernels_have_fewer_fields():
     """Without irq, softirq and steal."""
-    assert cputime.parse("cpu 100 0 100 700 100", ticks_per_s=100)["cpu"] == cputime.Seconds(busy=2.0, total=10.0)
+    assert cputime.parse_stat("cpu 100 0 100 700 100", ticks_per_s=100)["cpu"] == cputime.CpuSeconds(
+        busy=2.0, total=10.0
+    )
 
 
 def test_seconds_between_are_by_cpu_and_never_negative():
     """A CPU that was switched off and on again began anew, one that is new has no before."""
-    before = cputime.parse("cpu 9 0 0 9 0\ncpu0 100 0 0 0 0\ncpu1 500 0 0 0 0", ticks_per_s=100)
-    after = cputime.parse("cpu 9 0 0 9 0\ncpu0 150 0 0 0 0\ncpu1 20 0 0 0 0\ncpu2 7 0 0 0 0", ticks_per_s=100)
-    assert cputime.busy_between(before, after) == pytest.approx({0: 0.5, 1: 0.0})
+    before = cputime.parse_stat("cpu 9 0 0 9 0\ncpu0 100 0 0 0 0\ncpu1 500 0 0 0 0", ticks_per_s=100)
+    after = cputime.parse_stat("cpu 9 0 0 9 0\ncpu0 150 0 0 0 0\ncpu1 20 0 0 0 0\ncpu2 7 0 0 0 0", ticks_per_s=100)
+    assert cputime.count_busy_seconds(before, after) == pytest.approx({0: 0.5, 1: 0.0})
 
 
 def test_this_machine_agrees_with_psutil():
     """Read one after the other: within what all CPUs can do in between."""
-    mine = cputime.read(LIVE, PROFILE, 0.0).readings["cputime.busy_seconds"].value
+    mine = cputime.read(LIVE_ROOT, PROFILE, 0.0).readings["cputime.busy_seconds"].value
     theirs = psutil.cpu_times()
     busy = theirs.user + theirs.nice + theirs.system + theirs.irq + theirs.softirq
     assert mine == pytest.approx(busy, abs=2.0 * psutil.cpu_count())
@@ -68,10 +70,10 @@ def test_this_machine_agrees_with_psutil():
 
 def test_computing_shows():
     """0.2 s of one CPU are busy seconds; others may add theirs."""
-    before = cputime.parse((LIVE / "proc/stat").read_text())["cpu"]
+    before = cputime.parse_stat((LIVE_ROOT / "proc/stat").read_text())["cpu"]
     until = time.thread_time() + 0.2
     while time.thread_time() < until:
         pass
-    after = cputime.parse((LIVE / "proc/stat").read_text())["cpu"]
+    after = cputime.parse_stat((LIVE_ROOT / "proc/stat").read_text())["cpu"]
     assert after.busy - before.busy >= 0.15
     assert after.total - before.total >= 0.15

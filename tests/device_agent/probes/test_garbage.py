@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from device_agent.probes import cpufreq, cputime, firmware, memory, network
 from device_agent.probes import cpufreq as time_in_state
-from device_agent.probes.clocks import CPUINFO, cpu_list
+from device_agent.probes.clocks import CPUINFO, parse_cpu_list
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
 from tests.trees import grow
@@ -46,17 +46,17 @@ WORDS += [
 TEXTS = st.lists(st.sampled_from(WORDS) | st.integers(-9, 10**12).map(str) | st.text(max_size=9)).map("".join)
 
 PARSERS = {
-    "cputime": cputime.parse,
-    "network": network.parse,
-    "meminfo": memory.meminfo,
-    "pressure": memory.pressure,
-    "cgroups": lambda said: list(memory.hierarchies(said)),
-    "states": lambda said: time_in_state.mean_hertz(time_in_state.parse(said) | {1e9: 1.0}),
-    "cpus": cpu_list,
-    "clock": firmware.clock_hertz,
-    "bits": firmware.throttled_bits,
-    "celsius": firmware.celsius,
-    "answer": lambda said: firmware.checked(said, "measure_clock arm"),
+    "cputime": cputime.parse_stat,
+    "network": network.parse_dev,
+    "meminfo": memory.parse_meminfo,
+    "pressure": memory.parse_pressure,
+    "cgroups": lambda said: list(memory.parse_cgroups(said)),
+    "states": lambda said: time_in_state.mean_hertz(time_in_state.parse_time_in_state(said) | {1e9: 1.0}),
+    "cpus": parse_cpu_list,
+    "clock": firmware.parse_clock_hertz,
+    "bits": firmware.parse_throttled_bits,
+    "celsius": firmware.parse_celsius,
+    "answer": lambda said: firmware.parse_answer(said, "measure_clock arm"),
 }
 
 

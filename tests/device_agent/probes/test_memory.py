@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from device_agent.hardware.tools import LIVE
+from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes import memory
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
@@ -130,7 +130,7 @@ def test_without_a_total_all_is_invalid(tmp_path, content):
 
 def test_recorded_pressure():
     text = shared("reference", "boards", "x86-generic", "proc_pressure_memory.txt").read_text()
-    assert memory.pressure(text) == pytest.approx(0.001)
+    assert memory.parse_pressure(text) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_recorded_pressure():
 )
 def test_what_is_no_pressure_is_invalid(content):
     with pytest.raises(NoData):
-        memory.pressure(content)
+        memory.parse_pressure(content)
 
 
 def test_this_machine_agrees_with_psutil():
-    got = values(LIVE)
+    got = values(LIVE_ROOT)
     theirs = psutil.virtual_memory()
     assert got["memory.total_bytes"] == theirs.total
     assert 0 < got["memory.available_bytes"] <= theirs.available + 512 * MIB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.hardware.tools import LIVE
+from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes import network
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
@@ -26,14 +26,14 @@ def values(root: Path) -> dict[str, float]:
 
 
 def test_recorded_on_a_pc():
-    counters = network.parse(shared("reference", "boards", "net", "proc_net_dev.txt").read_text())
+    counters = network.parse_dev(shared("reference", "boards", "net", "proc_net_dev.txt").read_text())
     assert counters == {"vethf345468": (648, 438), "docker0": (2568, 438), "eth0": (874354587, 563352563)}
 
 
 def test_counters_are_whole_numbers_of_64_bits(tmp_path):
     """No figure is rounded on its way out of the file; some kernels print no blank behind the colon."""
     content = HEAD + row("eth0", 2**64 - 1, 2**63 + 1, blank="")
-    assert network.parse(content) == {"eth0": (2**64 - 1, 2**63 + 1)}
+    assert network.parse_dev(content) == {"eth0": (2**64 - 1, 2**63 + 1)}
 
 
 def test_where_there_is_hardware_bridges_and_tunnels_are_left_out(tmp_path):
@@ -71,10 +71,10 @@ def test_a_link_that_is_down_or_no_wire_has_none(tmp_path, said):
 
 def test_loopback_of_this_machine_answers_with_einval():
     """The real refusal of a link without a rate."""
-    if not (LIVE / "sys/class/net/lo").exists():
+    if not (LIVE_ROOT / "sys/class/net/lo").exists():
         pytest.skip("there is no loopback")
     with pytest.raises(NoData, match="Invalid argument") as caught:
-        network.speed_bits_per_s(LIVE / "sys/class/net/lo")
+        network.read_speed(LIVE_ROOT / "sys/class/net/lo")
     assert caught.value.lack == "not_present"
 
 
@@ -88,4 +88,4 @@ def test_what_has_no_counters_is_refused(tmp_path, content):
 
 
 def test_garbage_costs_its_own_line_only():
-    assert network.parse(HEAD + row("bad0", "9" * 400, 1) + row("eth0", 1, 2)) == {"eth0": (1, 2)}
+    assert network.parse_dev(HEAD + row("bad0", "9" * 400, 1) + row("eth0", 1, 2)) == {"eth0": (1, 2)}

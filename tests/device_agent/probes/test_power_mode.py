@@ -64,7 +64,7 @@ def test_what_names_no_mode_is_a_lack(tmp_path, answer) -> None:
 
 
 def test_a_table_that_is_a_comment_names_nothing() -> None:
-    assert power_mode.mode_names("# < POWER_MODEL ID=0 NAME=OLD >\n< POWER_MODEL ID=1 NAME=NEW >") == {1: "NEW"}
+    assert power_mode.parse_mode_names("# < POWER_MODEL ID=0 NAME=OLD >\n< POWER_MODEL ID=1 NAME=NEW >") == {1: "NEW"}
 
 
 @pytest.mark.parametrize(("limits", "word"), [((("9", "9"), ("7", "7")), "pinned"), ((("9", "9"), ("1", "7")), "free")])

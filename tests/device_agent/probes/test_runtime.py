@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.hardware.tools import run_module
 from device_agent.probes import runtime
 from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Cpu
@@ -38,7 +39,7 @@ def fake(folder: Path, library: str, code: str, monkeypatch) -> None:
 def test_each_death_of_the_child_is_told_apart(tmp_path, monkeypatch, code) -> None:
     """The process that asks lives on, whatever the import does."""
     fake(tmp_path, "torch", code, monkeypatch)
-    verdict = runtime.check("torch", 1.0 if "sleep" in code else 30.0, board="pi")
+    verdict = runtime.smoke_test("torch", 1.0 if "sleep" in code else 30.0, board="pi")
     state, words = DEATHS[code]
     assert (verdict.library, verdict.state, verdict.board) == ("torch", state, "pi")
     assert words in verdict.finding
@@ -48,50 +49,50 @@ def test_a_library_that_imports_and_dies_at_its_first_convolution(tmp_path, monk
     """As torch 2.10 does on a CPU without LSE atomics."""
     code = "import os\nclass nn:\n    def Conv2d(*_): os.kill(os.getpid(), 4)"
     fake(tmp_path, "torch", code, monkeypatch)
-    assert runtime.check("torch").state == "sigill"
+    assert runtime.smoke_test("torch").state == "sigill"
 
 
 def test_the_real_libraries_compute_here() -> None:
     """A convolution there and back, an ONNX session; then it is the version that pip knows."""
     for library in runtime.PACKAGES:
-        if not runtime.installed(library):
+        if not runtime.find_version(library):
             pytest.skip(f"{library} is not installed")
-        verdict = runtime.check(library)
-        assert (verdict.state, verdict.version) == ("usable", runtime.installed(library)), verdict
+        verdict = runtime.smoke_test(library)
+        assert (verdict.state, verdict.version) == ("usable", runtime.find_version(library)), verdict
 
 
 def test_the_child_offers_itself_to_the_killer_of_processes(tmp_path, monkeypatch) -> None:
     """Where memory is short the kernel takes the trial, not the agent."""
     fake(tmp_path, "torch", "print(open('/proc/self/oom_score_adj').read()); raise OSError('seen')", monkeypatch)
-    ended = runtime.python("device_agent.hardware.library_smoke_test", "torch", timeout_s=30.0)
-    assert ended.printed.split() == ["500"]
+    ended = run_module("device_agent.hardware.library_smoke_test", "torch", timeout_s=30.0)
+    assert ended.stdout.split() == ["500"]
 
 
 def test_a_verdict_is_remembered_for_its_version_and_board(tmp_path, monkeypatch) -> None:
     """Another board, another version, a torn file: then it is tried again."""
     fake(tmp_path / "bad", "torch", "import os; os.kill(os.getpid(), 4)", monkeypatch)
-    first = runtime.usable("torch", tmp_path, "pi-4", 30.0)
+    first = runtime.load_or_test("torch", tmp_path, "pi-4", 30.0)
     assert first.state == "sigill"
-    assert first.version == runtime.installed("torch") != ""
+    assert first.version == runtime.find_version("torch") != ""
     monkeypatch.delenv("PYTHONPATH")
-    assert runtime.usable("torch", tmp_path, "pi-4", 0.0) == first  # no process could have answered in 0 s
-    assert runtime.remembered(tmp_path, "pi-4") == {"torch": first}
-    assert runtime.remembered(tmp_path, "pi-5") == {}
-    runtime.remember(tmp_path, Verdict(library="torch", state="usable", version="1.0", board="pi-4"))
-    assert runtime.remembered(tmp_path, "pi-4") == {}
-    (tmp_path / runtime.CACHE).write_bytes(b'{"torch": {"lib')
-    assert runtime.remembered(tmp_path, "pi-4") == {}
-    assert runtime.usable("torch", tmp_path, "pi-4", 0.0).state == "timeout"
+    assert runtime.load_or_test("torch", tmp_path, "pi-4", 0.0) == first  # no process could have answered in 0 s
+    assert runtime.load_verdicts(tmp_path, "pi-4") == {"torch": first}
+    assert runtime.load_verdicts(tmp_path, "pi-5") == {}
+    runtime.store_verdict(tmp_path, Verdict(library="torch", state="usable", version="1.0", board="pi-4"))
+    assert runtime.load_verdicts(tmp_path, "pi-4") == {}
+    (tmp_path / runtime.CACHE_NAME).write_bytes(b'{"torch": {"lib')
+    assert runtime.load_verdicts(tmp_path, "pi-4") == {}
+    assert runtime.load_or_test("torch", tmp_path, "pi-4", 0.0).state == "timeout"
 
 
 def test_what_the_next_try_may_find_otherwise_is_not_remembered(tmp_path) -> None:
     for state in ("timeout", "out_of_memory", "missing"):
-        runtime.remember(tmp_path, Verdict(library="torch", state=state, version="2.8.0"))
+        runtime.store_verdict(tmp_path, Verdict(library="torch", state=state, version="2.8.0"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_takes_nothing_costs_only_the_memory(tmp_path) -> None:
-    runtime.remember(tmp_path / "none", Verdict(library="torch", state="usable", version="2.8.0"))
+    runtime.store_verdict(tmp_path / "none", Verdict(library="torch", state="usable", version="2.8.0"))
 
 
 def test_verdicts_as_facts() -> None:
@@ -99,8 +100,8 @@ def test_verdicts_as_facts() -> None:
         "torch": Verdict(library="torch", state="sigill", version="2.10.0"),
         "onnxruntime": Verdict(library="onnxruntime", state="usable", version="1.20.1"),
     }
-    assert runtime.facts(verdicts) == {"torch": "2.10.0 sigill", "onnxruntime": "1.20.1"}
-    assert runtime.facts({"torch": Verdict(library="torch", state="missing")}) == {"torch": "missing"}
+    assert runtime.verdict_facts(verdicts) == {"torch": "2.10.0 sigill", "onnxruntime": "1.20.1"}
+    assert runtime.verdict_facts({"torch": Verdict(library="torch", state="missing")}) == {"torch": "missing"}
 
 
 @pytest.mark.parametrize(("board", "token"), [("rpi-4b", "atomics"), ("rpi-5", "")])
@@ -109,9 +110,9 @@ def test_the_instruction_set_of_recorded_boards(tmp_path, board, token) -> None:
     cpuinfo = shared("reference/boards", board, "proc_cpuinfo.txt").read_text()
     told = profile(cpu=Cpu(isa={"torch": "atomics"}))
     root = grow(tmp_path, {"proc/cpuinfo": cpuinfo})
-    assert runtime.lacking(root, "torch", told) == token
-    assert runtime.lacking(root, "onnxruntime", told) == ""
-    assert runtime.lacking(tmp_path / "none", "torch", told) == ""
+    assert runtime.find_missing_isa(root, "torch", told) == token
+    assert runtime.find_missing_isa(root, "onnxruntime", told) == ""
+    assert runtime.find_missing_isa(tmp_path / "none", "torch", told) == ""
 
 
 def test_looking_imports_nothing_and_reads_below_the_root(tmp_path) -> None:
@@ -128,7 +129,7 @@ def test_looking_imports_nothing_and_reads_below_the_root(tmp_path) -> None:
         runtime.read(tmp_path / "none", profile(), 0)
     live = runtime.read(Path("/"), profile(), 0).facts
     assert live["kernel"] == os.uname().release
-    assert live.get("torch", "") == runtime.installed("torch")
+    assert live.get("torch", "") == runtime.find_version("torch")
 
 
 def test_the_probe_of_a_light_agent_stays_light() -> None:
@@ -136,7 +137,7 @@ def test_the_probe_of_a_light_agent_stays_light() -> None:
     code = (
         "import sys; from pathlib import Path; from device_agent.probes import runtime as r;"
         "from device_agent.profile.schema import Profile as P;"
-        "r.read(Path('/'), P(schema=1, id='x', name='x'), 0.0); r.installed('torch');"
+        "r.read(Path('/'), P(schema=1, id='x', name='x'), 0.0); r.find_version('torch');"
         "sys.exit(bool({'torch', 'numpy', 'onnxruntime'} & set(sys.modules)))"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0  # noqa: S606 - this interpreter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.probes import thermal
-from device_agent.probes.base import Found
+from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Cpu, Thermal
 from shared.errors import NoData
 from tests.shared_data import shared
@@ -22,7 +22,7 @@ def zone(number: int, kind: str, millicelsius: object) -> dict[str, object]:
     return {f"{ZONES}/thermal_zone{number}/type": kind, f"{ZONES}/thermal_zone{number}/temp": millicelsius}
 
 
-def celsius(found: Found) -> dict[str, float]:
+def celsius(found: ProbeResult) -> dict[str, float]:
     return {name.removeprefix("thermal.").removesuffix("_celsius"): one.value for name, one in found.readings.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from device_agent.probes import throttle
-from device_agent.probes.base import Found
+from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Throttle
 from shared.errors import NoData
 from tests.shared_data import shared
@@ -26,11 +26,11 @@ BITS = {
 """Bits: (slowed down now, undervoltage now, either since boot), words."""
 
 
-def ask(root, *sources, **more) -> Found:
+def ask(root, *sources, **more) -> ProbeResult:
     return throttle.read(root, profile(throttle=Throttle(sources=sources, **more)), 3.0)
 
 
-def flags(found: Found) -> dict[str, float]:
+def flags(found: ProbeResult) -> dict[str, float]:
     return {name.removeprefix("throttle."): one.value for name, one in found.readings.items()}
 
 

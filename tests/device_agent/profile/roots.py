@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.tuning.plan import CPUFREQ
+from device_agent.tuning.plan import CPUFREQ_FOLDER
 from tests.trees import grow
 
 KHZ = (600_000, 900_000, 1_200_000, 1_500_000)
@@ -23,7 +23,7 @@ needs_reboot = ["7W"]
 def with_clocks(root: Path, *policies: str, least: int = KHZ[0], most: int = KHZ[-1]) -> Path:
     """Grow CPU frequency policies, all of them at `least` to `most` kHz."""
     for name in policies or ("policy0",):
-        folder = f"{CPUFREQ}/{name}"
+        folder = f"{CPUFREQ_FOLDER}/{name}"
         files = {
             "scaling_governor": "ondemand",
             "scaling_available_governors": GOVERNORS,
@@ -50,6 +50,6 @@ def content(root: Path) -> dict[str, str]:
 
 def clocks(root: Path, policy: str = "policy0") -> tuple[str, int, int]:
     """Return governor, least and most kHz of a policy."""
-    folder = root / CPUFREQ / policy
+    folder = root / CPUFREQ_FOLDER / policy
     governor, least, most = (folder / f"scaling_{name}" for name in ("governor", "min_freq", "max_freq"))
     return governor.read_text().strip(), int(least.read_text()), int(most.read_text())

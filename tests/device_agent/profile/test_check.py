@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.profile.check import rivals
-from device_agent.profile.load import from_file
-from device_agent.profile.match import Facts, choose
+from device_agent.profile.check import find_rivals
+from device_agent.profile.load import load_file
+from device_agent.profile.match import Identity, choose_profile
 from device_agent.profile.schema import Match, Profile
 from shared.errors import ConfigError
 
@@ -87,7 +87,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_good_profile_is_taken(tmp_path):
     """So that each refusal below is for the one thing that was changed."""
-    assert from_file(written(tmp_path, GOOD)).power.total == ("IN",)
+    assert load_file(written(tmp_path, GOOD)).power.total == ("IN",)
 
 
 @pytest.mark.parametrize(("good", "bad", "problem"), WRONG, ids=[problem[:40] for *_, problem in WRONG])
@@ -95,7 +95,7 @@ def test_what_cannot_be_true_is_refused_by_file_and_table(tmp_path, good, bad, p
     assert good in GOOD
     path = written(tmp_path, GOOD.replace(good, bad, 1))
     with pytest.raises(ConfigError) as refused:
-        from_file(path)
+        load_file(path)
     assert f"{path}: {problem}" in str(refused.value)
 
 
@@ -120,13 +120,13 @@ def test_what_is_no_figure_is_refused_everywhere(tmp_path, figure):
     for line, text in texts.items():
         assert text != GOOD
         with pytest.raises(ConfigError):
-            pytest.fail(f"{line} is taken: {from_file(written(tmp_path, text))}")
+            pytest.fail(f"{line} is taken: {load_file(written(tmp_path, text))}")
 
 
 def test_all_problems_are_told_at_once(tmp_path):
     text = GOOD.replace('"a meter"', '""').replace("schema = 1", "schema = 7")
     with pytest.raises(ConfigError) as refused:
-        from_file(written(tmp_path, text))
+        load_file(written(tmp_path, text))
     assert len(str(refused.value).splitlines()) == 2
 
 
@@ -137,13 +137,13 @@ def profile(id_: str, *tokens: str, priority: int = 0) -> Profile:
 def test_the_highest_priority_wins_and_a_tie_is_refused():
     """Two that claim one board with equal right are found without that board, too."""
     one, other, third = profile("one", "a,b"), profile("other", "a,b", "c,d", priority=5), profile("third", "c,d")
-    here = Facts(compatible=("x,y", "a,b"))
-    assert choose([one, other, third], here) == other
-    assert choose([third], here) is None
-    assert rivals({"one": one, "other": other}) == ()
+    here = Identity(compatible=("x,y", "a,b"))
+    assert choose_profile([one, other, third], here) == other
+    assert choose_profile([third], here) is None
+    assert find_rivals({"one": one, "other": other}) == ()
     twin = profile("twin", "a,b")
     with pytest.raises(ConfigError, match="profiles one and twin both claim this board"):
-        choose([one, twin], here)
-    assert rivals({"one": one, "twin": twin}) == (
+        choose_profile([one, twin], here)
+    assert find_rivals({"one": one, "twin": twin}) == (
         "match: one and twin both claim 'a,b'; give one of them a higher priority, or the token to one only",
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.profile.check import ZONE_ROLES, problems, rivals
-from device_agent.profile.load import NOBODY, all_profiles, facts, for_board, from_file
-from device_agent.profile.match import choose, matches
+from device_agent.profile.check import ZONE_ROLES, find_problems, find_rivals
+from device_agent.profile.load import UNKNOWN_PROFILE, load_all, load_file, load_for_board, read_identity
+from device_agent.profile.match import choose_profile, is_match
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
 from tests.shared_data import shared
@@ -41,7 +41,7 @@ RECORDED = [
 
 @pytest.fixture(scope="module")
 def profiles() -> dict[str, Profile]:
-    return all_profiles()
+    return load_all()
 
 
 def board(root: Path, *tokens: str, cpuinfo: str = ARM) -> Path:
@@ -51,8 +51,8 @@ def board(root: Path, *tokens: str, cpuinfo: str = ARM) -> Path:
 def test_every_board_of_the_project_has_one(profiles):
     """All are read, and so checked: one that holds a rail and its parent in a total would not be here."""
     assert profiles.keys() >= BOARDS | GENERIC
-    assert rivals(profiles) == ()
-    assert {id_: problems(profile) for id_, profile in profiles.items() if problems(profile)} == {}
+    assert find_rivals(profiles) == ()
+    assert {id_: find_problems(profile) for id_, profile in profiles.items() if find_problems(profile)} == {}
     assert all(profile.id == id_ for id_, profile in profiles.items())
 
 
@@ -61,45 +61,48 @@ def test_each_token_chooses_its_own_profile_and_no_other_boards(tmp_path, profil
     """A board that has that token alone; only the fallback would take it, too."""
     for token in profiles[id_].match.compatible:
         root = board(tmp_path, token)
-        assert for_board(root).id == id_
-        assert {one for one, profile in profiles.items() if matches(profile, facts(root))} == {id_, "generic-arm"}
+        assert load_for_board(root).id == id_
+        assert {one for one, profile in profiles.items() if is_match(profile, read_identity(root))} == {
+            id_,
+            "generic-arm",
+        }
 
 
 @pytest.mark.parametrize(("folder", "name", "id_"), RECORDED)
 def test_a_recorded_board_gets_its_profile(tmp_path, profiles, folder, name, id_):
     """By parsing only the likely files, and by parsing all of them."""
     root = board(tmp_path, *shared("reference", "boards", folder, name).read_text().split())
-    assert for_board(root).id == id_
-    chosen = choose(profiles.values(), facts(root))
+    assert load_for_board(root).id == id_
+    chosen = choose_profile(profiles.values(), read_identity(root))
     assert chosen
     assert chosen.id == id_
 
 
 @pytest.mark.parametrize(
     ("cpuinfo", "id_"),
-    [(ARM, "generic-arm"), (X86, "generic-x86"), ("hart\t: 0", NOBODY.id)],
+    [(ARM, "generic-arm"), (X86, "generic-x86"), ("hart\t: 0", UNKNOWN_PROFILE.id)],
     ids=["arm", "x86", "riscv"],
 )
 def test_a_board_nobody_described_falls_back(tmp_path, cpuinfo, id_):
-    assert for_board(board(tmp_path, "acme,board", cpuinfo=cpuinfo)).id == id_
+    assert load_for_board(board(tmp_path, "acme,board", cpuinfo=cpuinfo)).id == id_
 
 
 def test_the_model_string_and_parts_of_tokens_choose_nothing(tmp_path):
     """Models are wrong too often, and `raspberrypi,5-model-b` is no part of `raspberrypi,5-model-b-plus`."""
     root = board(tmp_path, "raspberrypi,5-model-b-plus", "raspberrypi,5")
     grow(root, {"proc/device-tree/model": "NVIDIA Jetson AGX Orin\0"})
-    assert for_board(root).id == "generic-arm"
+    assert load_for_board(root).id == "generic-arm"
 
 
 def test_a_profile_is_named_by_id_or_by_path(tmp_path):
     """Whatever board it is; a name nobody has is answered with those there are."""
     root = board(tmp_path, "raspberrypi,5-model-b")
-    assert for_board(root, "jetson-nano").id == "jetson-nano"
+    assert load_for_board(root, "jetson-nano").id == "jetson-nano"
     mine = tmp_path / "mine.toml"
     mine.write_text('schema = 1\nid = "mine"\nname = "Mine"\n')
-    assert for_board(root, str(mine)) == from_file(mine) == Profile(schema=1, id="mine", name="Mine")
+    assert load_for_board(root, str(mine)) == load_file(mine) == Profile(schema=1, id="mine", name="Mine")
     with pytest.raises(ConfigError, match=r"no profile 'jetson'; use auto, the path of a TOML file, or generic-arm, "):
-        for_board(root, "jetson")
+        load_for_board(root, "jetson")
 
 
 @pytest.mark.parametrize("id_", SHIPPED)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.profile.load import from_file
+from device_agent.profile.load import load_file
 from device_agent.profile.schema import Profile
-from device_agent.tuning.apply import JOURNAL, apply, put_back, restored
-from device_agent.tuning.plan import CPUFREQ, Target, Write
+from device_agent.tuning.apply import JOURNAL_NAME, apply_steps, hold_target, restore
+from device_agent.tuning.plan import CPUFREQ_FOLDER, Target, Write
 from shared.errors import ConfigError, NoData, Unwritable
 from tests.device_agent.profile.roots import JETSON, clocks, content, with_clocks, with_modes
 from tests.trees import as_nobody, grow, open_to_all, profile
@@ -30,20 +30,20 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    return tmp_path / JOURNAL
+    return tmp_path / JOURNAL_NAME
 
 
 @pytest.fixture
 def jetson(tmp_path: Path) -> Profile:
     path = tmp_path / "jetson.toml"
     path.write_text(JETSON)
-    return from_file(path)
+    return load_file(path)
 
 
 def test_a_board_is_at_its_target_while_the_block_lasts_and_as_before_after_it(root, journal):
     """Every file again what it was, and the journal gone; within, both policies are at 900 MHz, which is below 1000."""
     before = content(root)
-    with restored(root, BOARD, CAP, journal) as now:
+    with hold_target(root, BOARD, CAP, journal) as now:
         assert clocks(root, "policy0") == clocks(root, "policy4") == ("powersave", 600_000, 900_000)
         assert now.policies["policy4"].max_hertz == 900_000_000
         assert journal.exists()
@@ -53,20 +53,20 @@ def test_a_board_is_at_its_target_while_the_block_lasts_and_as_before_after_it(r
 
 def test_it_is_put_back_after_an_error_too(root, journal):
     before = content(root)
-    with pytest.raises(ZeroDivisionError), restored(root, BOARD, CAP, journal):
+    with pytest.raises(ZeroDivisionError), hold_target(root, BOARD, CAP, journal):
         raise ZeroDivisionError
     assert content(root) == before
 
 
 def test_nothing_is_written_where_nothing_differs(root, journal):
     """Not even a journal."""
-    with restored(root, BOARD, Target(governor="ondemand"), journal):
+    with hold_target(root, BOARD, Target(governor="ondemand"), journal):
         assert not journal.exists()
 
 
 def test_what_is_refused_changes_nothing(root, journal):
     before = content(root)
-    with pytest.raises(ConfigError, match="is not one of"), restored(root, BOARD, Target(governor="turbo"), journal):
+    with pytest.raises(ConfigError, match="is not one of"), hold_target(root, BOARD, Target(governor="turbo"), journal):
         raise AssertionError
     assert content(root) == before
     assert not journal.exists()
@@ -74,12 +74,12 @@ def test_what_is_refused_changes_nothing(root, journal):
 
 def test_a_step_that_fails_takes_the_steps_before_it_back(root, journal):
     """The second policy has a governor file that keeps nothing; the first was set by then, and is put back."""
-    governor = root / CPUFREQ / "policy4/scaling_governor"
+    governor = root / CPUFREQ_FOLDER / "policy4/scaling_governor"
     governor.unlink()
     governor.symlink_to("/dev/zero")  # takes every value, and says none
     with (
         pytest.raises(ConfigError, match="policy4/scaling_governor was set to powersave and says : something else"),
-        restored(root, BOARD, CAP, journal),
+        hold_target(root, BOARD, CAP, journal),
     ):
         raise AssertionError
     assert clocks(root, "policy0") == ("ondemand", 600_000, 1_500_000)
@@ -89,7 +89,7 @@ def test_a_journal_that_cannot_be_written_forbids_the_change(root, disk):
     """Without it nobody could put the board back after a kill."""
     before = content(root)
     disk.fill()
-    with pytest.raises(Unwritable), restored(root, BOARD, CAP, disk.path / JOURNAL):
+    with pytest.raises(Unwritable), hold_target(root, BOARD, CAP, disk.path / JOURNAL_NAME):
         raise AssertionError
     assert content(root) == before
 
@@ -98,14 +98,14 @@ def test_a_highest_clock_that_heat_holds_lower_counts_as_set(root):
     """The kernel keeps the request, and says what holds now. A file that says less than was written stands for it."""
     masked = Path("/proc/self/coredump_filter")  # keeps nine bits: of 0x124f80, 0x180
     before = masked.read_text()
-    folder = root / CPUFREQ / "policy0"
+    folder = root / CPUFREQ_FOLDER / "policy0"
     try:
         for name in ("scaling_max_freq", "scaling_min_freq"):
             (folder / name).unlink()
             (folder / name).symlink_to(masked)
-        apply(root, BOARD, [Write(path=f"{CPUFREQ}/policy0/scaling_max_freq", value="1200000")])
+        apply_steps(root, BOARD, [Write(path=f"{CPUFREQ_FOLDER}/policy0/scaling_max_freq", value="1200000")])
         with pytest.raises(ConfigError, match="something else on this board sets it too"):
-            apply(root, BOARD, [Write(path=f"{CPUFREQ}/policy0/scaling_min_freq", value="1200000")])
+            apply_steps(root, BOARD, [Write(path=f"{CPUFREQ_FOLDER}/policy0/scaling_min_freq", value="1200000")])
     finally:
         masked.write_text(f"0x{before.strip()}")
 
@@ -121,10 +121,10 @@ def test_who_may_not_write_is_told_how_to(journal):
         with (
             as_nobody(),
             pytest.raises(ConfigError, match=re.escape(said)),
-            restored(root, BOARD, CAP, own / JOURNAL),
+            hold_target(root, BOARD, CAP, own / JOURNAL_NAME),
         ):
             raise AssertionError
-        assert not (own / JOURNAL).exists()
+        assert not (own / JOURNAL_NAME).exists()
         assert clocks(root) == ("ondemand", 600_000, 1_500_000)
 
 
@@ -146,9 +146,9 @@ class Nvpmodel:
 def test_a_power_mode_is_set_then_the_clocks_and_both_are_put_back(root, journal, jetson):
     """The mode sets the highest clock to 1200 MHz itself; what was before, 900 of a user's own, is there again."""
     with_modes(with_clocks(root, most=900_000), 0)
-    shutil.rmtree(root / CPUFREQ / "policy4")
+    shutil.rmtree(root / CPUFREQ_FOLDER / "policy4")
     before, tool = content(root), Nvpmodel()
-    with restored(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool) as now:
+    with hold_target(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool) as now:
         assert now.power_mode == "25W"
         assert clocks(root) == ("powersave", 600_000, 1_200_000)
     assert tool.asked == ["nvpmodel -m 1", "nvpmodel -m 0"]
@@ -160,7 +160,7 @@ def test_a_tool_that_does_nothing_is_noticed(root, journal, jetson):
     with_modes(root, 0)
     with (
         pytest.raises(ConfigError, match="the board stays in 15W instead of 25W; run it on a terminal"),
-        restored(root, jetson, Target(power_mode="25W"), journal, Nvpmodel(works=False)),
+        hold_target(root, jetson, Target(power_mode="25W"), journal, Nvpmodel(works=False)),
     ):
         raise AssertionError
     assert not journal.exists()
@@ -173,7 +173,7 @@ def test_a_tool_that_does_not_end_is_an_error_with_the_remedy(root, journal, jet
     with_modes(root, 0)
     with (
         pytest.raises(ConfigError, match="no end after 30 s; run `sudo nvpmodel -m 1` on a terminal"),
-        restored(root, jetson, Target(power_mode="25W"), journal, hangs),
+        hold_target(root, jetson, Target(power_mode="25W"), journal, hangs),
     ):
         raise AssertionError
 
@@ -181,21 +181,21 @@ def test_a_tool_that_does_not_end_is_an_error_with_the_remedy(root, journal, jet
 def test_what_cannot_be_put_back_is_said_and_tried_again_by_the_next(root, journal, jetson, caplog):
     """The tool works once and then never; clocks are put back all the same, and the mode once the tool works again."""
     with_modes(root, 0)
-    shutil.rmtree(root / CPUFREQ / "policy4")
+    shutil.rmtree(root / CPUFREQ_FOLDER / "policy4")
     tool = Nvpmodel()
-    with restored(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool):
+    with hold_target(root, jetson, Target(power_mode="25W", governor="powersave"), journal, tool):
         tool.works = False
     assert clocks(root) == ("ondemand", 600_000, 1_500_000)
     assert journal.exists()
     assert "not put back: nvpmodel -m 0: the board stays in 25W" in caplog.text
     with (
         pytest.raises(ConfigError, match="what was set earlier is not put back yet"),
-        restored(root, jetson, Target(governor="performance"), journal, tool),
+        hold_target(root, jetson, Target(governor="performance"), journal, tool),
     ):
         raise AssertionError
     assert clocks(root)[0] == "ondemand"
     tool.works = True
-    assert put_back(root, jetson, journal, tool)
+    assert restore(root, jetson, journal, tool)
     assert "pmode:0000" in content(root)["var/lib/nvpmodel/status"]
     assert not journal.exists()
 
@@ -204,10 +204,10 @@ def test_what_cannot_be_put_back_is_said_and_tried_again_by_the_next(root, journ
 def test_a_journal_that_rotted_is_kept_aside_and_said(root, journal, rot, caplog):
     """The board is set as wanted; nobody knows any more how it was before."""
     journal.write_bytes(rot)
-    with caplog.at_level(logging.WARNING), restored(root, BOARD, CAP, journal):
+    with caplog.at_level(logging.WARNING), hold_target(root, BOARD, CAP, journal):
         assert clocks(root)[2] == 900_000
-    assert f"kept as {JOURNAL}.corrupt-1" in caplog.text
-    assert journal.with_name(f"{JOURNAL}.corrupt-1").read_bytes() == rot
+    assert f"kept as {JOURNAL_NAME}.corrupt-1" in caplog.text
+    assert journal.with_name(f"{JOURNAL_NAME}.corrupt-1").read_bytes() == rot
     assert clocks(root)[2] == 1_500_000
 
 
@@ -218,12 +218,12 @@ def test_a_journal_of_another_user_forbids_the_change_and_stays(tmp_path):
         own = folder / "own"
         own.mkdir()
         os.chown(own, NOBODY, NOBODY)
-        (own / JOURNAL).write_text("how it was")
-        (own / JOURNAL).chmod(0o600)
+        (own / JOURNAL_NAME).write_text("how it was")
+        (own / JOURNAL_NAME).chmod(0o600)
         with (
             as_nobody(),
             pytest.raises(ConfigError, match="not put back yet"),
-            restored(root, BOARD, CAP, own / JOURNAL),
+            hold_target(root, BOARD, CAP, own / JOURNAL_NAME),
         ):
             raise AssertionError
-        assert (own / JOURNAL).read_text() == "how it was"
+        assert (own / JOURNAL_NAME).read_text() == "how it was"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from device_agent.probes.power import battery
-from device_agent.probes.power.rails import summed
+from device_agent.probes.power.rails import sum_rails
 from shared.errors import NoData
 from tests.boards import material
 from tests.shared_data import shared
@@ -19,8 +19,8 @@ def supply(name: str, **files: object) -> dict[str, object]:
 
 
 def total(root) -> float:
-    rails = battery.find(root)(None)
-    return summed(rails.whole, rails)
+    rails = battery.open_sensor(root)(None)
+    return sum_rails(rails.whole, rails)
 
 
 def test_a_recorded_laptop_draws_five_watts(tmp_path) -> None:
@@ -45,7 +45,7 @@ def test_two_batteries_add_up_and_one_at_rest_adds_nothing(tmp_path) -> None:
 
 @pytest.mark.parametrize("status", ["Charging", "Full", "Not charging", "Unknown"])
 def test_on_a_charger_the_battery_does_not_know_the_draw(status, tmp_path) -> None:
-    ask = battery.find(grow(tmp_path, supply("BAT0", status=status, power_now=5_000_000)))
+    ask = battery.open_sensor(grow(tmp_path, supply("BAT0", status=status, power_now=5_000_000)))
     with pytest.raises(NoData) as caught:
         ask(None)
     assert caught.value.lack == "busy"
@@ -54,10 +54,10 @@ def test_on_a_charger_the_battery_does_not_know_the_draw(status, tmp_path) -> No
 def test_batteries_of_other_devices_and_chargers_are_none(tmp_path) -> None:
     mouse = supply("hidpp_battery_0", scope="Device", status="Discharging", power_now=1)
     with pytest.raises(NoData) as caught:
-        battery.find(grow(tmp_path, mouse | supply("AC", type="Mains", online=1)))
+        battery.open_sensor(grow(tmp_path, mouse | supply("AC", type="Mains", online=1)))
     assert caught.value.lack == "not_present"
 
 
 def test_a_discharging_battery_without_figures_is_an_absence(tmp_path) -> None:
-    rails = battery.find(grow(tmp_path, supply("BAT0", status="Discharging", current_now=1)))(None)
+    rails = battery.open_sensor(grow(tmp_path, supply("BAT0", status="Discharging", current_now=1)))(None)
     assert (rails.watts, rails.lacks["BAT0"].lack, rails.whole) == ({}, "not_present", ("BAT0",))

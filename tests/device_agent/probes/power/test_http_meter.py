@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from device_agent.config import MeterConfig
-from device_agent.probes.power.http_meter import MAX_BYTES, HttpMeter, fetch, watts
+from device_agent.probes.power.http_meter import MAX_BYTES, HttpMeter, fetch, parse_watts
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
 from tests.shared_data import shared
@@ -60,7 +60,7 @@ def body(data: bytes, status: int = 200, **headers: str) -> Answer:
 def test_an_answer_too_deep_to_read_is_no_answer() -> None:
     """It would end the thread that samples, and with it every later figure."""
     with pytest.raises(NoData):
-        watts("shelly", b'{"apower":1, "x":' + b"[" * 30_000 + b"]" * 30_000 + b"}")
+        parse_watts("shelly", b'{"apower":1, "x":' + b"[" * 30_000 + b"]" * 30_000 + b"}")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_meter_is_asked_its_own_way(kind, data, value, path) -> None:
 
 def test_the_recorded_answer_of_a_plug_is_25_watts() -> None:
     data = shared("reference", "boards", "meters", "shelly_gen2_switch_getstatus.json").read_bytes()
-    assert watts("shelly", data) == 25.7
+    assert parse_watts("shelly", data) == 25.7
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_recorded_answer_of_a_plug_is_25_watts() -> None:
 def test_what_is_no_draw_of_this_board_is_invalid(kind, data) -> None:
     """Zero too: the board that asks draws something, and plugs show 0 where they are too coarse."""
     with pytest.raises(NoData) as caught:
-        watts(kind, data)
+        parse_watts(kind, data)
     assert caught.value.lack == "invalid"
 
 

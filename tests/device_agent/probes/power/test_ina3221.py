@@ -43,7 +43,7 @@ def test_a_recorded_board_gives_its_rails(board, recording, watts, tmp_path) -> 
     """Volts times amperes of each labelled channel; no NC, no shunt voltage, no sum of channels."""
     turn = material.lm_sensors if recording.startswith("lm_sensors") else material.tsv
     content = shared("reference", "boards", board, recording).read_text()
-    rails = ina3221.find(material.write(turn(content), tmp_path))(None)
+    rails = ina3221.open_sensor(material.write(turn(content), tmp_path))(None)
     assert rails.watts == pytest.approx(watts)
     assert (rails.lacks, rails.whole) == ({}, ())
 
@@ -51,13 +51,13 @@ def test_a_recorded_board_gives_its_rails(board, recording, watts, tmp_path) -> 
 def test_below_the_class_and_below_the_driver_it_is_one_chip(tmp_path) -> None:
     """On a board both paths lead to it; in a copied folder both may be whole folders."""
     files = chip(**rail(1, "VDD_IN", 5000, 100)) | chip("sys/class/hwmon/hwmon7", **rail(1, "VDD_IN", 5000, 100))
-    assert ina3221.find(grow(tmp_path, files))(None).watts == {"VDD_IN": pytest.approx(0.5)}
+    assert ina3221.open_sensor(grow(tmp_path, files))(None).watts == {"VDD_IN": pytest.approx(0.5)}
 
 
 def test_a_label_counts_whatever_the_number_of_chip_and_channel(tmp_path) -> None:
     other = CHIP.replace("hwmon7", "hwmon0").replace("0040", "0041")
     files = chip(**rail(3, "VDD_IN", 5000, 1000)) | chip(other, **rail(2, "VDD_CPU", 1000, 300))
-    assert ina3221.find(grow(tmp_path, files))(None).watts == {
+    assert ina3221.open_sensor(grow(tmp_path, files))(None).watts == {
         "VDD_IN": pytest.approx(5.0),
         "VDD_CPU": pytest.approx(0.3),
     }
@@ -66,7 +66,7 @@ def test_a_label_counts_whatever_the_number_of_chip_and_channel(tmp_path) -> Non
 def test_only_the_rails_asked_for_are_read(tmp_path) -> None:
     """A rail whose file would block the answer costs nothing when the total does without it."""
     root = grow(tmp_path, chip(**rail(1, "VDD_IN", 5000, 100), **rail(2, "VDD_SOC", 5000, 10)))
-    ask = ina3221.find(root)
+    ask = ina3221.open_sensor(root)
     (root / CHIP / "curr2_input").unlink()
     assert (ask({"VDD_IN"}).watts, ask({"VDD_IN"}).lacks) == ({"VDD_IN": pytest.approx(0.5)}, {})
     assert ask(None).lacks["VDD_SOC"].lack == "not_present"
@@ -79,7 +79,7 @@ def test_a_channel_that_does_not_answer_or_says_nonsense_is_an_absence(tmp_path)
     )
     (root / CHIP / "curr3_input").write_text("N/A\n")
     with busy(root / CHIP / "in2_input"):
-        rails = ina3221.find(root)(None)
+        rails = ina3221.open_sensor(root)(None)
     assert rails.watts == {"VDD_IN": pytest.approx(0.5)}
     assert {label: lack.lack for label, lack in rails.lacks.items()} == {"VDD_SOC": "busy", "VDD_CPU": "invalid"}
 
@@ -88,17 +88,17 @@ def test_two_rails_of_one_name_are_nobodys_figure(tmp_path) -> None:
     """A carrier board may have a chip of its own: neither rail is taken for the other, or added to it."""
     other = CHIP.replace("hwmon7", "hwmon8").replace("0040", "0042")
     files = chip(**rail(1, "VDD_IN", 5000, 100)) | chip(other, **rail(1, "VDD_IN", 5000, 900))
-    rails = ina3221.find(grow(tmp_path, files))(None)
+    rails = ina3221.open_sensor(grow(tmp_path, files))(None)
     assert (rails.watts, rails.lacks["VDD_IN"].lack) == ({}, "invalid")
 
 
 def test_the_older_driver_may_put_units_behind_figures(tmp_path) -> None:
     folder = "sys/bus/i2c/drivers/ina3221x/6-0040/iio_device"
     root = grow(tmp_path, {f"{folder}/rail_name_0": "POM_5V_IN", f"{folder}/in_power0_input": "2040 mw"})
-    assert ina3221.find(root)(None).watts == {"POM_5V_IN": pytest.approx(2.04)}
+    assert ina3221.open_sensor(root)(None).watts == {"POM_5V_IN": pytest.approx(2.04)}
 
 
 def test_a_board_without_the_chip_says_so(tmp_path) -> None:
     with pytest.raises(NoData) as caught:
-        ina3221.find(grow(tmp_path, {"sys/class/hwmon/hwmon0/name": "pwmfan"}))
+        ina3221.open_sensor(grow(tmp_path, {"sys/class/hwmon/hwmon0/name": "pwmfan"}))
     assert caught.value.lack == "not_present"

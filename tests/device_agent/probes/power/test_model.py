@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.probes.power.model import Modelled, watts
+from device_agent.probes.power.model import ModelSource, compute_watts
 from device_agent.profile.schema import Power, PowerModel, Profile
 from shared.errors import NoData
 from tests.trees import grow
@@ -36,7 +36,7 @@ class Board:
         self.root, self.now, self.busy, self.sent, self.received = root, 50.0, 1000.0, 0, 0
         self.set()
         profile = Profile(schema=1, id="pi", name="Pi", power=Power(model=model))
-        self.source = Modelled(root, profile, lambda: self.now, model=model, calibrated=calibrated)
+        self.source = ModelSource(root, profile, lambda: self.now, model=model, calibrated=calibrated)
 
     def set(self, khz: int = 1_500_000) -> None:
         ticks = round(self.busy * TICKS)
@@ -71,12 +71,12 @@ class Board:
 )
 def test_watts_follow_busy_cores_and_clock(busy_cores, hertz, exponent, expected) -> None:
     model = msgspec.structs.replace(PI_4B, exponent=exponent)
-    assert watts(model, busy_cores=busy_cores, hertz=hertz) == pytest.approx(expected)
+    assert compute_watts(model, busy_cores=busy_cores, hertz=hertz) == pytest.approx(expected)
 
 
 def test_sending_and_receiving_add_their_shares() -> None:
     """Derivation: 2.7 + 0.5 * 0.8 + 0.25 * 0.4."""
-    assert watts(PI_4B, busy_cores=0, hertz=1e9, sending=0.5, receiving=0.25) == pytest.approx(3.2)
+    assert compute_watts(PI_4B, busy_cores=0, hertz=1e9, sending=0.5, receiving=0.25) == pytest.approx(3.2)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_sending_and_receiving_add_their_shares() -> None:
 )
 def test_it_stays_in_bounds_and_never_falls_with_load(busy_cores, hertz, sending, receiving, more) -> None:
     def at(cores: float) -> float:
-        return watts(PI_4B, busy_cores=cores, hertz=hertz, sending=sending, receiving=receiving)
+        return compute_watts(PI_4B, busy_cores=cores, hertz=hertz, sending=sending, receiving=receiving)
 
     assert PI_4B.idle_w <= at(busy_cores) <= at(busy_cores + more) <= PI_4B.max_w
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_agent.probes.power import rapl
-from device_agent.probes.power.rapl import Counters, Zone, between, totals
+from device_agent.probes.power.rapl import RaplSource, Zone, choose_total, subtract_joules
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from tests.boards import material
@@ -32,7 +32,7 @@ class Board:
         self.root, self.now = root, 100.0
         for one in zones:
             grow(root, one)
-        self.counters = Counters(root, Power(**power), lambda: self.now, period_s=0.2)  # type: ignore[arg-type]
+        self.counters = RaplSource(root, Power(**power), lambda: self.now, period_s=0.2)  # type: ignore[arg-type]
 
     def first(self) -> None:
         with pytest.raises(NoData) as caught:
@@ -50,7 +50,7 @@ class Board:
 
 def test_the_recorded_tree_has_two_packages_one_of_them_numbered_in_hexadecimal(tmp_path) -> None:
     content = shared("reference", "boards", "x86-generic", "powercap_tree.tsv").read_text()
-    found = rapl.once(material.write(material.tsv(content), tmp_path), 7.0, "package")
+    found = rapl.read_once(material.write(material.tsv(content), tmp_path), 7.0, "package")
     assert {name: reading.value for name, reading in found.readings.items()} == pytest.approx(
         {
             "power.package-0_joules": 240422.366267,
@@ -81,8 +81,8 @@ def test_what_is_inside_of_a_package_never_makes_the_total(tmp_path) -> None:
         name: Zone(folder=tmp_path, part=part, range_joules=1.0, limit_w=1.0)  # type: ignore[arg-type]
         for name, part in parts.items()
     }
-    assert totals({}, found, machine=False) == ("package-0", "package-0-dram")
-    assert totals({"package-0": 3.0, "psys": 3.0}, found, machine=True) == ("psys",)
+    assert choose_total({}, found, machine=False) == ("package-0", "package-0-dram")
+    assert choose_total({"package-0": 3.0, "psys": 3.0}, found, machine=True) == ("psys",)
 
 
 def test_a_counter_of_the_whole_machine_is_the_total_alone(tmp_path) -> None:
@@ -90,7 +90,7 @@ def test_a_counter_of_the_whole_machine_is_the_total_alone(tmp_path) -> None:
     board.first()
     assert board.after(1.0, z0=8, z0_0=1, z1=12) == pytest.approx(12.0)
     assert board.counters.provenance.source == "rapl psys"
-    assert rapl.once(tmp_path, 0.0, "package").facts == {"power.scope": "machine"}
+    assert rapl.read_once(tmp_path, 0.0, "package").facts == {"power.scope": "machine"}
 
 
 def test_a_machine_that_says_less_than_its_package_is_not_believed_again(tmp_path) -> None:
@@ -111,7 +111,7 @@ def test_a_counter_that_wraps_loses_nothing(before, spent) -> None:
     """The counter runs from 0 to its range; what was spent comes back out, however it lay about the wrap."""
     shown = before + spent if before + spent <= RANGE_UJ else before + spent - RANGE_UJ
     one = Zone(folder=Path(), part="package", range_joules=RANGE_UJ * 1e-6, limit_w=float("inf"))
-    assert between(before * 1e-6, shown * 1e-6, one, 1.0) == pytest.approx(spent * 1e-6, abs=1e-3)
+    assert subtract_joules(before * 1e-6, shown * 1e-6, one, 1.0) == pytest.approx(spent * 1e-6, abs=1e-3)
 
 
 def test_a_wrap_between_two_reads_is_no_gap(tmp_path) -> None:
@@ -165,8 +165,8 @@ def test_counters_of_root_are_denied_with_the_remedy() -> None:
         (root / CLASS / "intel-rapl:0/energy_uj").chmod(0o400)
         with as_nobody():
             for attempt in (
-                lambda: rapl.once(root, 0.0, "package"),
-                lambda: Counters(root, Power(), lambda: 0.0, period_s=1.0),
+                lambda: rapl.read_once(root, 0.0, "package"),
+                lambda: RaplSource(root, Power(), lambda: 0.0, period_s=1.0),
             ):
                 with pytest.raises(NoData, match=r"tmpfiles\.d.*energy_uj 0440 root powercap") as caught:
                     attempt()
@@ -175,5 +175,5 @@ def test_counters_of_root_are_denied_with_the_remedy() -> None:
 
 def test_a_virtual_machine_has_no_counters(tmp_path) -> None:
     with pytest.raises(NoData) as caught:
-        rapl.once(tmp_path, 0.0, "package")
+        rapl.read_once(tmp_path, 0.0, "package")
     assert caught.value.lack == "not_present"

@@ -10,9 +10,9 @@ import pytest
 from device_agent.config import MeterConfig
 from device_agent.probes.power import source as power
 from device_agent.probes.power.http_meter import HttpMeter
-from device_agent.probes.power.model import Modelled
-from device_agent.probes.power.rapl import Counters
-from device_agent.probes.power.source import TOTAL, open_source
+from device_agent.probes.power.model import ModelSource
+from device_agent.probes.power.rapl import RaplSource
+from device_agent.probes.power.source import TOTAL_WATTS, open_source
 from device_agent.profile.schema import Power, PowerModel, Profile, Rail
 from shared.errors import NoData
 from tests.boards import material
@@ -126,7 +126,7 @@ def test_a_recorded_board_has_its_total_read_once_and_again(recording, table, wa
     """The stateless probe and the open source say the same; both name where it comes from."""
     root, profile = of_record(*recording.split("/"), tmp_path), board(table)
     found = power.read(root, profile, 7.0)
-    reading, opened = found.readings[TOTAL], open_source(root, profile, ticking)
+    reading, opened = found.readings[TOTAL_WATTS], open_source(root, profile, ticking)
     assert reading.value == pytest.approx(watts, abs=0.005)
     assert (reading.source, reading.quality, reading.unit, reading.at) == (source, quality, "watts", 7.0)
     assert reading.uncertainty == pytest.approx(table.uncertainty * reading.value)
@@ -140,7 +140,7 @@ def test_children_and_unknown_rails_are_reported_and_never_added(tmp_path) -> No
     root = grow(tmp_path, rails(VDD_IN=10.0, VDD_SOC=3.0, SURPRISE=4.0))
     found = power.read(root, board(ORIN_NANO), 0.0)
     assert {name: reading.value for name, reading in found.readings.items()} == pytest.approx(
-        {"power.VDD_IN_watts": 10.0, "power.VDD_SOC_watts": 3.0, "power.SURPRISE_watts": 4.0, TOTAL: 10.0}
+        {"power.VDD_IN_watts": 10.0, "power.VDD_SOC_watts": 3.0, "power.SURPRISE_watts": 4.0, TOTAL_WATTS: 10.0}
     )
 
 
@@ -149,8 +149,8 @@ def test_a_missing_part_of_the_total_is_never_a_smaller_sum(tmp_path) -> None:
     root = grow(tmp_path, rails(VDD_GPU_SOC=3.0, VDD_CPU_CV=2.0))
     found = power.read(root, board(AGX_ORIN), 0.0)
     assert found.readings.keys() == {"power.VDD_GPU_SOC_watts", "power.VDD_CPU_CV_watts"}
-    assert found.absent[TOTAL].lack == "not_present"
-    assert "VIN_SYS_5V0" in found.absent[TOTAL].cause
+    assert found.absent[TOTAL_WATTS].lack == "not_present"
+    assert "VIN_SYS_5V0" in found.absent[TOTAL_WATTS].cause
     with pytest.raises(NoData, match="VIN_SYS_5V0"):
         open_source(root, board(AGX_ORIN), ticking)
 
@@ -159,7 +159,7 @@ def test_the_next_source_steps_in_and_the_first_ones_rails_stay(tmp_path) -> Non
     line = "VDD_GPU_SOC 3000mW/1mW VDD_CPU_CV 2000mW/1mW VIN_SYS_5V0 5000mW/1mW"
     root = grow(tmp_path, rails(VDD_GPU_SOC=3.5) | {TEGRASTATS: line})
     found = power.read(root, board(AGX_ORIN), 0.0)
-    assert found.readings[TOTAL].value == pytest.approx(10.0)
+    assert found.readings[TOTAL_WATTS].value == pytest.approx(10.0)
     assert found.readings["power.VDD_GPU_SOC_watts"].value == pytest.approx(3.5)
     source = open_source(root, board(AGX_ORIN), ticking)
     assert source.read().value == pytest.approx(10.0)
@@ -170,7 +170,7 @@ def test_the_next_source_steps_in_and_the_first_ones_rails_stay(tmp_path) -> Non
 def test_a_total_that_cannot_be_true_is_invalid(watts, tmp_path) -> None:
     table = Power(sources=("ina3221",), total=("VDD_IN",), valid_w=(0.5, 60.0))
     root = grow(tmp_path, rails(VDD_IN=watts))
-    assert power.read(root, board(table), 0.0).absent[TOTAL].lack == "invalid"
+    assert power.read(root, board(table), 0.0).absent[TOTAL_WATTS].lack == "invalid"
     with pytest.raises(NoData) as caught:
         open_source(root, board(table), ticking)
     assert caught.value.lack == "invalid"
@@ -179,14 +179,14 @@ def test_a_total_that_cannot_be_true_is_invalid(watts, tmp_path) -> None:
 def test_a_correction_makes_no_power_out_of_nothing(tmp_path) -> None:
     """An offset alone would pass for half a watt."""
     table = Power(sources=("ina3221",), total=("VDD_IN",), offset_w=0.6)
-    assert power.read(grow(tmp_path, rails(VDD_IN=0.0)), board(table), 0.0).absent[TOTAL].lack == "invalid"
+    assert power.read(grow(tmp_path, rails(VDD_IN=0.0)), board(table), 0.0).absent[TOTAL_WATTS].lack == "invalid"
 
 
 def test_a_correction_is_for_the_boards_own_sensor(tmp_path) -> None:
     """A meter in the supply line sees everything already."""
     table = Power(sources=("ina2xx", "pmic"), gain=2.0)
     root = grow(tmp_path, {f"{HWMON}/name": "ina219", f"{HWMON}/power1_input": 4_000_000})
-    reading = power.read(root, board(table), 0.0).readings[TOTAL]
+    reading = power.read(root, board(table), 0.0).readings[TOTAL_WATTS]
     assert (reading.value, reading.quality, reading.source) == (pytest.approx(4.0), "measured", "ina2xx ina219")
 
 
@@ -194,16 +194,16 @@ def test_a_profile_that_counts_twice_gives_no_total(tmp_path) -> None:
     """Nobody loads such a profile; should one come here all the same, no figure leaves."""
     table = Power(sources=("ina3221",), total=("VDD_IN", "VDD_SOC"), rails=ORIN_NANO.rails)
     found = power.read(grow(tmp_path, rails(VDD_IN=5.0, VDD_SOC=1.0)), board(table), 0.0)
-    assert "twice" in found.absent[TOTAL].cause
+    assert "twice" in found.absent[TOTAL_WATTS].cause
 
 
 def test_counters_are_reported_as_joules_and_opened_as_means(tmp_path) -> None:
     root = grow(tmp_path, RAPL)
     found = power.read(root, board(X86), 3.0)
     assert found.readings["power.package-0_joules"].value == 7.0
-    assert (found.absent[TOTAL].lack, found.facts) == ("busy", {"power.scope": "package"})
+    assert (found.absent[TOTAL_WATTS].lack, found.facts) == ("busy", {"power.scope": "package"})
     source = open_source(root, board(X86), ticking)
-    assert isinstance(source, Counters)
+    assert isinstance(source, RaplSource)
     assert (source.kind, source.period_s) == ("mean", 0.2)
 
 
@@ -217,7 +217,7 @@ def test_denied_counters_are_told_where_a_worse_source_steps_in() -> None:
             found, source = power.read(root, profile, 0.0), open_source(root, profile, ticking)
     assert found.absent["power.rapl"].lack == "denied"
     assert "tmpfiles.d" in found.absent["power.rapl"].cause
-    assert (found.absent[TOTAL].lack, found.readings) == ("busy", {})
+    assert (found.absent[TOTAL_WATTS].lack, found.readings) == ("busy", {})
     assert "power.battery" not in found.absent
     assert (source.provenance.quality, source.provenance.source) == ("modelled", "model")
 
@@ -227,7 +227,7 @@ def test_a_battery_on_its_charger_gives_way_to_the_model(tmp_path) -> None:
     root = grow(tmp_path, COMPUTING | {f"{supply}/type": "Battery", f"{supply}/status": "Full"})
     profile = board(Power(sources=("battery", "model"), model=MODEL))
     assert power.read(root, profile, 0.0).absent["power.battery"].lack == "busy"
-    assert isinstance(open_source(root, profile, ticking), Modelled)
+    assert isinstance(open_source(root, profile, ticking), ModelSource)
 
 
 def test_a_calibrated_model_stands_for_the_profiles_but_not_for_a_sensor(tmp_path) -> None:

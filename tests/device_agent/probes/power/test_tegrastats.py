@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from device_agent.probes.power import tegrastats
-from device_agent.probes.power.tegrastats import Cpu, parse
+from device_agent.probes.power.tegrastats import CpuLoad, parse_line
 from shared.errors import NoData
 from tests.shared_data import shared
 from tests.trees import grow
@@ -53,7 +53,7 @@ RECORDED = [
 @pytest.mark.parametrize(("file", "line", "watts", "celsius", "mhz", "ram"), RECORDED)
 def test_a_recorded_line_gives_its_figures(file, line, watts, celsius, mhz, ram) -> None:
     """What is now, neither the average since the start nor the maximum; no swap taken for a rail."""
-    stats = parse(shared("reference", "boards", *file.split("/")).read_text().splitlines()[line])
+    stats = parse_line(shared("reference", "boards", *file.split("/")).read_text().splitlines()[line])
     missing = {label for label in watts if label not in stats.watts}
     assert missing == set()
     assert {label: stats.watts[label] for label in watts} == pytest.approx(watts)
@@ -65,7 +65,7 @@ def test_a_recorded_line_gives_its_figures(file, line, watts, celsius, mhz, ram)
 
 def test_the_tail_of_a_line_gives_what_is_in_it() -> None:
     text = shared("reference", "boards", "jetson-agx-orin", "tegrastats_busy_jp5_tail.txt").read_text()
-    stats = parse(text.strip())
+    stats = parse_line(text.strip())
     assert stats.watts == {
         "VDD_GPU_SOC": 3.15,
         "VDD_CPU_CV": 14.312,
@@ -77,31 +77,31 @@ def test_the_tail_of_a_line_gives_what_is_in_it() -> None:
 
 
 def test_memory_of_other_kinds_is_not_the_boards() -> None:
-    assert parse("IRAM 0/252kB(lfb 252kB) SWAP 7/8MB RAM 331/3964MB").ram_used_bytes == 331 << 20
-    assert parse("IRAM 0/252kB(lfb 252kB) SWAP 7/8MB").ram_total_bytes is None
+    assert parse_line("IRAM 0/252kB(lfb 252kB) SWAP 7/8MB RAM 331/3964MB").ram_used_bytes == 331 << 20
+    assert parse_line("IRAM 0/252kB(lfb 252kB) SWAP 7/8MB").ram_total_bytes is None
 
 
 def test_zones_that_are_off_have_no_temperature() -> None:
-    stats = parse("CPU@41.437C CV0@-256C GPU@-256C iwlwifi@30C soc2@48.4C/48.5C out@-3.5C")
+    stats = parse_line("CPU@41.437C CV0@-256C GPU@-256C iwlwifi@30C soc2@48.4C/48.5C out@-3.5C")
     assert stats.celsius == {"CPU": 41.437, "iwlwifi": 30.0, "soc2": 48.4, "out": -3.5}
 
 
 def test_cpus_that_are_off_keep_their_place() -> None:
-    assert parse("CPU [2%@345,off,off,7%@345]").cpus == (Cpu(0.02, 345e6), None, None, Cpu(0.07, 345e6))
+    assert parse_line("CPU [2%@345,off,off,7%@345]").cpus == (CpuLoad(0.02, 345e6), None, None, CpuLoad(0.07, 345e6))
 
 
 def test_an_engine_between_rails_is_no_rail() -> None:
     line = "RAM 1/2MB (lfb 1x512kB) SWAP 0/1982MB (cached 0MB) VDD_IN 3902/3611 NVENC 716 VDD_SOC 997/941 NC 0/0"
-    assert parse(line).watts == {"VDD_IN": 3.902, "VDD_SOC": 0.997}
+    assert parse_line(line).watts == {"VDD_IN": 3.902, "VDD_SOC": 0.997}
 
 
 @pytest.mark.parametrize("line", ["", "garbage", "VDD_IN 796mW", "VDD_IN 796mW/", "12:30/4 5/6", "\0\0"])
 def test_a_line_without_figures_gives_none(line) -> None:
-    assert parse(line).watts == {}
+    assert parse_line(line).watts == {}
 
 
 def test_a_recorded_output_stands_for_the_tool(tmp_path) -> None:
     root = grow(tmp_path, {"tools/tegrastats --interval 100": "\nVDD_IN 2532/2698\nVDD_IN 9/9"})
-    assert tegrastats.find(root)(None).watts == {"VDD_IN": 2.532}
+    assert tegrastats.open_sensor(root)(None).watts == {"VDD_IN": 2.532}
     with pytest.raises(NoData, match="names no rail"):
-        tegrastats.find(grow(root, {"tools/tegrastats --interval 100": "RAM 1/2MB"}))(None)
+        tegrastats.open_sensor(grow(root, {"tools/tegrastats --interval 100": "RAM 1/2MB"}))(None)
