@@ -53,6 +53,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def require_possible(plan: Plan, agents: int, kills: int) -> None:
     """Refuse a plan whose model depends on who is quick: it would differ without any fault.
 
+    Args:
+        plan: The plan that is to be disturbed.
+        agents: How many agents are started.
+        kills: How many kills are asked for.
+
     Raises:
         ConfigError: A round of it may go on without a device of its cohort; or fewer than no kills are asked for.
     """

@@ -146,7 +146,14 @@ class Server:
         outgoing: Sequence[Broadcast],
         splitting: StepServer | None = None,
     ) -> AsyncIterator[None]:
-        """Keep a round open: send its payloads, give its tasks, serve its steps if it is split, take its updates."""
+        """Keep a round open: send its payloads, give its tasks, serve its steps if it is split, take its updates.
+
+        Args:
+            gather: Takes the round's updates.
+            tasks: By device.
+            outgoing: Payloads, each with its audience.
+            splitting: Serves the steps of a split round; None for any other.
+        """
         self._gather, self._tasks, self._splitting = gather, tasks, splitting
         self._outgoing = {device: one for one in outgoing for device in one.devices}
         serving = [splitting.serve(self.reachable)] if splitting else []
@@ -320,7 +327,13 @@ class Server:
 
 
 def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
-    """Return the word that settles an update."""
+    """Return the word that settles an update.
+
+    Args:
+        update: What is settled.
+        verdict: What became of it.
+        reason: Why, in words; cut at 500 characters.
+    """
     return Ack(
         run=update.run,
         round=update.round,

@@ -97,6 +97,11 @@ def sense_report(report: Report, told: ObservedDevice | None, at: float) -> tupl
 
     News are: a first report, the end of a task, a flag, a fact or a lack that changed; and, after a pause, a figure
     that moved beyond its tolerance. What cannot be true is left out.
+
+    Args:
+        report: A device's newest.
+        told: What the journal has of it; None for nothing.
+        at: The server's clock, in seconds.
     """
     figures = {name: report.readings[name] for name in TOLERANCE if name in report.readings}
     figures = {name: one for name, one in figures.items() if math.isfinite(one.value) and math.isfinite(one.at)}

@@ -41,6 +41,12 @@ async def is_another_server(inbox: Inbox, instance: str) -> bool:
 async def require_single_server(transport: Transport, site: str, instance: str, *, gives_way: bool) -> None:
     """Watch for another server until cancelled, and say so.
 
+    Args:
+        transport: To the site's broker.
+        site: Name of the site.
+        instance: This process's word.
+        gives_way: Whether this server ends where another was first.
+
     Raises:
         ConfigError: There is one that was here first, and this one gives way.
     """

@@ -140,7 +140,14 @@ def number(value: float) -> str:
 
 
 def plot(name: str, found: Sequence[tuple[float, Reading]], since_utc_s: float, until_utc_s: float) -> list[str]:
-    """Return a figure over time as lines of text; an interval in which nothing came is blank."""
+    """Return a figure over time as lines of text; an interval in which nothing came is blank.
+
+    Args:
+        name: Of the figure.
+        found: Readings, each with the second at which the server heard it.
+        since_utc_s: Left end of the time axis.
+        until_utc_s: Its right end.
+    """
     values = [(at, one.value) for at, one in found if since_utc_s <= at <= until_utc_s]
     if not values:
         return [f"{name}: nothing was kept in the last {duration(until_utc_s - since_utc_s)}"]
@@ -155,7 +162,14 @@ def plot(name: str, found: Sequence[tuple[float, Reading]], since_utc_s: float, 
 
 
 def sparkline(values: Sequence[tuple[float, float]], since: float, until: float, width: int = 60) -> str:
-    """Return one bar for the mean of each of `width` equal intervals, from the least value to the most."""
+    """Return one bar for the mean of each of `width` equal intervals, from the least value to the most.
+
+    Args:
+        values: Second and value.
+        since: Left end, in seconds.
+        until: Right end, in seconds.
+        width: How many bars.
+    """
     bins: list[list[float]] = [[] for _ in range(width)]
     for at, value in values:
         bins[min(width - 1, int((at - since) / (until - since) * width))].append(value)

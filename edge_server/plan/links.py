@@ -195,7 +195,14 @@ def path_gain(table: WirelessLink, distance_m: float) -> float:
 
 
 def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) -> float:
-    """Return B log2(1 + gain * p / N) in bit/s."""
+    """Return B log2(1 + gain * p / N) in bit/s.
+
+    Args:
+        bandwidth_hz: B.
+        gain: g, of power.
+        power_w: p.
+        noise_w: N, over the whole bandwidth.
+    """
     return bandwidth_hz * math.log2(1.0 + gain * power_w / noise_w)
 
 

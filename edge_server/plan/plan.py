@@ -237,7 +237,13 @@ def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
 
 
 def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
-    """Return the data of the `index`-th device of a local fleet."""
+    """Return the data of the `index`-th device of a local fleet.
+
+    Args:
+        plan: Its partition deals the examples.
+        fleet: All devices of the plan.
+        index: Of the device in the fleet.
+    """
     part, parts = plan.partition, len(fleet)
     place = {"parts": parts, "index": index, "seed": part.seed}
     match part.kind:

@@ -120,6 +120,12 @@ NOTHING = Transfer(digest=b"", size=0, frame_bytes=0)
 def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Scale) -> None:
     """Refuse a plan whose budgets its devices cannot keep to, however well everything goes.
 
+    Args:
+        plan: With its budgets.
+        fleet: The plan's devices.
+        behaviours: Theirs, in the same order.
+        scale: Says how much work a task is.
+
     Raises:
         Infeasible: A budget is too small; the message says the smallest that can be met.
         ConfigError: The plan's data cannot be read, or nothing tells the joules of a budget.

@@ -149,7 +149,13 @@ def cores() -> int:
 
 
 def name_of(plan: Plan, trace: Trace | None = None, count: int = 0) -> str:
-    """Return the name of a replay: a function of what is played, so that replaying twice writes the same record."""
+    """Return the name of a replay: a function of what is played, so that replaying twice writes the same record.
+
+    Args:
+        plan: What is played.
+        trace: Whose devices play it; None for the plan's own.
+        count: Devices in place of the plan's; 0 for these.
+    """
     played = msgspec.json.encode((plan, trace.header if trace else None, *([count] if count else [])))
     return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(played)[:8]}"
 

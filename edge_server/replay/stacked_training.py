@@ -166,7 +166,13 @@ def _of_several(layer: nn.Module, channels: int | None) -> nn.Module | None:
 
 
 def stacks_of(network: nn.Sequential, start: Tree, count: int) -> Tree:
-    """Return the same parameters for K devices, by name and of shape (K, ...)."""
+    """Return the same parameters for K devices, by name and of shape (K, ...).
+
+    Args:
+        network: The network.
+        start: Its parameters.
+        count: K.
+    """
     return {name: _stack(start[name], count) for name, _ in network.named_parameters()}
 
 
@@ -177,7 +183,13 @@ def _stack(leaf: Tensor, count: int) -> Tensor:
 
 
 def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
-    """Have the network compute with the first devices of the stacks, in place; the others stay as they are."""
+    """Have the network compute with the first devices of the stacks, in place; the others stay as they are.
+
+    Args:
+        network: Of stacked layers.
+        stacks: Parameters of shape (K, ...).
+        count: How many of the K compute.
+    """
     for name, stack in stacks.items():
         owner, _, own = name.rpartition(".")
         setattr(network.get_submodule(owner), own, nn.Parameter(stack[:count]))
@@ -233,6 +245,11 @@ def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
     """Return how many devices of a cohort one process trains at once, some being left for other processes.
 
     How many processes there are must not count: a replay's record is the same for any number.
+
+    Args:
+        plan: Its model, batch size and switch.
+        cohort: Devices in a round.
+        example: Shape of one example.
 
     Raises:
         ConfigError: The plan's algorithm or model cannot be built.

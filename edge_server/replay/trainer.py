@@ -185,6 +185,13 @@ class Scale:
     def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True, below: int | None = None) -> int:
         """Return the floating-point operations of one step, or of its part in the layers below a place; counted once.
 
+        Args:
+            spec: The model.
+            data: What it trains on.
+            batch_size: Examples in a step.
+            trains: Whether there is a backward pass.
+            below: Layers below the cut of a split network; None for the whole network.
+
         Raises:
             ConfigError: As `of`.
         """
@@ -264,7 +271,14 @@ class ReplayTrainer:
             raise TaskFailed(cause)
 
     def charge(self, cost: Cost, figure: str, start: float, stop: float) -> Cost:
-        """Return a cost with the joules of a transfer, `download_joules` or `upload_joules`, if anything tells them."""
+        """Return a cost with the joules of a transfer, `download_joules` or `upload_joules`, if anything tells them.
+
+        Args:
+            cost: Of the task so far.
+            figure: `download_joules` or `upload_joules`.
+            start: Second at which the transfer began.
+            stop: Second at which it ended.
+        """
         known = self.behaviour.provenance
         named = {name: known[name] for name in (figure, figure.replace("joules", "s")) if name in known}
         joules = self.behaviour.radio("down" if figure == "download_joules" else "up", start, stop)

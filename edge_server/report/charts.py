@@ -41,7 +41,13 @@ class Axis:
 
 
 def ticks(least: float, most: float, about: int = 5) -> tuple[float, ...]:
-    """Return about so many round figures that enclose a range; of an empty range, some around it."""
+    """Return about so many round figures that enclose a range; of an empty range, some around it.
+
+    Args:
+        least: Lower end of the range.
+        most: Upper end.
+        about: How many.
+    """
     if most - least <= FLAT * max(1.0, abs(least), abs(most)):
         pad = abs(most) * 0.1 if abs(most) > FLAT else 1.0
         least, most = (least - pad if least else 0.0), most + pad
@@ -143,12 +149,25 @@ def figure(caption: str, *content: str) -> Markup:
 
 
 def drawing(name: str, *content: str, width: float = WIDTH, height: float = HEIGHT) -> Markup:
-    """Return an SVG that fills the width it is given."""
+    """Return an SVG that fills the width it is given.
+
+    Args:
+        name: Said to who cannot see it.
+        content: SVG elements.
+        width: In units of the drawing.
+        height: Likewise.
+    """
     return element("svg", *content, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=name)
 
 
 def frame(x: Axis, y: Axis, across: str) -> Markup:
-    """Return both axes with their ticks, and the name of the lower one."""
+    """Return both axes with their ticks, and the name of the lower one.
+
+    Args:
+        x: The lower axis.
+        y: The left axis.
+        across: Name of the lower one.
+    """
     rules = "".join(f"M{LEFT} {number(y.at(tick))}H{RIGHT}" for tick in y.ticks)
     strokes = "".join(f"M{number(x.at(tick))} {BOTTOM}v4" for tick in x.ticks)
     texts = [element("text", label(tick), x=LEFT - 6, y=y.at(tick) + 3.5, text_anchor="end") for tick in y.ticks] + [
@@ -224,7 +243,14 @@ def bar(slices: Sequence[Slice], most: float) -> Markup:
 
 
 def arrivals(title: str, rounds: Sequence[RoundDigest], x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Markup:
-    """Return the devices of each round, stacked by what became of them; a round is as wide as from it to the next."""
+    """Return the devices of each round, stacked by what became of them; a round is as wide as from it to the next.
+
+    Args:
+        title: Of the chart.
+        rounds: In order.
+        x_ticks: Rounds that are labelled.
+        y_ticks: Counts that are labelled.
+    """
     x, y = Axis(tuple(x_ticks), LEFT, RIGHT), Axis(tuple(y_ticks), BOTTOM, TOP)
     shown = thin_points(rounds)
     width = (shown[-1].round - shown[0].round + 1) / len(shown)
@@ -250,7 +276,13 @@ def count_of(one: RoundDigest, arrival: Arrival) -> int:
 
 
 def grid(devices: Sequence[str], rounds: Sequence[int], tasks: Sequence[TaskDigest]) -> Markup:
-    """Return one row a device, one column a round: a full cell arrived, a low one came late, a cross failed."""
+    """Return one row a device, one column a round: a full cell arrived, a low one came late, a cross failed.
+
+    Args:
+        devices: Rows, from the top.
+        rounds: Columns.
+        tasks: Of any of them.
+    """
     row = {device: place for place, device in enumerate(devices)}
     column = {number_: place for place, number_ in enumerate(rounds)}
     left = CELL + LETTER * min(LABELS, max(map(len, devices), default=0))

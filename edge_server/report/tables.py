@@ -27,7 +27,13 @@ def seconds_of(runs: Sequence[Digest]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], class_: str | None = None) -> Markup:
-    """Return a table that scrolls sideways where the page is too narrow; the first cell of a row is its name."""
+    """Return a table that scrolls sideways where the page is too narrow; the first cell of a row is its name.
+
+    Args:
+        head: Names of the columns.
+        rows: Cells, as markup or text.
+        class_: Class of the table on the page.
+    """
     top = element("tr", *(element("th", one, scope="col") for one in head))
     body = [element("tr", element("th", row[0], scope="row"), *(element("td", one) for one in row[1:])) for row in rows]
     whole = element("table", element("thead", top), element("tbody", *body), class_=class_)

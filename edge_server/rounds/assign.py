@@ -100,7 +100,13 @@ class Assigning:
     _ledger: Ledger = field(default_factory=Ledger)
 
     async def next(self, state: State, number: int, purpose: Purpose = "train") -> Assigned:
-        """Wait until enough devices are there, or for as long as the plan says; tell each what to do."""
+        """Wait until enough devices are there, or for as long as the plan says; tell each what to do.
+
+        Args:
+            state: The server's.
+            number: Of the round.
+            purpose: To train, to evaluate or to measure.
+        """
         plan, server = self.plan, self.server
         log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()

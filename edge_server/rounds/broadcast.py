@@ -58,7 +58,13 @@ class Fanout:
         self._last_sent_at: float | None = None
 
     def want(self, device: str, pieces: Iterable[tuple[int, int]], now: float) -> None:
-        """Note what a device asks for."""
+        """Note what a device asks for.
+
+        Args:
+            device: Who asks.
+            pieces: Runs of blocks, (start, stop).
+            now: The server's clock, in seconds.
+        """
         member = self._group.get(device) or self._alone.setdefault(device, _Member())
         for start, stop in pieces:
             member.waiting[start] = stop

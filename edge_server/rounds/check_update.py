@@ -21,6 +21,11 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
 def read(path: Path, update: Update, codec: Codec) -> Result:
     """Read a stored update; its tensors are views of the file.
 
+    Args:
+        path: The stored payload.
+        update: Its message.
+        codec: That was asked for.
+
     Raises:
         WireError: It is not of the codec that was asked for.
     """
@@ -35,6 +40,13 @@ def require_like(
 
     Where a method has a rule of its own, `accepts`, that is asked in place of this one: of the outline, then of what
     came.
+
+    Args:
+        path: The stored payload.
+        update: Its message.
+        codec: That was asked for.
+        like: Leaves that it must be made of.
+        accepts: The method's own rule, in place of `like`.
 
     Raises:
         WireError: It is not, or not of the codec that was asked for, or holds a number that is none.

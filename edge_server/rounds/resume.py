@@ -34,6 +34,11 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
 
     An open round of a split method begins anew, with what its devices were told: the steps of it that were served
     are in no checkpoint, and updates that belong to them must not count.
+
+    Args:
+        store: The run's.
+        init: Makes the first state.
+        split: Whether the method is a split one.
     """
     while True:
         records = valid(store.records())

@@ -51,6 +51,12 @@ from shared.transfer.sender import Sender
 def fold_updates(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignment], gather: Gather) -> State:
     """Fold the stored updates one at a time, in order of device: the sum does not depend on who came first.
 
+    Args:
+        algorithm: The method.
+        state: The server's, before the round.
+        assignments: By device.
+        gather: The stored updates.
+
     Raises:
         WireError: The sum is no model.
     """

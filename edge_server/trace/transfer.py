@@ -109,6 +109,13 @@ def _header(header: Trial, names: Mapping[str, str]) -> Trial:
 def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous: bool = False) -> Trace:
     """Write a run's trace into a new folder; return it.
 
+    Args:
+        data_dir: Folder of the runs.
+        run: Name of the run.
+        folder: To be made.
+        data_root: Folder of data sets, to which paths become relative.
+        anonymous: Whether devices' names are replaced.
+
     Raises:
         ConfigError: There is no such run, or something in the folder.
     """
@@ -120,6 +127,11 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
 
 def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
     """Return a run's trace, in which the path of the data is relative to the folder of data sets.
+
+    Args:
+        data_dir: Folder of the runs.
+        run: Name of the run.
+        data_root: Folder of data sets; None to keep paths as they are.
 
     Raises:
         ConfigError: As `edge_server.journal.runs.find`.

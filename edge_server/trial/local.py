@@ -99,7 +99,13 @@ async def _until_closed(
 
 
 def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncContextManager[Process]:
-    """Run the server of a trial; its files lie in `place`."""
+    """Run the server of a trial; its files lie in `place`.
+
+    Args:
+        local: The trial.
+        place: Folder of its files.
+        broker: The private one.
+    """
     config = {
         "plan": str(local.plan_path.resolve()),
         "run": local.run,
@@ -117,7 +123,15 @@ def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncCon
 def agent(
     local: Local, place: Path, broker: PrivateBroker, fleet: list[DevicePlan], index: int
 ) -> AbstractAsyncContextManager[Process]:
-    """Run the agent of a fleet's device; its files lie in `place`."""
+    """Run the agent of a fleet's device; its files lie in `place`.
+
+    Args:
+        local: The trial.
+        place: Folder of its files.
+        broker: The private one.
+        fleet: The plan's devices.
+        index: Of the one that this agent is.
+    """
     device = fleet[index]
     config = {
         "device": device.name,

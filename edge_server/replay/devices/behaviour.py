@@ -95,7 +95,13 @@ class Work:
 
 
 def batches(examples: int, size: int, steps: int) -> dict[int, int]:
-    """Return how often a batch of each size comes in so many steps; an epoch ends with what is left over."""
+    """Return how often a batch of each size comes in so many steps; an epoch ends with what is left over.
+
+    Args:
+        examples: Of the device.
+        size: Of a batch.
+        steps: Batches in all.
+    """
     whole, rest = divmod(examples, size)
     last = steps // (whole + 1) if rest else 0
     return {size: steps - last} | ({rest: last} if rest else {})
@@ -125,7 +131,13 @@ class Effort:
 
 
 def unknown_radio(_way: Direction, _t0: float, _t1: float) -> float | None:
-    """Be the radio of which nobody knows what it draws."""
+    """Be the radio of which nobody knows what it draws.
+
+    Args:
+        _way: Up or down.
+        _t0: Second at which a transfer begins.
+        _t1: Second at which it ends.
+    """
     return None
 
 

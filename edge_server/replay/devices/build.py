@@ -42,7 +42,13 @@ def behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
 
 
 def together(pace: Pace, link: Ways, draw: Draw) -> Behaviour:
-    """Return the behaviour of a device with this pace, this link and this power."""
+    """Return the behaviour of a device with this pace, this link and this power.
+
+    Args:
+        pace: Seconds of computing.
+        link: Bytes up and down.
+        draw: Watts.
+    """
     return Behaviour(
         compute=lambda work, t: _effort(pace.takes(work, t), pace, draw),
         least=lambda work: _least([_effort(busy, pace, draw) for busy in pace.least(work)]),
@@ -94,7 +100,13 @@ def pace(device: DevicePlan, seed: int) -> Pace:
 
 
 def ways(device: DevicePlan, index: int, seed: int) -> Ways:
-    """Return how a device's bytes move."""
+    """Return how a device's bytes move.
+
+    Args:
+        device: Its entry of the plan.
+        index: Its place in the fleet.
+        seed: Of the plan.
+    """
     match device.link:
         case None:
             rates = GivenLink(up_mbit_s=device.up_mbit_s, down_mbit_s=device.down_mbit_s, delay_s=device.delay_s)
@@ -112,7 +124,14 @@ def ways(device: DevicePlan, index: int, seed: int) -> Ways:
 
 
 def draw(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> Draw:
-    """Return what a device draws; `tx_w` is what its link is known to send with."""
+    """Return what a device draws; `tx_w` is what its link is known to send with.
+
+    Args:
+        device: Its entry of the plan.
+        tx_w: Watts that its link is known to send with; None where nobody knows.
+        index: Its place in the fleet.
+        seed: Of the plan.
+    """
     match device.power:
         case None:
             return Draw()

@@ -37,6 +37,12 @@ def columns(path: str) -> tuple[str, ...]:
 def series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, list[Row]]:
     """Return the values of a column by what the column `key` says, in the file's order; empty cells are no values.
 
+    Args:
+        path: The CSV file.
+        key: Column that names a row's series.
+        column: Column of the values.
+        where: Pairs of a column and the value that rows must have there.
+
     Raises:
         ConfigError: The file is missing or unreadable, empty, or without one of the columns.
     """
@@ -62,6 +68,12 @@ def series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, 
 def choose_name(path: str, found: Mapping[str, list[Row]], name: str, index: int) -> str:
     """Return that name; where it is empty, the `index`-th of the file, counted again from its begin.
 
+    Args:
+        path: The file, for the error.
+        found: Its series by name.
+        name: The one asked for; empty for the `index`-th.
+        index: Of the device.
+
     Raises:
         ConfigError: There is no series of that name, or none at all.
     """
@@ -75,6 +87,11 @@ def choose_name(path: str, found: Mapping[str, list[Row]], name: str, index: int
 
 def require_possible(path: str, name: str, rows: Iterable[Row]) -> None:
     """Refuse a series that says what cannot be.
+
+    Args:
+        path: The file, for the error.
+        name: Of the series.
+        rows: Seconds and values, as text.
 
     Raises:
         ConfigError: Time runs backwards, or a figure is no number, not finite or below zero.

@@ -43,6 +43,12 @@ class RepairedCurve(NamedTuple):
 def link_curves(table: TraceLink, index: int, seed: int, device: str) -> Ways:
     """Return the link of the `index`-th device of a plan.
 
+    Args:
+        table: What the plan says of the trace.
+        index: Of the device in the fleet.
+        seed: Of the plan.
+        device: Its name.
+
     Raises:
         ConfigError: The trace cannot be used; the message names file, line and remedy.
     """

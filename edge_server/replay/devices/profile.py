@@ -41,6 +41,11 @@ def clock_of(profile: Profile) -> float:
 def pace(table: ProfileCompute, seed: int, device: str) -> Pace:
     """Return the pace of a device that computes at its board's clock.
 
+    Args:
+        table: What the plan says of the board.
+        seed: Of the plan.
+        device: Its name.
+
     Raises:
         ConfigError: There is no such profile, or it names no clock.
     """

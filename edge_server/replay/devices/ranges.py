@@ -87,7 +87,14 @@ class Clock:
     keys: tuple[object, ...]
 
     def runs(self, count: float, number: int, t: float, cores: float = 1.0) -> Busy:
-        """Return what `count` cycles of all cores together take in round `number` from second `t` on."""
+        """Return what `count` cycles of all cores together take in round `number` from second `t` on.
+
+        Args:
+            count: Cycles.
+            number: Of the round.
+            t: Second of virtual time.
+            cores: How many share the work.
+        """
         if isinstance(self.again, str):
             hertz = draw_within(self.hertz, *self.keys, "hertz", number if self.again == "round" else "")
             return Busy(count / cores / hertz, count, hertz, cores)
@@ -105,12 +112,24 @@ class Clock:
 
 
 def drawn(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
-    """Return a figure that is drawn anew from its range every so many seconds."""
+    """Return a figure that is drawn anew from its range every so many seconds.
+
+    Args:
+        span: Least and greatest value.
+        every_s: Seconds between two draws.
+        keys: What the draws are a function of.
+    """
     return Blocks(lambda block: draw_within(span, *keys, block), every_s, ends(span)[1])
 
 
 def pace(table: RangeCompute, seed: int, device: str) -> Pace:
-    """Return the pace of a device whose clock is drawn."""
+    """Return the pace of a device whose clock is drawn.
+
+    Args:
+        table: The plan's ranges.
+        seed: Of the plan.
+        device: Its name.
+    """
     clock = Clock(table.hertz, table.again, (seed, device))
     return Pace(
         takes=lambda work, t: clock.runs(cycles(table, work), work.round, t),
@@ -120,7 +139,13 @@ def pace(table: RangeCompute, seed: int, device: str) -> Pace:
 
 
 def ways(table: RangeLink, seed: int, device: str) -> Ways:
-    """Return the link whose rates are drawn."""
+    """Return the link whose rates are drawn.
+
+    Args:
+        table: The plan's ranges.
+        seed: Of the plan.
+        device: Its name.
+    """
 
     def way(name: str, span: Span | None) -> Callable[[int], Flow | None]:
         def of_round(number: int) -> Flow | None:

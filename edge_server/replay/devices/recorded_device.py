@@ -256,7 +256,13 @@ def link_rates(one: RecordedDevice, number: int) -> tuple[float, float]:
 
 
 def moving_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
-    """Return the seconds that a split session's features and gradients take at these rates."""
+    """Return the seconds that a split session's features and gradients take at these rates.
+
+    Args:
+        task: The recorded session.
+        up_bps: Bit/s of features.
+        down_bps: Bit/s of gradients.
+    """
     return 8 * ((task.features_bytes or 0) / up_bps + (task.gradient_bytes or 0) / down_bps)
 
 
@@ -269,7 +275,14 @@ def spare_s(one: RecordedDevice, task: TaskRow) -> float | None:
 
 
 def radio(one: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
-    """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end."""
+    """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end.
+
+    Args:
+        one: The recorded device.
+        way: Up or down.
+        t0: Second at which the transfer begins.
+        t1: Second at which it ends.
+    """
     joules, span = ("download_joules", "download_s") if way == "down" else ("upload_joules", "upload_s")
     found = [task for task in one.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
     if not found:

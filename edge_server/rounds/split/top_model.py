@@ -65,7 +65,13 @@ class TopModel:
         return up
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
-        """Do one step with the devices that take part, in order of name; return what each is to be sent."""
+        """Do one step with the devices that take part, in order of name; return what each is to be sent.
+
+        Args:
+            step: Number of the step in the round.
+            ups: What came up, by device.
+            frame_bytes: The largest frame of what goes down.
+        """
         assert self.algorithm.split
         with seeded(mix(self.seed, self.before + step, SERVER)):
             self.state, downs = self.algorithm.split.serve(
