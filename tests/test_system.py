@@ -17,7 +17,7 @@ from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import UpdateAccepted, closed_rounds
-from edge_server.journal.report_history import FILE, latest
+from edge_server.journal.report_history import FILE, latest_reports
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
@@ -82,7 +82,7 @@ def test_a_trial_leaves_what_the_devices_measured_and_what_their_uploads_cost(tr
     runs = tried[0].parent / "runs"
     costs = by_round(read(folder_of(runs)))
     assert {device: cost.upload_s is not None for device, cost in costs[2].items()} == dict.fromkeys(DEVICES, True)
-    kept = latest(runs / FILE)
+    kept = latest_reports(runs / FILE)
     assert {device: one.report.instance != "" for device, one in kept.items()} == dict.fromkeys(DEVICES, True)
     assert called("devices", "--data-dir", runs, "--format", "json") == 0
     shown = {one["device"]: one for one in json.loads(capsys.readouterr().out)["devices"]}

@@ -34,7 +34,7 @@ from edge_server.allocation.figures import (
 )
 from edge_server.allocation.inputs import Case, RoundSetting, task_limits
 from edge_server.allocation.optimizers.bandwidth import allocation, ramps, solve
-from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, Terms, terms
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, BandwidthTerms, Shares, terms
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
 from edge_server.allocation.optimizers.refilling import refill
 from edge_server.allocation.options import MeasuringOptions
@@ -341,7 +341,7 @@ def _refilled(options: BandwidthOptions, changed: Case, asked: Columns, other: C
     return kept
 
 
-def _with_floors(given: Terms, problem: Bandwidth) -> Terms:
+def _with_floors(given: BandwidthTerms, problem: Bandwidth) -> BandwidthTerms:
     """Return the terms of each device's other figures, with its floor where those of the others leave room for it."""
     moved = terms(problem)
     fits = given.floor.sum() - given.floor + moved.wanted <= 1.0

@@ -1,4 +1,4 @@
-"""The coordinator: from a plan's optimizer and what is known of the devices to one round's decision."""
+"""Coordinator and registry of allocators: from a plan's optimizer and devices' figures to one round's decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's journal teaches of its devices: their order, their last good figures, how far predictions were off.
+"""Experience from a run's journal: order of devices, last good figures, prediction errors.
 
 All of it follows from the records, so that a server that was killed decides as one that was not.
 """

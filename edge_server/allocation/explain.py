@@ -25,7 +25,7 @@ from shared.protocol.messages import Value
 MEGA, LITTLE = 1e6, 0.01
 
 
-class Explained(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """One device in one round.
 
     Attributes:
@@ -74,7 +74,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     objective: float | None
     multiplier: float | None
     seconds: float | None
-    devices: list[Explained]
+    devices: list[DeviceExplanation]
 
 
 def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explanation:
@@ -116,9 +116,9 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     )
 
 
-def _explained(name: str, decision: Decision, buys: dict[str, float], measured: Cost | None) -> Explained:
+def _explained(name: str, decision: Decision, buys: dict[str, float], measured: Cost | None) -> DeviceExplanation:
     given = decision.devices[name]
-    return Explained(
+    return DeviceExplanation(
         device=name,
         values=given.values,
         figures=given.figures,
@@ -241,7 +241,7 @@ NOTHING = 1e-9
 """What is less buys nothing: it is a rounding error of deciding twice."""
 
 
-def lines(found: Explanation) -> Iterator[str]:
+def explanation_lines(found: Explanation) -> Iterator[str]:
     """Yield the lines."""
     deadline = found.limits.get("deadline_s")
     yield f"round {found.round}: {found.optimizer} decided" + (
@@ -273,7 +273,7 @@ def _task_s(cost: Cost) -> float | None:
     return None if cost.compute_s is None or cost.upload_s is None else cost.compute_s + cost.upload_s
 
 
-def _device(one: Explained) -> Iterator[str]:
+def _device(one: DeviceExplanation) -> Iterator[str]:
     given = ", ".join(_given(name, value) for name, value in one.values.items())
     yield f"{one.device}: {given or 'the defaults'}"
     multiplier = "" if one.multiplier is None else f" (multiplier {one.multiplier:.4g})"

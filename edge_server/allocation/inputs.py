@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edge_server.journal.budget import Spending
+from edge_server.journal.budget import RunSpending
 from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.plan import Plan
 from shared.protocol.messages import Scalar
@@ -89,7 +89,7 @@ class RoundSetting:
     plan: Plan
     number: int
     devices: tuple[str, ...]
-    spending: Spending
+    spending: RunSpending
     sizes: Sizes
     ladder: tuple[tuple[float, int], ...] = ()
 

@@ -24,7 +24,7 @@ from edge_server.allocation.figures import (
 )
 from edge_server.allocation.inputs import Case, RoundSetting, task_limits
 from edge_server.allocation.optimizers.base import Bound, column
-from edge_server.allocation.optimizers.keep_ratio import KeepRatio, Kept, solve
+from edge_server.allocation.optimizers.keep_ratio import KeepAllocation, KeepRatio, solve
 from edge_server.allocation.options import MeasuringOptions, parse_ratios
 from edge_server.journal.decision import Decision, Figure, Given, kept_share
 from shared.protocol.measurements import Cost
@@ -129,7 +129,9 @@ def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
     )
 
 
-def _given(options: KeepOptions, figures: dict[str, Figure], problem: KeepRatio, kept: Kept, place: int) -> Given:
+def _given(
+    options: KeepOptions, figures: dict[str, Figure], problem: KeepRatio, kept: KeepAllocation, place: int
+) -> Given:
     keep, size = float(kept.keep[place]), float(kept.up_bytes[place])
     bound, count = Bound(int(kept.bound[place])), len(kept.keep)
     up, down = (float(column(one, count)[place]) for one in (problem.up_bits_per_s, problem.down_bits_per_s))
@@ -153,7 +155,7 @@ def _given(options: KeepOptions, figures: dict[str, Figure], problem: KeepRatio,
     )
 
 
-def _enough(case: Case, kept: Kept) -> dict[str, float]:
+def _enough(case: Case, kept: KeepAllocation) -> dict[str, float]:
     """Return what the smallest ratio takes on the device that takes most, of each limit that it exceeds."""
     found = {"deadline_s": float(kept.enough_s.max()), "joules": float(kept.enough_joules.max())}
     return {

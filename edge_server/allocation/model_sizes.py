@@ -1,4 +1,4 @@
-"""How large a plan's model and its parts are, as optimizers ask."""
+"""Sizes of a model and of its parts, in weights and bytes, as optimizers ask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MATRIX = 2
 """Dimensions from which on a leaf holds weights that may be pruned; biases never are."""
 
 
-def sizes(algorithm: Algorithm, model: Model, state: State) -> Sizes:
+def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
     """Measure a model; no leaf needs storage."""
     own = model.layers.state_dict()
     told = Assignment(seed=0, hyper=Hyper())
@@ -28,7 +28,7 @@ def sizes(algorithm: Algorithm, model: Model, state: State) -> Sizes:
     return Sizes(weights, min(shared, weights), sum(leaf.nbytes for leaf in own.values()), dense, state.facts)
 
 
-def ladder(model: Model, ratios: list[float]) -> tuple[tuple[float, int], ...]:
+def update_bytes(model: Model, ratios: list[float]) -> tuple[tuple[float, int], ...]:
     """Return the bytes of an update that keeps each of some shares of every hidden layer's neurons.
 
     Where a model is no chain of layers, whose neurons could be told apart, bytes are taken to grow with the share.

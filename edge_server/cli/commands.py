@@ -94,9 +94,9 @@ def why_short(records: Sequence[AnyRecord]) -> str:
 
 def runs(options: argparse.Namespace) -> int:
     """List the runs of a folder."""
-    from edge_server.journal.runs import all_runs, summary  # noqa: PLC0415
+    from edge_server.journal.runs import all_runs, summarise_run  # noqa: PLC0415
 
-    summaries = [summary(one) for one in all_runs(options.data_dir)]
+    summaries = [summarise_run(one) for one in all_runs(options.data_dir)]
     if options.format == "json":
         _print_json(summaries)
         return 0
@@ -118,14 +118,14 @@ def show(options: argparse.Namespace) -> int:
 def explain(options: argparse.Namespace) -> int:
     """Explain what was decided for a round."""
     from edge_server.allocation.explain import explain as explained  # noqa: PLC0415
-    from edge_server.allocation.explain import lines  # noqa: PLC0415
+    from edge_server.allocation.explain import explanation_lines  # noqa: PLC0415
     from edge_server.journal.runs import find  # noqa: PLC0415
 
     found = explained(find(options.data_dir, options.run).records, options.round, options.device)
     if options.format == "json":
         _print_json(found)
     else:
-        write_text(sys.stdout, *lines(found))
+        write_text(sys.stdout, *explanation_lines(found))
     return 0
 
 

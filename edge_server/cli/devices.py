@@ -14,7 +14,7 @@ import msgspec
 from edge_server.config import load
 from edge_server.fleet.tables import absences_table, devices_table, plot, readings_table, short_text
 from edge_server.fleet.view import Device, Look, device_rows, watch_site
-from edge_server.journal.report_history import FILE, Kept, history, latest
+from edge_server.journal.report_history import FILE, KeptReport, latest_reports, reading_history
 from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.runtime.clock import utc_seconds
 from shared.runtime.text_table import write_text
@@ -85,10 +85,10 @@ async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) ->
         await asyncio.sleep(options.watch)
 
 
-def _kept(path: Path, *, required: bool) -> Mapping[str, Kept]:
+def _kept(path: Path, *, required: bool) -> Mapping[str, KeptReport]:
     """Return what the site's history has; beside a broker it is not needed."""
     try:
-        return latest(path)
+        return latest_reports(path)
     except (ConfigError, CorruptFile) as error:
         if required:
             raise
@@ -117,14 +117,14 @@ def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc
     write_text(sys.stdout, readings_table(one), absences_table(one), *facts)
     if options.plot:
         since = now_utc_s - options.hours * HOUR_S
-        kept = history(path, one.device, options.plot, since)
+        kept = reading_history(path, one.device, options.plot, since)
         write_text(sys.stdout, *plot(options.plot, kept, since, now_utc_s))
 
 
 def _write_json(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:
     drawn = None
     if options.plot:
-        kept = history(path, options.device, options.plot, now_utc_s - options.hours * HOUR_S)
+        kept = reading_history(path, options.device, options.plot, now_utc_s - options.hours * HOUR_S)
         drawn = [(at, reading.value) for at, reading in kept]
     data = msgspec.json.encode(Shown(devices=found, history=drawn))
     sys.stdout.write((data if options.watch else msgspec.json.format(data, indent=1)).decode() + "\n")

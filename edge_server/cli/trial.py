@@ -13,7 +13,7 @@ from rich.console import Console
 from edge_server.config import ServerConfig
 from edge_server.config import load as load_config
 from edge_server.journal.records import AnyRecord
-from edge_server.journal.runs import exists, made, new_name, unfinished
+from edge_server.journal.runs import exists, make_folder, new_name, unfinished
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
@@ -58,7 +58,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
 
 
 def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]) -> Found:
-    data_dir = made(Path(config.data_dir))
+    data_dir = make_folder(Path(config.data_dir))
     name = unfinished(data_dir, plan) or new_name(plan)
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
@@ -86,7 +86,7 @@ def _local(
 ) -> Found:
     count = len(devices(plan, options.local or plan.local))
     local = Local(
-        *(options.plan, plan, Path(config.data_root), made(Path(config.data_dir)), new_name(plan), count),
+        *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), new_name(plan), count),
         embedded=options.embedded_broker,
     )
     console = Console(stderr=True)

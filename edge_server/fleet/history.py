@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_server.config import ServerConfig
-from edge_server.journal.report_history import Kept, Readings
+from edge_server.journal.report_history import KeptReport, ReportHistory
 from shared.errors import CorruptFile, Unwritable
 from shared.protocol.messages import Report
 from shared.runtime.clock import utc_seconds
@@ -36,16 +36,16 @@ class History:
         calendar: Calendar seconds; what is kept is read after restarts, so that no monotonic clock serves.
     """
 
-    readings: Readings
+    readings: ReportHistory
     worker: Worker
     calendar: Callable[[], float] = utc_seconds
-    _batch: dict[str, Kept] = field(default_factory=dict)
+    _batch: dict[str, KeptReport] = field(default_factory=dict)
     _refused: bool = False
 
     def hear(self, report: Report) -> None:
         """Keep a report with the next batch."""
         if self.readings.keep_days and (report.device in self._batch or len(self._batch) < MAX_DEVICES):
-            self._batch[report.device] = Kept(self.calendar(), report)
+            self._batch[report.device] = KeptReport(self.calendar(), report)
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
@@ -82,4 +82,4 @@ class History:
 def history_of(config: ServerConfig, worker: Worker) -> History:
     """Return the history of a server's site; one that keeps 0 days keeps nothing."""
     readings = config.readings
-    return History(Readings(Path(config.data_dir), readings.keep_days, readings.max_mb << 20), worker)
+    return History(ReportHistory(Path(config.data_dir), readings.keep_days, readings.max_mb << 20), worker)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from edge_server.fleet.state import Fleet, observe
-from edge_server.journal.report_history import Kept
+from edge_server.journal.report_history import KeptReport
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.measurements import Absent, Reading, Spent
@@ -129,7 +129,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_rows(
-    fleet: Fleet | None, kept: Mapping[str, Kept], heard_now: Mapping[str, float], now_utc_s: float
+    fleet: Fleet | None, kept: Mapping[str, KeptReport], heard_now: Mapping[str, float], now_utc_s: float
 ) -> list[Device]:
     """Return the devices in order of name.
 

@@ -1,4 +1,4 @@
-"""What a run has spent of its budgets, told by its journal alone: a server that was killed comes to the same figures.
+"""Budgets of a run: seconds and joules spent, by its journal alone, so that a restarted server finds the same figures.
 
 Spent is spent: also the seconds and joules of rounds that were made void later. Joules that nobody told are never
 zero: they are charged as the dearest that the same device has told of that part of a task in this run. Of a device that
@@ -21,7 +21,7 @@ PARTS = ("download_joules", "compute_joules", "upload_joules")
 
 
 @dataclass(frozen=True)
-class Spending:
+class RunSpending:
     """What a run has spent so far.
 
     Attributes:
@@ -78,7 +78,7 @@ class Ledger:
             if record.reopened and (self._lives - 1, record.round) in tasks:
                 tasks[self._lives, record.round] = None
 
-    def spending(self) -> Spending:
+    def spending(self) -> RunSpending:
         """Return what is spent."""
         told, charged, gaps, unmetered = list[float](), list[float](), 0, list[str]()
         for device, tasks in sorted(self._tasks.items()):
@@ -90,7 +90,7 @@ class Ledger:
                 gaps += 0 if known else len(figures)
                 if part == "compute_joules" and not known and _has_trained(tasks):
                     unmetered.append(device)
-        return Spending(
+        return RunSpending(
             seconds=math.fsum(self._seconds),
             joules=math.fsum([*told, *charged]) if told else None,
             charged=math.fsum(charged),
@@ -104,7 +104,7 @@ def _has_trained(tasks: dict[tuple[int, int], Cost | None]) -> bool:
     return any(cost is not None and number > 0 for (_, number), cost in tasks.items())
 
 
-def reached(budget: BudgetPlan, spent: Spending) -> str:
+def spent_budget(budget: BudgetPlan, spent: RunSpending) -> str:
     """Return which budget is spent, as a sentence for the record; empty where none is."""
     if budget.time_s is not None and spent.seconds >= budget.time_s:
         return f"budget.time_s: {spent.seconds:.6g} s of {budget.time_s:g} s are spent"

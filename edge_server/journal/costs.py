@@ -1,7 +1,4 @@
-"""What every task cost its device: the update says it but for its own upload, and a later report says it all.
-
-What of a device's word on its costs can be true.
-"""
+"""Costs of tasks as devices report them: settled once the upload is known, bounded to what can be true."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from shared.protocol.messages import Report
 
 MAX_SOURCE = 64
 MOST = 1e18
-"""No task takes so many seconds, joules, cycles or bytes; and sums of them are numbers."""
+"""No task takes so many seconds, joules, cycles or bytes: who says more is not believed, and sums cannot overflow."""
 
 _FIGURES = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
 

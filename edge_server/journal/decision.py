@@ -1,4 +1,4 @@
-"""What a coordinator decided for one round, as the journal keeps it: whoever reads it can decide the same again."""
+"""Decision of a coordinator for one round, with the figures it follows from: whoever reads it can decide it again."""
 
 from __future__ import annotations
 

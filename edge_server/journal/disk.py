@@ -1,4 +1,4 @@
-"""What SQLite's errors mean: what the disk refuses, and what has rotted on it.
+"""SQLite and disk errors: translation into ours, retry while a disk is full.
 
 A full disk is waited for: a run on a roof goes on once somebody has made room.
 """

@@ -1,7 +1,4 @@
-"""Writing the site's history of reports: it outlives runs, stays bounded, and never stops one.
-
-Reading the site's history of reports, also while the server writes it.
-"""
+"""History of reports of a site in SQLite: bounded in days and bytes, outlives runs, read while the server writes it."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ import xxhash
 
 from edge_server.journal import report_rows
 from edge_server.journal.disk import sql_explained, to_read
-from edge_server.journal.report_rows import Form, Row
+from edge_server.journal.report_rows import Form, ReportRow
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
@@ -51,7 +48,7 @@ FORM_BY_ID = "SELECT body FROM forms WHERE id = ?"
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptReport:
     """A report of the history.
 
     Attributes:
@@ -64,42 +61,42 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A row of a device's history, full again: what the next row is told against."""
+class HistoryRow:
+    """A row of a device's history, full again: what the next row's changes refer to."""
 
     seq: int
     heard_utc_s: float
     at: float
     form_id: int
     form: Form
-    row: Row
+    row: ReportRow
 
 
-def chain(connection: sqlite3.Connection, device: int, first: int) -> Iterator[Link]:
+def iterate_rows(connection: sqlite3.Connection, device: int, first: int) -> Iterator[HistoryRow]:
     """Yield a device's history from a row on; before the first full row, only with the figures that changed.
 
     Raises:
         CorruptFile: It is not as it was written.
     """
-    form_id, form, row = -1, Form("", "", (), {}, {}), Row({})
+    form_id, form, row = -1, Form("", "", (), {}, {}), ReportRow({})
     for seq, heard_utc_s, at, number, is_full, body in connection.execute(CHAIN, (device, first)):
         if not isinstance(at, float) or not math.isfinite(at):
             raise CorruptFile(f"a kept report is not as it was written: its time is {at}")
         if number != form_id:
             found = connection.execute(FORM_BY_ID, (number,)).fetchone()
-            form_id, form = number, report_rows.form_of(found[0] if found else b"")  # its first row is full
-        changed = report_rows.row_of(body)
-        row = changed if is_full else report_rows.after(row, changed)
-        yield Link(seq, heard_utc_s, at, form_id, form, row)
+            form_id, form = number, report_rows.decode_form(found[0] if found else b"")  # its first row is full
+        changed = report_rows.decode_row(body)
+        row = changed if is_full else report_rows.apply_changes(row, changed)
+        yield HistoryRow(seq, heard_utc_s, at, form_id, form, row)
 
 
-def last(connection: sqlite3.Connection, device: int) -> Link | None:
+def last_row(connection: sqlite3.Connection, device: int) -> HistoryRow | None:
     """Return the last row of a device, None where there is none. Raises CorruptFile as `chain`."""
     first = connection.execute(LAST_FULL, (device,)).fetchone()[0] or 0
-    return next(iter(deque(chain(connection, device, first), maxlen=1)), None)
+    return next(iter(deque(iterate_rows(connection, device, first), maxlen=1)), None)
 
 
-def latest(path: Path) -> dict[str, Kept]:
+def latest_reports(path: Path) -> dict[str, KeptReport]:
     """Return the last report of every device.
 
     Raises:
@@ -107,10 +104,10 @@ def latest(path: Path) -> dict[str, Kept]:
         CorruptFile: It cannot be read.
     """
 
-    def read(connection: sqlite3.Connection) -> dict[str, Kept]:
-        found = {name: last(connection, device) for device, name in connection.execute(DEVICES).fetchall()}
+    def read(connection: sqlite3.Connection) -> dict[str, KeptReport]:
+        found = {name: last_row(connection, device) for device, name in connection.execute(DEVICES).fetchall()}
         return {
-            name: Kept(link.heard_utc_s, report_rows.join(name, link.at, link.form, link.row))
+            name: KeptReport(link.heard_utc_s, report_rows.join_report(name, link.at, link.form, link.row))
             for name, link in found.items()
             if link
         }
@@ -118,7 +115,7 @@ def latest(path: Path) -> dict[str, Kept]:
     return _ask(path, read)
 
 
-def history(path: Path, device: str, name: str, since_utc_s: float = 0.0) -> list[tuple[float, Reading]]:
+def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0) -> list[tuple[float, Reading]]:
     """Return a figure of a device over time, with the calendar seconds at which the server heard each.
 
     Raises:
@@ -129,8 +126,8 @@ def history(path: Path, device: str, name: str, since_utc_s: float = 0.0) -> lis
     def read(connection: sqlite3.Connection) -> list[tuple[float, Reading]]:
         number = (connection.execute(DEVICE, (device,)).fetchone() or [-1])[0]
         first = connection.execute(FULL_BEFORE, (number, since_utc_s)).fetchone()[0] or 0
-        links = (link for link in chain(connection, number, first) if link.heard_utc_s >= since_utc_s)
-        found = ((link.heard_utc_s, report_rows.reading(name, link.at, link.form, link.row)) for link in links)
+        links = (link for link in iterate_rows(connection, number, first) if link.heard_utc_s >= since_utc_s)
+        found = ((link.heard_utc_s, report_rows.row_reading(name, link.at, link.form, link.row)) for link in links)
         return [(heard_utc_s, reading) for heard_utc_s, reading in found if reading]
 
     return _ask(path, read)
@@ -183,7 +180,7 @@ PRAGMAS = ("page_count", "freelist_count", "page_size")
 
 
 @dataclass
-class Readings:
+class ReportHistory:
     """The history's one writer in this process; may be used from several threads.
 
     Attributes:
@@ -198,7 +195,7 @@ class Readings:
     max_bytes: int
     _connection: sqlite3.Connection | None = None
     _swept_utc_s: float = 0.0
-    _links: dict[str, tuple[int, Link, int]] = field(default_factory=dict)
+    _links: dict[str, tuple[int, HistoryRow, int]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -206,7 +203,7 @@ class Readings:
         """The file."""
         return self.folder / FILE
 
-    def write(self, batch: Sequence[Kept]) -> None:
+    def write(self, batch: Sequence[KeptReport]) -> None:
         """Add reports, all or none; a damaged history is set aside, and a new one begun with them.
 
         Raises:
@@ -228,7 +225,7 @@ class Readings:
                 self._connection.close()
             self._connection, self._links = None, {}
 
-    def _write(self, batch: Sequence[Kept]) -> None:
+    def _write(self, batch: Sequence[KeptReport]) -> None:
         with explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with sql_explained(self.path), self._opened() as connection:
@@ -251,23 +248,23 @@ class Readings:
             self._connection = connection
         return self._connection
 
-    def _add(self, connection: sqlite3.Connection, kept: Kept) -> None:
+    def _add(self, connection: sqlite3.Connection, kept: KeptReport) -> None:
         """Add a report unless it is the one that came last: a retained one is heard again after every restart."""
         report = kept.report
         device, link, since_full = self._known(connection, report.device)
-        form, row = report_rows.split(report)
+        form, row = report_rows.split_report(report)
         if link and (link.form.instance, link.at) == (form.instance, report.at):
             return
         form_id = self._form(connection, device, form) if link is None or link.form != form else link.form_id
         is_full = link is None or link.form_id != form_id or since_full >= FULL_EVERY
-        body = report_rows.packed(row if link is None or is_full else report_rows.changes(link.row, row))
+        body = report_rows.encode_part(row if link is None or is_full else report_rows.row_changes(link.row, row))
         seq = link.seq + 1 if link else 1
         connection.execute(INSERT, (device, seq, kept.heard_utc_s, report.at, form_id, is_full, body))
         connection.execute(SPEND, (len(body) + OVERHEAD_BYTES, device))
-        after = Link(seq, kept.heard_utc_s, report.at, form_id, form, row)
+        after = HistoryRow(seq, kept.heard_utc_s, report.at, form_id, form, row)
         self._links[report.device] = device, after, 1 if is_full else since_full + 1
 
-    def _known(self, connection: sqlite3.Connection, name: str) -> tuple[int, Link | None, int]:
+    def _known(self, connection: sqlite3.Connection, name: str) -> tuple[int, HistoryRow | None, int]:
         """Return a device's number, its last row and how many rows ago one was full.
 
         What is remembered holds if that row is the last in the file: another process may have written since, or what
@@ -280,10 +277,10 @@ class Readings:
         found = connection.execute(DEVICE, (name,)).fetchone()
         if not found:
             return connection.execute(NEW_DEVICE, (name,)).lastrowid or 0, None, 0
-        return found[0], last(connection, found[0]), FULL_EVERY
+        return found[0], last_row(connection, found[0]), FULL_EVERY
 
     def _form(self, connection: sqlite3.Connection, device: int, form: report_rows.Form) -> int:
-        body = report_rows.packed(form)
+        body = report_rows.encode_part(form)
         digest = xxhash.xxh3_64_intdigest(body) >> 1
         if found := connection.execute(FORM, (device, digest)).fetchone():
             return int(found[0])

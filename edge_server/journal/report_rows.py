@@ -1,4 +1,4 @@
-"""A report in two parts: a form, which seldom changes and is kept once, and a row of the figures that changed."""
+"""Delta encoding of reports: a form, which seldom changes and is kept once, and a row of the figures that changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME, _WORD, _TEXT = 96, 32, 160
 """Characters of a name, of a word such as a unit, and of a source, cause or fact; longer texts are cut."""
 
 
-class Figure(NamedTuple):
+class FormFigure(NamedTuple):
     """What of a reading seldom changes."""
 
     name: str
@@ -40,12 +40,12 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
     instance: str
     board: str
-    figures: tuple[Figure, ...]
+    figures: tuple[FormFigure, ...]
     absent: dict[str, Absent]
     facts: dict[str, str]
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class ReportRow(msgspec.Struct, frozen=True, array_like=True):
     """What of a report changes.
 
     Attributes:
@@ -65,27 +65,27 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _forms: msgspec.msgpack.Decoder[Form] = msgspec.msgpack.Decoder(Form)
-_rows: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(Row)
+_rows: msgspec.msgpack.Decoder[ReportRow] = msgspec.msgpack.Decoder(ReportRow)
 
 
-def split(report: Report) -> tuple[Form, Row]:
+def split_report(report: Report) -> tuple[Form, ReportRow]:
     """Return a report's form and its full row, bounded whatever a device says.
 
     A figure that is not finite becomes an absence: it cannot be true.
     """
-    kept = {name: reading for name, reading in report.readings.items() if len(name) <= _NAME}
+    kept = {name: one for name, one in report.readings.items() if len(name) <= _NAME}
     kept = dict(list(kept.items())[:MAX_FIGURES])
     untrue = {name: Absent(lack="invalid", cause="not finite") for name, one in kept.items() if not _is_finite(one)}
     absent = {name: Absent(lack=one.lack, cause=one.cause[:_TEXT]) for name, one in report.absent.items()}
-    readings = {name: reading for name, reading in kept.items() if name not in untrue}
+    readings = {name: one for name, one in kept.items() if name not in untrue}
     form = Form(
         report.instance[:_WORD],
         report.board[:_NAME],
-        tuple(Figure(name, one.unit[:_WORD], one.source[:_TEXT], one.quality) for name, one in readings.items()),
+        tuple(FormFigure(name, one.unit[:_WORD], one.source[:_TEXT], one.quality) for name, one in readings.items()),
         _first(absent | untrue, MAX_FIGURES),
         _first({name: fact[:_TEXT] for name, fact in report.facts.items()}, MAX_FIGURES),
     )
-    while len(packed(form)) > MAX_FORM_BYTES:
+    while len(encode_part(form)) > MAX_FORM_BYTES:
         half = len(form.figures) // 2
         form = Form(
             *(form.instance, form.board, form.figures[:half]),
@@ -94,13 +94,13 @@ def split(report: Report) -> tuple[Form, Row]:
     return form, _full([readings[figure.name] for figure in form.figures], report)
 
 
-def _full(readings: list[Reading], report: Report) -> Row:
+def _full(readings: list[Reading], report: Report) -> ReportRow:
     spent = report.spent if report.spent and is_name(report.spent.run) else None
     moments = sorted(one.at for one in readings)
     most_at = moments[len(moments) // 2] if moments else report.at
     if _is_at_once(most_at, report.at):
         most_at = report.at
-    return Row(
+    return ReportRow(
         values={index: _short(one.value) for index, one in enumerate(readings)},
         uncertainties={i: one.uncertainty for i, one in enumerate(readings) if _is_spread(one.uncertainty)},
         moments={i: one.at for i, one in enumerate(readings) if not _is_at_once(one.at, most_at)},
@@ -109,10 +109,10 @@ def _full(readings: list[Reading], report: Report) -> Row:
     )
 
 
-def changes(before: Row, row: Row) -> Row:
+def row_changes(before: ReportRow, row: ReportRow) -> ReportRow:
     """Return what of a full row differs from the full row before it."""
     lost = dict.fromkeys(before.uncertainties.keys() - row.uncertainties.keys())
-    return Row(
+    return ReportRow(
         values={i: value for i, value in row.values.items() if before.values.get(i) != value},
         uncertainties=lost | {i: one for i, one in row.uncertainties.items() if before.uncertainties.get(i) != one},
         moments=row.moments,
@@ -121,10 +121,10 @@ def changes(before: Row, row: Row) -> Row:
     )
 
 
-def after(before: Row, changed: Row) -> Row:
+def apply_changes(before: ReportRow, changed: ReportRow) -> ReportRow:
     """Return the full row that `changes` was made of."""
     spreads = {**before.uncertainties, **changed.uncertainties}
-    return Row(
+    return ReportRow(
         values={**before.values, **changed.values},
         uncertainties={i: one for i, one in spreads.items() if one is not None},
         moments=changed.moments,
@@ -133,7 +133,7 @@ def after(before: Row, changed: Row) -> Row:
     )
 
 
-def join(device: str, at: float, form: Form, row: Row) -> Report:
+def join_report(device: str, at: float, form: Form, row: ReportRow) -> Report:
     """Return the report; of a row whose full row is gone, only with the figures that are known."""
     readings = {
         figure.name: _reading(figure, index, at, row)
@@ -152,13 +152,13 @@ def join(device: str, at: float, form: Form, row: Row) -> Report:
     )
 
 
-def reading(name: str, at: float, form: Form, row: Row) -> Reading | None:
+def row_reading(name: str, at: float, form: Form, row: ReportRow) -> Reading | None:
     """Return one figure of a report, None where it was not measured or is not known."""
     index = next((index for index, figure in enumerate(form.figures) if figure.name == name), -1)
     return _reading(form.figures[index], index, at, row) if index in row.values else None
 
 
-def _reading(figure: Figure, index: int, at: float, row: Row) -> Reading:
+def _reading(figure: FormFigure, index: int, at: float, row: ReportRow) -> Reading:
     return Reading(
         value=float(row.values[index]),
         unit=figure.unit,
@@ -169,17 +169,17 @@ def _reading(figure: Figure, index: int, at: float, row: Row) -> Reading:
     )
 
 
-def packed(part: Form | Row) -> bytes:
+def encode_part(part: Form | ReportRow) -> bytes:
     """Return a part's bytes."""
     return _encoder.encode(part)
 
 
-def form_of(data: bytes) -> Form:
+def decode_form(data: bytes) -> Form:
     """Read a form. Raises CorruptFile."""
     return _read(_forms, data)
 
 
-def row_of(data: bytes) -> Row:
+def decode_row(data: bytes) -> ReportRow:
     """Read a row. Raises CorruptFile."""
     return _read(_rows, data)
 

@@ -1,7 +1,4 @@
-"""The runs of a site: one folder each.
-
-What a server computes with, for a run's record: another version may give other bits.
-"""
+"""Runs of a site: found by name, listed, summarised; the versions that a run's record names."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from shared.runtime.durable import explained
 log = logging.getLogger(__name__)
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a line."""
 
     run: str
@@ -61,7 +58,7 @@ def new_name(plan: Plan) -> str:
     return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
 
 
-def made(data_dir: Path) -> Path:
+def make_folder(data_dir: Path) -> Path:
     """Return a folder of runs that is there.
 
     Raises:
@@ -124,13 +121,13 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
     return None
 
 
-def summary(run: Run) -> Summary:
+def summarise_run(run: Run) -> RunSummary:
     """Return a run in a line."""
     closed = closed_rounds(run.records)
     tried = [record for record in valid(run.records) if isinstance(record, Evaluated) and record.personal]
     accuracies = [record.accuracy for record in tried or closed if record.accuracy is not None]
     opened = run.opened
-    return Summary(
+    return RunSummary(
         run=opened.run if opened else run.folder.name,
         plan=opened.plan.name if opened else "",
         algorithm=opened.plan.algorithm.name if opened else "",

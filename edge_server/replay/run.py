@@ -21,7 +21,7 @@ import xxhash
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted
-from edge_server.journal.runs import made
+from edge_server.journal.runs import make_folder
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.plan.sections import ReplayPlan
@@ -115,7 +115,7 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         plan = plan_for_exact_bits(plan)
     folder = data_dir / name_of(plan, trace, count)
     tell = Progress(plan.rounds).tell
-    with _terminable(), folder_in(made(data_dir), PART_PREFIX) as place:
+    with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
         part = place / folder.name  # two replays of one plan write two of them, and one that is ended none
         _, records = replay(plan, part, count, workers=workers or cores(), tell=tell, trace=trace)
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from edge_server.journal.costs import MOST
 from edge_server.plan.plan import Plan
 from shared.protocol.measurements import Cost, Quality
 
@@ -34,9 +35,6 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 UNKNOWN = Amount(whole=False)
 NONE = Amount()
 """Nothing was there to measure, which is no figure, and not zero either."""
-
-MOST = 1e18
-"""No task takes so many seconds, joules or bytes: whoever says more is not believed, and sums cannot overflow."""
 
 
 def sum_known(parts: Iterable[Amount]) -> Amount:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from edge_server.journal.costs import MOST
 from edge_server.report import formatting
 from edge_server.report.charts import Line, Point, chart, empty_figure, ticks, whole_ticks
-from edge_server.report.digest import MOST, Amount, Digest, RoundDigest, fleet_figures
+from edge_server.report.digest import Amount, Digest, RoundDigest, fleet_figures
 from edge_server.report.html import Markup, element
 from edge_server.report.tables import names, seconds_of
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import RoundSetting
-from edge_server.allocation.model_sizes import ladder, sizes
+from edge_server.allocation.model_sizes import measure_model, update_bytes
 from edge_server.fleet import membership as muster
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
@@ -149,8 +149,8 @@ class Assigning:
             number=number,
             devices=devices,
             spending=self._ledger.spending(),
-            sizes=sizes(self.algorithm, self.model, state),
-            ladder=ladder(self.model, ratios) if ratios else (),
+            sizes=measure_model(self.algorithm, self.model, state),
+            ladder=update_bytes(self.model, ratios) if ratios else (),
         )
         asked = coordinator.round_case(setting, self._experience, self.server.fleet.reports)
         decision = coordinator.decide(plan.optimizer, asked)

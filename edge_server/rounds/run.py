@@ -19,7 +19,7 @@ from edge_server.fleet.membership import Members, Muster
 from edge_server.fleet.observe import Observing
 from edge_server.fleet.state import select_devices
 from edge_server.journal import run_clock
-from edge_server.journal.budget import Ledger, reached
+from edge_server.journal.budget import Ledger, spent_budget
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.costs import Costs
 from edge_server.journal.records import (
@@ -201,7 +201,7 @@ async def _spent(rounds: Rounds, ledger: Ledger) -> str:
     if muster.here(fleet) and not muster.ready(fleet):
         dark = ", ".join(muster.here(fleet)[:8])
         return f"budget.joules: no device tells its joules ({dark}): give them a meter, or take the budget away"
-    return reached(budget, spent)
+    return spent_budget(budget, spent)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from edge_server.journal.runs import made
+from edge_server.journal.runs import make_folder
 from edge_server.study.grid import Cell, cells
 from edge_server.study.pool import Tell, run_here
 from edge_server.study.result import Began, Ended, Order
@@ -90,7 +90,7 @@ def run_study(options: argparse.Namespace) -> int:
     if not chosen:
         known = ", ".join(dict.fromkeys(cell.variant or cell.name for cell in grid))
         raise ConfigError(f"--only {' '.join(options.only)}: no cell has such a name; they begin with {known}")
-    folder = made(options.data_dir) / study.name
+    folder = make_folder(options.data_dir) / study.name
     console = Console(stderr=True)
     done = len(results_in(folder, chosen))
     display = StudyDisplay(console, len(chosen), done)

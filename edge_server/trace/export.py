@@ -60,7 +60,7 @@ DIGITS = 6
 
 
 @dataclass
-class Journal:
+class IndexedJournal:
     """A run's valid records by kind, with their seconds of the run."""
 
     opened: RunOpened
@@ -126,7 +126,7 @@ class Journal:
         return spans
 
 
-def sorted_journal(records: Iterable[AnyRecord]) -> Journal:
+def sorted_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
     """Sort a journal's records.
 
     Raises:
@@ -136,7 +136,7 @@ def sorted_journal(records: Iterable[AnyRecord]) -> Journal:
     opened = next((record for record in kept if isinstance(record, RunOpened)), None)
     if opened is None:
         raise ConfigError("the journal has no beginning of a run: there is nothing to export yet")
-    journal = Journal(opened)
+    journal = IndexedJournal(opened)
     for record, second in timed(kept):
         journal.take(record, None if second is None else round(second, DIGITS))
     return journal
@@ -231,7 +231,7 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
     return Trace(_header(journal, tables), tables)
 
 
-def _header(journal: Journal, tables: dict[str, tuple[TableRow, ...]]) -> Trial:
+def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) -> Trial:
     opened, evaluated = journal.opened, journal.evaluated[-1:]
     return Trial(
         run=opened.run,
@@ -254,7 +254,7 @@ def _header(journal: Journal, tables: dict[str, tuple[TableRow, ...]]) -> Trial:
     )
 
 
-def _devices(journal: Journal) -> list[Known]:
+def _devices(journal: IndexedJournal) -> list[Known]:
     """Return every device, those that the plan names first, as in the fleet that shares the plan's data set."""
     names = {record.device for record, _ in (*journal.presence, *journal.sensed)}
     names |= {device for _, device in journal.accepted}
@@ -277,7 +277,7 @@ def sort_by_fleet(plan: Plan, names: Iterable[str]) -> list[str]:
     return sorted(names, key=place)
 
 
-def _rounds(journal: Journal) -> Iterable[Round]:
+def _rounds(journal: IndexedJournal) -> Iterable[Round]:
     for number in sorted(journal.rounds.keys() | journal.closed.keys()):
         opened, opened_s = journal.rounds.get(number, (None, None))
         closed, closed_s = journal.closed.get(number, (None, None))
@@ -290,7 +290,7 @@ def _rounds(journal: Journal) -> Iterable[Round]:
         yield Round(**{"round": number, "opened_s": opened_s, "closed_s": closed_s, "outcome": "open"} | told)
 
 
-def _decisions(journal: Journal) -> Iterable[DecisionRow]:
+def _decisions(journal: IndexedJournal) -> Iterable[DecisionRow]:
     for number, (opened, _) in sorted(journal.rounds.items()):
         for device, told in sorted(opened.assignments.items()):
             hyper = msgspec.structs.asdict(told.hyper)
@@ -299,12 +299,12 @@ def _decisions(journal: Journal) -> Iterable[DecisionRow]:
             )
 
 
-def _steps(journal: Journal) -> Iterable[Step]:
+def _steps(journal: IndexedJournal) -> Iterable[Step]:
     for device, step in sorted(journal.measured.by_device.items() if journal.measured else ()):
         yield Step(device=device, **msgspec.structs.asdict(step))
 
 
-def _asked(journal: Journal) -> dict[tuple[int, str], str]:
+def _asked(journal: IndexedJournal) -> dict[tuple[int, str], str]:
     """Return the cause for which each task failed, empty where it did not, by round and device."""
     asked = {(number, device): "" for number, (one, _) in journal.rounds.items() for device in one.assignments}
     asked |= dict.fromkeys(journal.accepted, "")
@@ -314,7 +314,7 @@ def _asked(journal: Journal) -> dict[tuple[int, str], str]:
     return asked
 
 
-def _tasks(journal: Journal) -> Iterable[TaskRow]:
+def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
     rounds = journal.opened.plan.rounds
     for (number, device), cause in sorted(_asked(journal).items()):
         purpose: Purpose = "measure" if number == 0 else "train" if number <= rounds else "evaluate"

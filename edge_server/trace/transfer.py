@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edge_server.journal.runs import exists, find, made
+from edge_server.journal.runs import exists, find, make_folder
 from edge_server.journal.sqlite import SqliteJournal
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan
@@ -152,7 +152,7 @@ def import_trace(found: Trace, data_dir: Path, name: str = "") -> Path:
         ConfigError: There is a run of that name.
     """
     run = checked_name(name or found.header.run, "run")
-    if exists(made(data_dir), run):
+    if exists(make_folder(data_dir), run):
         raise ConfigError(f"run {run!r} is in {data_dir} already; give another name with --as")
     with closing(SqliteJournal(data_dir / run)) as store:
         store.extend(records_of(found, run))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from edge_server.fleet.tables import MARKS
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
-from edge_server.journal.runs import Summary
+from edge_server.journal.runs import RunSummary
 from shared.protocol.measurements import Cost
 from shared.protocol.units import BYTES, fitting
 from shared.runtime.text_table import TextColumn, TextTable
@@ -147,7 +147,7 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
     return [f"{whose}on the devices' held-out examples: {figure(found[-1].accuracy)} ({by_device})"]
 
 
-def runs_table(summaries: Sequence[Summary]) -> TextTable:
+def runs_table(summaries: Sequence[RunSummary]) -> TextTable:
     """Return one row a run."""
     columns = [TextColumn("run"), TextColumn("algorithm"), TextColumn("rounds"), TextColumn("accuracy")]
     rows = [

@@ -18,7 +18,7 @@ from measure import Figure
 from edge_server.allocation.optimizers import bandwidth, bandwidth_problem, hcef, hcef_cvxpy, hcef_joint
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
 from edge_server.allocation.optimizers.base import Array
-from edge_server.allocation.optimizers.hcef_problem import Terms, joules, steps_cap, terms, value
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, joules, steps_cap, terms, value
 from tests.edge_server.allocation.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))
@@ -138,7 +138,7 @@ def joint(many: int) -> Iterator[Figure]:
         yield Figure(f"joint, {kind}: alternation is above it, median", 100 * median(won), "%")
 
 
-def alternations(given: Terms, seed: int) -> list[float]:
+def alternations(given: HcefTerms, seed: int) -> list[float]:
     """Return where alternation from ten starts ends: five shares of the room, five random ones."""
     rng, count = np.random.default_rng(seed), len(given.step_s)
     cap = steps_cap(given, np.full(count, given.least[1]))
@@ -160,7 +160,7 @@ def by_grid(many: int, counts: Sequence[int]) -> Iterator[Figure]:
     yield Figure("joint, fewer than ten devices: above a fine grid by at most", 100 * worst, "%", "<= 0.5")
 
 
-def brute(given: Terms) -> float:
+def brute(given: HcefTerms) -> float:
     """Return the best of the grid; a device's joules are rounded up, so that every sum is allowed."""
     floors = given.least[0] * given.step_joules + given.least[1] * given.send_joules
     unit = (given.energy_joules - float(floors.sum())) / (LEVELS - 1)

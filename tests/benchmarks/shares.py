@@ -19,7 +19,7 @@ from measure import Figure, NotRun, Row, told
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.allocation.explain import explain, lines
+from edge_server.allocation.explain import explain, explanation_lines
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import RoundOpened, valid
 from edge_server.journal.sqlite import read
@@ -124,7 +124,7 @@ def run(*, quick: bool = False) -> list[Row]:
         found = worst(_replayed(root, rounds), "replayed")[FIRST:]
         figures.append(Figure("shares, replayed: longest task / T_th", max(found), "", f"<= {MOST_REPLAYED}"))
         console = Console(width=120)
-        for line in lines(explain(read(root / "rates-told" / "runs" / "live"), rounds)):
+        for line in explanation_lines(explain(read(root / "rates-told" / "runs" / "live"), rounds)):
             console.print(line, highlight=False)
     return figures
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, Terms, terms
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, BandwidthTerms, Shares, terms
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
 from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
@@ -23,7 +23,7 @@ def solve(problem: Bandwidth, solver: Solver = "numpy") -> Shares:
     return allocation(given, filled.amount, filled.level**-2.0)
 
 
-def ramps(given: Terms) -> Ramps:
+def ramps(given: BandwidthTerms) -> Ramps:
     """Return b_k over x = 1 / sqrt(lambda)."""
     full = np.where(given.cap > 0, given.full, 1.0)  # who needs no share has no ramp
     root = np.sqrt(given.slack * full)
@@ -31,7 +31,7 @@ def ramps(given: Terms) -> Ramps:
     return Ramps(starts, ends, given.floor, given.cap)
 
 
-def allocation(given: Terms, share: Array, multiplier: float) -> Shares:
+def allocation(given: BandwidthTerms, share: Array, multiplier: float) -> Shares:
     """Return what the shares amount to, and why they are as they are."""
     slack, full, compute = given.slack, given.full, given.compute
     filled, spare = share >= given.cap, slack - compute

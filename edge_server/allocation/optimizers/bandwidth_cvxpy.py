@@ -15,7 +15,7 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
-from edge_server.allocation.optimizers.bandwidth_problem import Terms
+from edge_server.allocation.optimizers.bandwidth_problem import BandwidthTerms
 from edge_server.allocation.optimizers.base import Array
 
 SETTINGS = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10}
@@ -34,7 +34,7 @@ def _compiled(count: int) -> tuple[cp.Problem, dict[str, Any]]:
     return cp.Problem(goal, [room, *rows]), {**given, "part": part, "room": room}
 
 
-def optimum(given: Terms) -> tuple[Array, float]:
+def optimum(given: BandwidthTerms) -> tuple[Array, float]:
     """Return the shares, put back within their bounds, and the multiplier of the uplink.
 
     Raises:

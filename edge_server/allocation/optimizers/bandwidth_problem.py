@@ -121,7 +121,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Terms:
+class BandwidthTerms:
     """The problem in the terms of the docstring above; who takes no part has s = u = 1, c = 0 and no room.
 
     Attributes:
@@ -149,7 +149,7 @@ class Terms:
     enough_s: float
 
 
-def terms(problem: Bandwidth) -> Terms:
+def terms(problem: Bandwidth) -> BandwidthTerms:
     """Sort out who takes part, and what the floors and caps are."""
     count = len(problem.up_bits_per_s)
     rate, compute = column(problem.up_bits_per_s, count), column(problem.compute_s, count)
@@ -171,7 +171,7 @@ def terms(problem: Bandwidth) -> Terms:
         rising = np.sort(floor)
         floor = np.where(floor < rising[np.argmax(np.cumsum(rising) > 1.0)], floor, 0.0)
     enough = problem.threshold_s if feasible else _enough(problem, able, kept)
-    return Terms(slack, full, compute, floor, wanted, cap, told, within, feasible, enough)
+    return BandwidthTerms(slack, full, compute, floor, wanted, cap, told, within, feasible, enough)
 
 
 def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:

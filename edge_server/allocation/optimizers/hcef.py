@@ -26,12 +26,12 @@ from typing import TypeAlias
 import numpy as np
 
 from edge_server.allocation.optimizers.base import Array, Solver
-from edge_server.allocation.optimizers.hcef_problem import Control, Hcef, Terms, control, sent_cap, steps_cap, terms
+from edge_server.allocation.optimizers.hcef_problem import Control, Hcef, HcefTerms, control, sent_cap, steps_cap, terms
 from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
 STILL = 1e-4
 
-Block: TypeAlias = Callable[[Terms, Array], tuple[Array, float]]
+Block: TypeAlias = Callable[[HcefTerms, Array], tuple[Array, float]]
 """P2.1 from rho, or P2.2 from theta; with the multiplier of the energy row."""
 
 
@@ -46,7 +46,7 @@ def solve(problem: Hcef, start: float = 0.5, solver: Solver = "numpy", sweeps: i
     return alternate(given, halfway(given, start), blocks, sweeps)
 
 
-def halfway(given: Terms, share: float) -> Array:
+def halfway(given: HcefTerms, share: float) -> Array:
     """Return the steps that are best where only that share of the room beyond the floors is there."""
     least_s, least_joules = np.where(given.able, given.enough_s, 0.0), given.floor_joules
     with np.errstate(invalid="ignore"):  # no limit: half of it is none
@@ -56,7 +56,7 @@ def halfway(given: Terms, share: float) -> Array:
     return steps_for(half, np.full(len(least_s), given.least[1]))[0]
 
 
-def alternate(given: Terms, steps: Array, blocks: tuple[Block, Block] | None = None, sweeps: int = 50) -> Control:
+def alternate(given: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None = None, sweeps: int = 50) -> Control:
     """Take P2.1 and P2.2 in turn until neither moves a device any more, as the paper's Algorithm 3 does."""
     p21, p22 = blocks or (sent_for, steps_for)
     sent, multiplier, done = np.full(len(steps), given.least[1]), 0.0, 0
@@ -70,7 +70,7 @@ def alternate(given: Terms, steps: Array, blocks: tuple[Block, Block] | None = N
     return control(given, (steps, sent), multiplier, sweeps=done)
 
 
-def sent_for(given: Terms, steps: Array) -> tuple[Array, float]:
+def sent_for(given: HcefTerms, steps: Array) -> tuple[Array, float]:
     """P2.1: return theta for these steps, and its multiplier."""
     least, most = given.least[1], sent_cap(given, steps)
     joules, room = given.send_joules, given.energy_joules - float((steps * given.step_joules).sum())
@@ -83,7 +83,7 @@ def sent_for(given: Terms, steps: Array) -> tuple[Array, float]:
     return np.clip(sent, least, most), max(0.0, -filled.level)
 
 
-def steps_for(given: Terms, sent: Array) -> tuple[Array, float]:
+def steps_for(given: HcefTerms, sent: Array) -> tuple[Array, float]:
     """P2.2: return rho for what is sent, and its multiplier."""
     least, most = given.least[0], steps_cap(given, sent)
     joules, room = given.step_joules, given.energy_joules - float((sent * given.send_joules).sum())

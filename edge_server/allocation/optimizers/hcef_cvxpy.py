@@ -10,7 +10,7 @@ import cvxpy as cp
 import numpy as np
 
 from edge_server.allocation.optimizers.base import Array
-from edge_server.allocation.optimizers.hcef_problem import Terms, sent_cap, steps_cap
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, sent_cap, steps_cap
 
 SETTINGS = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10}
 
@@ -27,7 +27,7 @@ def _compiled(count: int, *, bent: bool) -> tuple[cp.Problem, dict[str, Any]]:
     return problem, {**given, "x": x, "bend": bend, "joules": joules, "room": room, "row": row}
 
 
-def sent_for(given: Terms, steps: Array) -> tuple[Array, float]:
+def sent_for(given: HcefTerms, steps: Array) -> tuple[Array, float]:
     """P2.1: return theta for these steps, and its multiplier."""
     least = np.full(len(steps), given.least[1])
     spent = float((steps * given.step_joules).sum())
@@ -36,7 +36,7 @@ def sent_for(given: Terms, steps: Array) -> tuple[Array, float]:
     )
 
 
-def steps_for(given: Terms, sent: Array) -> tuple[Array, float]:
+def steps_for(given: HcefTerms, sent: Array) -> tuple[Array, float]:
     """P2.2: return rho for what is sent, and its multiplier."""
     least = np.full(len(sent), given.least[0])
     spent = float((sent * given.send_joules).sum())

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_server.allocation.optimizers.base import Array
-from edge_server.allocation.optimizers.hcef_problem import Point, Terms, joules, value
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, Point, joules, value
 
 LEVELS, OF_EACH = 129, 10
 NARROWER, TIMES = 4, 6
 COLUMNS = ("step_s", "send_s", "step_joules", "send_joules", "deadline_s")
 
 
-def shared_out(given: Terms, point: Point, devices: NDArray[np.intp]) -> Iterator[Point]:
+def shared_out(given: HcefTerms, point: Point, devices: NDArray[np.intp]) -> Iterator[Point]:
     """Yield better and better points where these devices share out anew what they spend at a point.
 
     First from a grid of all their joules beyond their floors, then from finer ones around what was found.
@@ -64,7 +64,7 @@ def _picked(worth: Array, room: int) -> NDArray[np.intp]:
     return chosen
 
 
-def within(given: Terms, limit: Array) -> Point:
+def within(given: HcefTerms, limit: Array) -> Point:
     """Return the best point of each device that spends no more than these joules, of shape (N, levels)."""
     rho, theta = given.least
     step_s, send_s, step_joules, send_joules, deadline = (

@@ -28,8 +28,8 @@ from edge_server.allocation.optimizers.hcef_few import shared_out
 from edge_server.allocation.optimizers.hcef_problem import (
     Control,
     Hcef,
+    HcefTerms,
     Point,
-    Terms,
     control,
     joules,
     terms,
@@ -98,15 +98,15 @@ def solve(problem: Hcef) -> Control:
     return control(given, best, multiplier, least_objective=bound)
 
 
-def _total(given: Terms, point: Point) -> float:
+def _total(given: HcefTerms, point: Point) -> float:
     return float(value(given, point).sum())
 
 
-def _better(given: Terms, one: Point, other: Point) -> Point:
+def _better(given: HcefTerms, one: Point, other: Point) -> Point:
     return other if _total(given, other) < _total(given, one) else one
 
 
-def _faces(given: Terms) -> Faces:
+def _faces(given: HcefTerms) -> Faces:
     """Return the faces of all devices."""
     rho, theta = given.least
     with np.errstate(all="ignore"):
@@ -128,7 +128,7 @@ def _faces(given: Terms) -> Faces:
     return Faces(x, y, low, high, linear, bend, still, drawn)
 
 
-def _apart(given: Terms, faces: Faces, multiplier: float) -> Apart:
+def _apart(given: HcefTerms, faces: Faces, multiplier: float) -> Apart:
     """Let every device do what is best for it at this price of a joule."""
     slope = faces.linear + multiplier * faces.drawn
     with np.errstate(all="ignore"):
@@ -143,7 +143,7 @@ def _apart(given: Terms, faces: Faces, multiplier: float) -> Apart:
     return Apart(face, steps[at], spent, least, cost)
 
 
-def _bracket(given: Terms, faces: Faces) -> tuple[tuple[float, Apart], tuple[float, Apart]]:
+def _bracket(given: HcefTerms, faces: Faces) -> tuple[tuple[float, Apart], tuple[float, Apart]]:
     """Return two neighbouring multipliers: all keep to E at the one, not at the other; both zero if they need not."""
     energy = given.energy_joules
     over = 0.0, _apart(given, faces, 0.0)
@@ -169,7 +169,9 @@ def _bracket(given: Terms, faces: Faces) -> tuple[tuple[float, Apart], tuple[flo
     return under, over
 
 
-def _candidates(given: Terms, faces: Faces, under: tuple[float, Apart], over: tuple[float, Apart]) -> Iterator[Point]:
+def _candidates(
+    given: HcefTerms, faces: Faces, under: tuple[float, Apart], over: tuple[float, Apart]
+) -> Iterator[Point]:
     """Yield feasible points: the faces of both sides, then those with one device after the other on another face."""
     if under[0] == 0:  # energy is no limit
         yield _point(faces.only(under[1].face), under[1].steps, given)
@@ -196,7 +198,7 @@ def _candidates(given: Terms, faces: Faces, under: tuple[float, Apart], over: tu
         yield from shared_out(given, point, nearest if len(nearest) <= FEW else nearest[:PART])
 
 
-def on_faces(given: Terms, faces: Faces, face: NDArray[np.intp]) -> Point | None:
+def on_faces(given: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Point | None:
     """Return the best point with every device on its face, None where even the least joules on them exceed E."""
     one = faces.only(face)
     low, high, linear, bend, still, drawn = one.low, one.high, one.linear, one.bend, one.still, one.drawn
@@ -218,5 +220,5 @@ def on_faces(given: Terms, faces: Faces, face: NDArray[np.intp]) -> Point | None
     return point if joules(given, point) <= given.energy_joules * (1 + ROUNDING) else None
 
 
-def _point(one: Faces, steps: Array, given: Terms) -> Point:
+def _point(one: Faces, steps: Array, given: HcefTerms) -> Point:
     return steps, np.clip(one.x - one.y * steps, given.least[1], 1.0)

@@ -92,7 +92,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Terms:
+class HcefTerms:
     """The problem in the terms of the docstring above; who cannot take part costs nothing and has its floors.
 
     Attributes:
@@ -136,7 +136,7 @@ Point: TypeAlias = tuple[Array, Array]
 """rho and theta."""
 
 
-def terms(problem: Hcef) -> Terms:
+def terms(problem: Hcef) -> HcefTerms:
     """Sort out whose figures can be true and whose floors fit."""
     count = len(problem.mu_s)
     told_columns = (problem.mu_s, problem.nu_s, problem.alpha_joules, problem.tx_w, problem.deadline_s)
@@ -158,7 +158,7 @@ def terms(problem: Hcef) -> Terms:
     step_joules, send_joules = charged * step_joules, charged * send_joules
     planned = float((charged * floors).sum())
     sigma2, g2 = max(0.0, problem.sigma2), max(0.0, problem.g2)
-    return Terms(
+    return HcefTerms(
         step_s=step_s,
         send_s=send_s,
         step_joules=step_joules,
@@ -178,12 +178,12 @@ def terms(problem: Hcef) -> Terms:
     )
 
 
-def sent_cap(given: Terms, steps: Array) -> Array:
+def sent_cap(given: HcefTerms, steps: Array) -> Array:
     """Return the most that a device can send in time after these steps."""
     return _cap(given.deadline_s - steps * given.step_s, given.send_s, given.least[1])
 
 
-def steps_cap(given: Terms, sent: Array) -> Array:
+def steps_cap(given: HcefTerms, sent: Array) -> Array:
     """Return the most steps with which a device can send that in time."""
     return _cap(given.deadline_s - sent * given.send_s, given.step_s, given.least[0])
 
@@ -193,19 +193,19 @@ def _cap(left: Array, full: Array, least: float) -> Array:
         return np.where(full > 0, np.clip(left / full, least, 1.0), 1.0)
 
 
-def value(given: Terms, point: Point) -> Array:
+def value(given: HcefTerms, point: Point) -> Array:
     """Return each device's term of (15a)."""
     steps, sent = point
     return (2 - sent) * steps * given.noise + given.bend * (1 - steps) ** 2
 
 
-def joules(given: Terms, point: Point) -> float:
+def joules(given: HcefTerms, point: Point) -> float:
     """Return what all spend."""
     return float((point[0] * given.step_joules + point[1] * given.send_joules).sum())
 
 
 def control(
-    given: Terms, point: Point, multiplier: float, *, least_objective: float | None = None, sweeps: int = 0
+    given: HcefTerms, point: Point, multiplier: float, *, least_objective: float | None = None, sweeps: int = 0
 ) -> Control:
     """Return what a point amounts to, and why it is as it is."""
     steps, sent = point

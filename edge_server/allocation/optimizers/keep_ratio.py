@@ -61,7 +61,7 @@ class KeepRatio:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeepAllocation:
     """The allocation; a device that can do with no ratio gets the smallest, and is not `fits`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Kept:
     enough_bytes: Array
 
 
-def solve(problem: KeepRatio) -> Kept:
+def solve(problem: KeepRatio) -> KeepAllocation:
     """Return the largest ratios; nothing that devices say makes it fail."""
     ratios = np.asarray(problem.ratios, np.float64)
     costs, told = _costs(problem, ratios)
@@ -111,7 +111,7 @@ def solve(problem: KeepRatio) -> Kept:
     bound = np.where(told, np.where(able, code, Bound.OUT), Bound.UNKNOWN).astype(np.int8)
     gains = [np.where(bound == kind, _slope(ratios, cost, keep), 0.0) for kind, cost in zip(binds, costs, strict=True)]
     table = np.broadcast_to(np.asarray(problem.up_bytes, np.float64), (count, len(ratios)))
-    return Kept(
+    return KeepAllocation(
         keep=keep,
         bound=bound,
         seconds=taken[0],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_server.allocation.coordinator import decide
-from edge_server.allocation.explain import Explanation, explain, lines
+from edge_server.allocation.explain import Explanation, explain, explanation_lines
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, kept_share
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
@@ -89,7 +89,7 @@ def test_a_large_fleet_is_explained_at_once(tmp_path, compute):
 
 
 def test_lines_tell_the_sources_the_binding_limit_and_predicted_against_measured(tmp_path):
-    text = "\n".join(lines(explain(journal(tmp_path), 1)))
+    text = "\n".join(explanation_lines(explain(journal(tmp_path), 1)))
     assert "for tasks within 10 s" in text
     assert "the longest task took 11 s, computing and upload (a): 1.10 of the limit" in text
     assert "the round took 11.5 s" in text
@@ -113,7 +113,7 @@ def test_clusters_measure_nothing(tmp_path):
     plan = msgspec.structs.replace(records[0].plan, optimizer=table)
     decision = decide(table, dataclasses.replace(CASE, places={"a": 0, "b": 1, "c": 2}))
     records[:2] = [RunOpened(run="r", plan=plan), msgspec.structs.replace(records[1], decision=decision)]
-    text = "\n".join(lines(explain(records, 1)))
+    text = "\n".join(explanation_lines(explain(records, 1)))
     assert "its cluster's ratio" in text
 
 
@@ -123,7 +123,7 @@ def test_whose_joules_nobody_knows_is_told(tmp_path, joules, said):
     figures = {"a": {"task_s": Figure(1.0, "measured"), "up_bits_per_s": Figure(1e6, "measured"), **joules}}
     limits = {"deadline_s": 9.0, "joules": 5.0, "weights": 10.0, "model_bytes": 40.0}
     case = Case(("a",), limits, figures, ((0.5, 20), (1.0, 40)))
-    text = "\n".join(lines(explain(journal(tmp_path, table, case), 1)))
+    text = "\n".join(explanation_lines(explain(journal(tmp_path, table, case), 1)))
     assert ("nobody knows its joules" in text) == said
 
 

@@ -10,8 +10,8 @@ import pytest
 from edge_server.allocation.coordinator import decide, round_case
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting, Sizes
-from edge_server.allocation.model_sizes import ladder, sizes
-from edge_server.journal.budget import Spending
+from edge_server.allocation.model_sizes import measure_model, update_bytes
+from edge_server.journal.budget import RunSpending
 from edge_server.journal.decision import Decision, Figure, Given
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened
 from edge_server.plan.plan import Plan
@@ -28,7 +28,7 @@ from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
 
 SIZES = Sizes(1000, 800, 4000)
-SPENT = Spending(seconds=40.0, joules=30.0, charged=0.0, is_whole=True, unmetered=())
+SPENT = RunSpending(seconds=40.0, joules=30.0, charged=0.0, is_whole=True, unmetered=())
 DEVICE = '[[device]]\nname = "a"\ncompute_s = 3.0\nup_mbit_s = 2.0\n'
 
 
@@ -159,12 +159,12 @@ def test_sizes_of_a_network(tmp_path):
     """64-4-10: 64 * 4 + 4 * 10 weights and 14 biases; of half of the hidden neurons, half of the weights."""
     plan = plan_of(tmp_path, 'name = "keep_ratio"')
     model = blank(plan.model)
-    found = sizes(fedavg(), model, State(initial(plan.model, 0).tree()))
+    found = measure_model(fedavg(), model, State(initial(plan.model, 0).tree()))
     whole, weights = sum(one.numel() for one in model.layers.parameters()), 0
     for one in model.layers.parameters():
         weights += one.numel() if one.ndim > 1 else 0
     assert (found.weights, found.shared, found.bytes) == (whole, weights, 4 * whole)
-    (half, part), (_, all_) = ladder(model, [0.5, 1.0])
+    (half, part), (_, all_) = update_bytes(model, [0.5, 1.0])
     assert (half, all_) == (0.5, 4 * whole)
     assert part < 0.6 * all_
 
@@ -216,7 +216,7 @@ def test_iterations_are_those_that_devices_take(tmp_path, options, iterations):
         before = Decision(optimizer="bandwidth", devices={"a": Given(values={"prune": pruned})})
         cost = CostSettled(round=1, device="a", cost=Cost(compute_s=0.25 * steps))
         experience.take([RoundOpened(round=1, assignments=told, decision=before), cost] if steps else [])
-        setting = RoundSetting(plan, 2, ("a",), SPENT, sizes(method, model, state))
+        setting = RoundSetting(plan, 2, ("a",), SPENT, measure_model(method, model, state))
         asked = round_case(setting, experience, {})
         if steps:
             assert asked.figures["a"]["step_s"] == Figure(pytest.approx(0.25), "measured")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.allocation import coordinator
-from edge_server.allocation.explain import explain, lines
+from edge_server.allocation.explain import explain, explanation_lines
 from edge_server.allocation.inputs import recorded_case
 from edge_server.journal.records import AnyRecord, RoundOpened
 from edge_server.journal.sqlite import read
@@ -75,7 +75,7 @@ def test_both_values_are_explained(records):
     found = explain(records, 1)
     assert [one.device for one in found.devices] == ["fast", "slow"]
     assert all(one.values.keys() == {"local_steps", "top_k"} and not one.buys for one in found.devices)
-    text = "\n".join(lines(found))
+    text = "\n".join(explanation_lines(found))
     assert "hcef decided, for tasks within 4 s" in text
     assert f"local_steps {found.devices[0].values['local_steps']}" in text
     assert "top_k 1" in text

@@ -16,7 +16,7 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
-from edge_server.journal.report_history import Kept, Readings
+from edge_server.journal.report_history import KeptReport, ReportHistory
 from shared.protocol import wire
 from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report, Status
@@ -44,9 +44,9 @@ def run(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
 
 def kept(folder: Path, *reports: Report, age_s: float = 60.0) -> None:
     """Leave a history."""
-    readings, now = Readings(folder, 14, 1 << 20), utc_seconds()
+    readings, now = ReportHistory(folder, 14, 1 << 20), utc_seconds()
     for number, one in enumerate(reports):
-        readings.write([Kept(now - age_s + number, one)])
+        readings.write([KeptReport(now - age_s + number, one)])
     readings.close()
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 from edge_server.fleet.history import BATCH_S, MAX_DEVICES, History
 from edge_server.fleet.hub import Server
-from edge_server.journal.report_history import FILE, Readings, history, latest
+from edge_server.journal.report_history import FILE, ReportHistory, latest_reports, reading_history
 from shared.protocol import wire
 from shared.protocol.messages import Report, Status
 from shared.protocol.topics import topic
@@ -20,7 +20,7 @@ NAME = "power.total_watts"
 
 
 def kept_by(folder) -> History:
-    return History(Readings(folder, 14, 1 << 20), inline, calendar=lambda: 1e9 + asyncio.get_running_loop().time())
+    return History(ReportHistory(folder, 14, 1 << 20), inline, calendar=lambda: 1e9 + asyncio.get_running_loop().time())
 
 
 def test_what_a_server_hears_is_kept_with_the_time_it_was_heard(tmp_path):
@@ -42,8 +42,8 @@ def test_what_a_server_hears_is_kept_with_the_time_it_was_heard(tmp_path):
             await say(second)
             await say(report(Random(3), 160.0, instance="superseded"))
             await asyncio.sleep(1)
-        assert [at for at, _ in history(tmp_path / FILE, "orin", NAME)] == [1e9, 1e9 + 30]
-        assert latest(tmp_path / FILE)["orin"].report == second
+        assert [at for at, _ in reading_history(tmp_path / FILE, "orin", NAME)] == [1e9, 1e9 + 30]
+        assert latest_reports(tmp_path / FILE)["orin"].report == second
 
     virtual(play())
 
@@ -57,12 +57,12 @@ def test_of_a_device_that_reports_all_the_time_one_report_a_batch_is_kept(tmp_pa
             for number in range(1000):
                 kept.hear(report(Random(0), float(number)))
                 await asyncio.sleep(BATCH_S / 100)
-        assert 9 <= len(history(tmp_path / FILE, "orin", NAME)) <= 11
-        assert latest(tmp_path / FILE)["orin"].report.at == 999.0
+        assert 9 <= len(reading_history(tmp_path / FILE, "orin", NAME)) <= 11
+        assert latest_reports(tmp_path / FILE)["orin"].report.at == 999.0
         for number in range(3 * MAX_DEVICES):
             kept.hear(Report(device=f"d{number}", at=1.0))
         await kept.write()
-        assert len(latest(tmp_path / FILE)) <= MAX_DEVICES + 1
+        assert len(latest_reports(tmp_path / FILE)) <= MAX_DEVICES + 1
         kept.readings.close()
 
     virtual(play())
@@ -83,7 +83,7 @@ def test_a_full_disk_is_said_once_and_stops_nothing(disk, caplog):
             kept.hear(report(Random(0), 100.0))
             await asyncio.sleep(2 * BATCH_S)
             kept.hear(report(Random(0), 101.0))
-        assert [one.at for _, one in history(disk.path / "site" / FILE, "orin", NAME)] == [100.0, 101.0]
+        assert [one.at for _, one in reading_history(disk.path / "site" / FILE, "orin", NAME)] == [100.0, 101.0]
 
     caplog.set_level("INFO")
     virtual(play())

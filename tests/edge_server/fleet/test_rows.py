@@ -22,7 +22,7 @@ from edge_server.fleet.tables import (
     throttled,
 )
 from edge_server.fleet.view import Device, device_rows
-from edge_server.journal.report_history import Kept
+from edge_server.journal.report_history import KeptReport
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
 from tests.edge_server.reports import report
@@ -45,18 +45,20 @@ def test_the_broker_knows_who_is_there_and_the_history_since_when():
     """The same report on both sides has an age; one that the server has not kept yet has none."""
     same, newer = (report(Random(1), at, "a", instance="a") for at in (100.0, 130.0))
     fleet = heard(here("a"), same, here("b", online=False))
-    [a, b, c] = device_rows(fleet, {"a": Kept(NOW - 7, same), "c": Kept(NOW - 9, report(Random(2), 1.0, "c"))}, {}, NOW)
+    [a, b, c] = device_rows(
+        fleet, {"a": KeptReport(NOW - 7, same), "c": KeptReport(NOW - 9, report(Random(2), 1.0, "c"))}, {}, NOW
+    )
     assert (a.device, a.online, a.age_s, a.at) == ("a", True, 7.0, 100.0)
     assert (b.device, b.online, b.age_s, b.readings) == ("b", False, None, {})
     assert (c.device, c.online, c.age_s, c.at) == ("c", None, 9.0, 1.0)
-    [a, _] = device_rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {}, NOW)
+    [a, _] = device_rows(observe(fleet, newer), {"a": KeptReport(NOW - 7, same)}, {}, NOW)
     assert (a.age_s, a.at) == (None, 130.0)
-    [a, _] = device_rows(observe(fleet, newer), {"a": Kept(NOW - 7, same)}, {"a": NOW - 2}, NOW)
+    [a, _] = device_rows(observe(fleet, newer), {"a": KeptReport(NOW - 7, same)}, {"a": NOW - 2}, NOW)
     assert (a.age_s, a.at) == (2.0, 130.0)
 
 
 def test_without_a_broker_nobody_is_said_to_be_there():
-    [a] = device_rows(None, {"a": Kept(NOW + 5, report(Random(1), 100.0, "a"))}, {}, NOW)
+    [a] = device_rows(None, {"a": KeptReport(NOW + 5, report(Random(1), 100.0, "a"))}, {}, NOW)
     assert (a.online, a.age_s) == (None, 0.0)
     assert device_rows(None, {}, {}, NOW) == []
 
@@ -157,7 +159,7 @@ def test_numbers():
 
 def test_a_row_as_json_has_every_unit_and_source():
     """And comes back as it was."""
-    [one] = device_rows(None, {"a": Kept(NOW, report(Random(1), 100.0, "a"))}, {}, NOW)
+    [one] = device_rows(None, {"a": KeptReport(NOW, report(Random(1), 100.0, "a"))}, {}, NOW)
     data = msgspec.json.encode(one)
     assert msgspec.json.decode(data, type=Device) == one
     watts = msgspec.json.decode(data)["readings"]["power.total_watts"]

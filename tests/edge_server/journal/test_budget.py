@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.journal.budget import Ledger, Spending, reached
+from edge_server.journal.budget import Ledger, RunSpending, spent_budget
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import (
     AnyRecord,
@@ -56,7 +56,7 @@ def settled(number: int, name: str, **cost: float) -> CostSettled:
     return CostSettled(round=number, device=name, cost=Cost(**cost))
 
 
-def spent(*records: AnyRecord) -> Spending:
+def spent(*records: AnyRecord) -> RunSpending:
     ledger = Ledger()
     ledger.take(records)
     return ledger.spending()
@@ -74,7 +74,7 @@ def test_what_every_task_told_adds_up_and_the_settled_cost_stands_for_the_update
         came(2, "b", **joules(0.0, 0.0, 0.0)),
         closed(2, 7.0),
     )
-    assert found == Spending(seconds=12.0, joules=37.0, charged=0.0, is_whole=True, unmetered=())
+    assert found == RunSpending(seconds=12.0, joules=37.0, charged=0.0, is_whole=True, unmetered=())
 
 
 def test_joules_that_nobody_told_are_charged_as_the_dearest_of_that_device_and_part():
@@ -87,7 +87,7 @@ def test_joules_that_nobody_told_are_charged_as_the_dearest_of_that_device_and_p
         opened(3, "a"),
         closed(3, 1.0),
     )
-    assert found == Spending(seconds=1.0, joules=13.0 + 33.0 + 33.0, charged=3.0 + 33.0, is_whole=True, unmetered=())
+    assert found == RunSpending(seconds=1.0, joules=13.0 + 33.0 + 33.0, charged=3.0 + 33.0, is_whole=True, unmetered=())
 
 
 def test_figures_that_no_sum_could_hold_are_none():
@@ -109,7 +109,7 @@ def test_of_who_tells_nothing_nothing_can_be_charged_and_the_sum_is_a_bound():
         came(1, "b", upload_joules=5.0),
         closed(1, 1.0),
     )
-    assert found == Spending(seconds=1.0, joules=18.0, charged=0.0, is_whole=False, unmetered=("b",))
+    assert found == RunSpending(seconds=1.0, joules=18.0, charged=0.0, is_whole=False, unmetered=("b",))
     assert spent(opened(1, "b"), came(1, "b", compute_s=1.0)).joules is None
     assert spent(came(0, "b", compute_s=1.0)).unmetered == (), "what was measured before round 1 is no training"
     assert spent(opened(1, "b"), came(1, "b", compute_joules=-3.0)).unmetered == ("b",), "below zero cannot be true"
@@ -120,7 +120,7 @@ def test_what_was_made_void_is_spent_all_the_same(reopened):
     """A round done twice costs twice; where its opening stays, who was asked is asked anew."""
     first = [opened(1, "a"), came(1, "a", **joules(1.0, 10.0, 2.0)), closed(1, 5.0)]
     back = Rewound(round=1, cause="lost", reopened=reopened)
-    assert spent(*first, back, *first) == Spending(10.0, 26.0, 0.0, is_whole=True, unmetered=())
+    assert spent(*first, back, *first) == RunSpending(10.0, 26.0, 0.0, is_whole=True, unmetered=())
     assert spent(*first, back).joules == (26.0 if reopened else 13.0)
 
 
@@ -160,11 +160,11 @@ def test_a_journal_read_in_two_parts_says_the_same_and_no_less_than_what_was_tol
     ],
 )
 def test_a_budget_is_spent_when_it_is_reached(budget, cause):
-    assert reached(budget, Spending(12.0, 40.0, 3.0, is_whole=False, unmetered=())) == cause
+    assert spent_budget(budget, RunSpending(12.0, 40.0, 3.0, is_whole=False, unmetered=())) == cause
 
 
 def test_joules_that_nobody_knows_spend_no_budget():
-    assert reached(BudgetPlan(joules=1.0), Spending(12.0, None, 0.0, is_whole=False, unmetered=("a",))) == ""
+    assert spent_budget(BudgetPlan(joules=1.0), RunSpending(12.0, None, 0.0, is_whole=False, unmetered=("a",))) == ""
 
 
 def answering(figures: dict[str, list[float | None]], folder: Path, budget: str, rounds: int = 9, **keys: str):

@@ -14,7 +14,16 @@ from random import Random
 import msgspec
 import pytest
 
-from edge_server.journal.report_history import DAY_S, FILE, FULL_EVERY, SWEEP_S, Kept, Readings, history, latest
+from edge_server.journal.report_history import (
+    DAY_S,
+    FILE,
+    FULL_EVERY,
+    SWEEP_S,
+    KeptReport,
+    ReportHistory,
+    latest_reports,
+    reading_history,
+)
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
@@ -28,12 +37,14 @@ WATTS = "power.total_watts"
 
 @pytest.fixture
 def readings(tmp_path):
-    opened = Readings(tmp_path / "site", keep_days=14, max_bytes=256 << 20)
+    opened = ReportHistory(tmp_path / "site", keep_days=14, max_bytes=256 << 20)
     yield opened
     opened.close()
 
 
-def fill(readings: Readings, count: int, *devices: str, first: int = 0, batch: int = 1) -> dict[str, list[Kept]]:
+def fill(
+    readings: ReportHistory, count: int, *devices: str, first: int = 0, batch: int = 1
+) -> dict[str, list[KeptReport]]:
     """Write what devices say every 30 s; return it."""
     random = Random(first)
     said = {device: [] for device in devices or ("orin",)}
@@ -41,58 +52,58 @@ def fill(readings: Readings, count: int, *devices: str, first: int = 0, batch: i
         news = []
         for number in range(start, min(start + batch, first + count)):
             for device, heard in said.items():
-                heard.append(Kept(BEGIN + number * STEP_S, report(random, 100.0 + number * STEP_S, device)))
+                heard.append(KeptReport(BEGIN + number * STEP_S, report(random, 100.0 + number * STEP_S, device)))
                 news.append(heard[-1])
         readings.write(news)
     return said
 
 
-def figures(said: list[Kept], name: str = WATTS) -> list[tuple[float, Reading]]:
+def figures(said: list[KeptReport], name: str = WATTS) -> list[tuple[float, Reading]]:
     return [(one.heard_utc_s, one.report.readings[name]) for one in said]
 
 
 def test_every_figure_is_read_back_as_it_was_said(readings):
     """Over more than two full rows, of several devices, those that change and those that do not."""
     said = fill(readings, 2 * FULL_EVERY + 5, "orin", "nano", batch=7)
-    assert latest(readings.path) == {device: heard[-1] for device, heard in said.items()}
+    assert latest_reports(readings.path) == {device: heard[-1] for device, heard in said.items()}
     for device, heard in said.items():
         for name in heard[0].report.readings:
-            assert history(readings.path, device, name) == figures(heard, name)
+            assert reading_history(readings.path, device, name) == figures(heard, name)
 
 
 def test_a_history_goes_on_after_a_restart(readings):
     """In any process, also where two write at once: each row is told against the one before it."""
-    other = Readings(readings.folder, keep_days=14, max_bytes=256 << 20)
+    other = ReportHistory(readings.folder, keep_days=14, max_bytes=256 << 20)
     said = fill(readings, 3)["orin"]
     said += fill(other, 3, first=3)["orin"]
     said += fill(readings, 3, first=6)["orin"]
     other.close()
-    assert history(readings.path, "orin", WATTS) == figures(said)
-    assert latest(readings.path)["orin"] == said[-1]
+    assert reading_history(readings.path, "orin", WATTS) == figures(said)
+    assert latest_reports(readings.path)["orin"] == said[-1]
 
 
 def test_a_retained_report_is_kept_once(readings):
     """It is heard again after every restart of the server; what a rebooted board says is another."""
     [one] = fill(readings, 1)["orin"]
-    again = Kept(one.heard_utc_s + 100, one.report)
+    again = KeptReport(one.heard_utc_s + 100, one.report)
     readings.write([again])
     readings.close()
     readings.write([again])
-    assert latest(readings.path)["orin"] == one
+    assert latest_reports(readings.path)["orin"] == one
     reborn = msgspec.structs.replace(one.report, instance="another")
-    readings.write([Kept(one.heard_utc_s + 200, reborn)])
-    assert latest(readings.path)["orin"].report == reborn
-    assert len(history(readings.path, "orin", WATTS)) == 2
+    readings.write([KeptReport(one.heard_utc_s + 200, reborn)])
+    assert latest_reports(readings.path)["orin"].report == reborn
+    assert len(reading_history(readings.path, "orin", WATTS)) == 2
 
 
 def test_a_history_since_a_moment(readings):
     """From within a run of changed rows, whose full row lies before it."""
     said = fill(readings, 100)["orin"]
     since = said[37].heard_utc_s
-    assert history(readings.path, "orin", "cpu.online_count", since) == figures(said[37:], "cpu.online_count")
-    assert history(readings.path, "orin", WATTS, BEGIN * 2) == []
-    assert history(readings.path, "orin", "no.such_thing") == []
-    assert history(readings.path, "nobody", WATTS) == []
+    assert reading_history(readings.path, "orin", "cpu.online_count", since) == figures(said[37:], "cpu.online_count")
+    assert reading_history(readings.path, "orin", WATTS, BEGIN * 2) == []
+    assert reading_history(readings.path, "orin", "no.such_thing") == []
+    assert reading_history(readings.path, "nobody", WATTS) == []
 
 
 def test_a_report_takes_few_bytes(readings):
@@ -107,12 +118,12 @@ def test_what_is_too_old_is_forgotten(readings):
     readings.keep_days = 1.0
     fill(readings, 100)
     late = fill(readings, 1, first=int((DAY_S + 50 * STEP_S) / STEP_S))["orin"][0]
-    kept = history(readings.path, "orin", WATTS)
+    kept = reading_history(readings.path, "orin", WATTS)
     assert kept[0][0] >= late.heard_utc_s - DAY_S
     assert len(kept) == 51
-    assert history(readings.path, "orin", "cpu.online_count")[-1] == figures([late], "cpu.online_count")[0]
-    readings.write([Kept(late.heard_utc_s + 2 * DAY_S + SWEEP_S, report(Random(0), 1.0, "nano"))])
-    assert list(latest(readings.path)) == ["nano"]
+    assert reading_history(readings.path, "orin", "cpu.online_count")[-1] == figures([late], "cpu.online_count")[0]
+    readings.write([KeptReport(late.heard_utc_s + 2 * DAY_S + SWEEP_S, report(Random(0), 1.0, "nano"))])
+    assert list(latest_reports(readings.path)) == ["nano"]
 
 
 def test_the_file_stays_as_small_as_it_was_told(readings):
@@ -121,10 +132,10 @@ def test_the_file_stays_as_small_as_it_was_told(readings):
     said = fill(readings, 6000, batch=100)["orin"]
     readings.close()
     assert readings.path.stat().st_size < 1.2 * (1 << 20)
-    kept = history(readings.path, "orin", WATTS)
+    kept = reading_history(readings.path, "orin", WATTS)
     assert len(kept) > 1500
     assert kept == figures(said[-len(kept) :])
-    assert latest(readings.path)["orin"] == said[-1]
+    assert latest_reports(readings.path)["orin"] == said[-1]
 
 
 def test_a_device_that_says_much_leaves_the_others_their_share(readings):
@@ -136,11 +147,11 @@ def test_a_device_that_says_much_leaves_the_others_their_share(readings):
             f"{number}.{i}": Reading(value=0.1 * i, unit="x", source="y", quality="measured", at=0.0)
             for i in range(300)
         }
-        readings.write([Kept(BEGIN + number, Report(device="hostile", at=float(number), readings=noise))])
+        readings.write([KeptReport(BEGIN + number, Report(device="hostile", at=float(number), readings=noise))])
     honest += fill(readings, 50, "honest", first=300)["honest"]
     readings.close()
     assert readings.path.stat().st_size < 1.2 * (2 << 20)
-    assert history(readings.path, "honest", WATTS) == figures(honest)
+    assert reading_history(readings.path, "honest", WATTS) == figures(honest)
 
 
 def test_reading_while_another_process_writes(readings):
@@ -151,14 +162,14 @@ def test_reading_while_another_process_writes(readings):
     while writer.is_alive():
         if readings.path.exists():
             try:
-                found = history(readings.path, "orin", WATTS)
+                found = reading_history(readings.path, "orin", WATTS)
             except CorruptFile as error:
                 assert "no such table" in str(error)  # noqa: PT017 - it has just been made
                 continue
             assert len(found) >= seen
             seen = len(found)
     writer.join()
-    assert len(history(readings.path, "orin", WATTS)) == 200
+    assert len(reading_history(readings.path, "orin", WATTS)) == 200
 
 
 WRITER = """
@@ -166,12 +177,12 @@ import sys
 from itertools import count
 from pathlib import Path
 from random import Random
-from edge_server.journal.report_history import Kept
-from edge_server.journal.report_history import Readings
+from edge_server.journal.report_history import KeptReport
+from edge_server.journal.report_history import ReportHistory
 from tests.edge_server.reports import report
-readings, random = Readings(Path(sys.argv[1]), 14, 1 << 22), Random(1)
+readings, random = ReportHistory(Path(sys.argv[1]), 14, 1 << 22), Random(1)
 for number in count(int(sys.argv[2])):
-    readings.write([Kept(1.8e9 + number, report(random, float(number)))])
+    readings.write([KeptReport(1.8e9 + number, report(random, float(number)))])
 """
 
 
@@ -195,7 +206,7 @@ def test_a_killed_writer_leaves_a_whole_history(tmp_path):
 
 def _count(path: Path) -> int:
     try:
-        return len(history(path, "orin", WATTS))
+        return len(reading_history(path, "orin", WATTS))
     except (ConfigError, CorruptFile):  # there is none yet, or no table in it
         return 0
 
@@ -214,8 +225,8 @@ def test_a_damaged_history_is_set_aside_and_a_new_one_begun(readings, damage, ca
     readings.close()
     _damage(readings.path, damage)
     said = fill(readings, 3, first=1000)["orin"]
-    assert latest(readings.path)["orin"] == said[-1]
-    assert history(readings.path, "orin", WATTS)[-3:] == figures(said)
+    assert latest_reports(readings.path)["orin"] == said[-1]
+    assert reading_history(readings.path, "orin", WATTS)[-3:] == figures(said)
     assert [one.name for one in readings.folder.glob("*corrupt*")] == [f"{FILE}.corrupt-1"]
     assert sum("a new history begins" in line for line in caplog.messages) == 1
 
@@ -248,31 +259,31 @@ def _damage(path: Path, damage: str) -> None:
 
 def test_a_full_disk_refuses_by_name_and_what_is_there_stays(disk):
     """And it goes on once there is room, without what was refused."""
-    readings = Readings(disk.path, keep_days=14, max_bytes=256 << 20)
+    readings = ReportHistory(disk.path, keep_days=14, max_bytes=256 << 20)
     said = fill(readings, 20)["orin"]
     disk.fill()
     with pytest.raises(Unwritable, match="make room there"):
         fill(readings, 500, first=20, batch=500)
-    assert history(readings.path, "orin", WATTS) == figures(said)
+    assert reading_history(readings.path, "orin", WATTS) == figures(said)
     disk.make_room()
     said += fill(readings, 5, first=1000)["orin"]
-    assert history(readings.path, "orin", WATTS) == figures(said)
+    assert reading_history(readings.path, "orin", WATTS) == figures(said)
     readings.close()
 
 
 def test_there_is_no_history(tmp_path):
     """Said with what to do."""
     with pytest.raises(ConfigError, match="name its data_dir"):
-        latest(tmp_path / FILE)
+        latest_reports(tmp_path / FILE)
 
 
 def test_who_may_only_read_sees_what_the_writer_wrote_last():
     """It lies beside the database as long as the writer lives; and an address may need no quotes."""
     with open_to_all() as folder:
-        readings = Readings(folder / "50%20 #1?", keep_days=14, max_bytes=256 << 20)
+        readings = ReportHistory(folder / "50%20 #1?", keep_days=14, max_bytes=256 << 20)
         said = fill(readings, 3)["orin"]
         with as_nobody():
-            assert history(readings.path, "orin", WATTS) == figures(said)
+            assert reading_history(readings.path, "orin", WATTS) == figures(said)
         readings.close()
         with as_nobody():
-            assert history(readings.path, "orin", WATTS) == figures(said)
+            assert reading_history(readings.path, "orin", WATTS) == figures(said)

@@ -48,7 +48,7 @@ REPORTS = st.builds(
 @given(REPORTS, st.data())
 def test_changes_tell_a_report_from_the_one_before(first, data):
     """Whatever differs: values, uncertainties that come and go, moments; both parts pass through bytes."""
-    form, before = report_rows.split(first)
+    form, before = report_rows.split_report(first)
     readings = {
         name: msgspec.structs.replace(
             one,
@@ -60,26 +60,26 @@ def test_changes_tell_a_report_from_the_one_before(first, data):
     }
     spent = data.draw(st.just(first.spent) | SPENT)
     second = msgspec.structs.replace(first, readings=readings, spent=spent)
-    same, row = report_rows.split(second)
+    same, row = report_rows.split_report(second)
     assert same == form
-    changed = report_rows.row_of(report_rows.packed(report_rows.changes(before, row)))
-    read = report_rows.form_of(report_rows.packed(form))
-    assert report_rows.join("pi", 100.0, read, report_rows.after(before, changed)) == second
+    changed = report_rows.decode_row(report_rows.encode_part(report_rows.row_changes(before, row)))
+    read = report_rows.decode_form(report_rows.encode_part(form))
+    assert report_rows.join_report("pi", 100.0, read, report_rows.apply_changes(before, changed)) == second
 
 
 def test_a_report_of_a_real_board_loses_nothing():
     """But a probe's moment, where it was asked within a second of the report."""
     whole = report(Random(1), 100.0)
-    form, row = report_rows.split(whole)
-    assert report_rows.join("orin", 100.0, form, row) == whole
+    form, row = report_rows.split_report(whole)
+    assert report_rows.join_report("orin", 100.0, form, row) == whole
     late = {name: msgspec.structs.replace(one, at=99.5) for name, one in whole.readings.items()}
-    form, row = report_rows.split(msgspec.structs.replace(whole, readings=late))
-    assert {one.at for one in report_rows.join("orin", 100.0, form, row).readings.values()} == {100.0}
+    form, row = report_rows.split_report(msgspec.structs.replace(whole, readings=late))
+    assert {one.at for one in report_rows.join_report("orin", 100.0, form, row).readings.values()} == {100.0}
     assert row.moments == {}
     early = {name: msgspec.structs.replace(one, at=40.0) for name, one in list(whole.readings.items())[1:]}
     again = msgspec.structs.replace(whole, readings=dict(list(whole.readings.items())[:1]) | early)
-    form, row = report_rows.split(again)
-    assert report_rows.join("orin", 100.0, form, row) == again
+    form, row = report_rows.split_report(again)
+    assert report_rows.join_report("orin", 100.0, form, row) == again
     assert (row.most_at, row.moments) == (40.0, {0: 100.0})
 
 
@@ -89,8 +89,8 @@ def test_what_is_not_finite_becomes_an_absence(value):
     good = Reading(value=1.0, unit="W", source="s", quality="measured", at=1.0, uncertainty=value)
     bad = msgspec.structs.replace(good, value=value)
     said = Report(device="pi", at=1.0, readings={"good": good, "bad": bad})
-    form, row = report_rows.split(said)
-    kept = report_rows.join("pi", 1.0, form, row)
+    form, row = report_rows.split_report(said)
+    kept = report_rows.join_report("pi", 1.0, form, row)
     assert kept.readings == {"good": msgspec.structs.replace(good, uncertainty=None)}
     assert kept.absent == {"bad": Absent(lack="invalid", cause="not finite")}
 
@@ -114,11 +114,11 @@ def hostile() -> dict[str, Report]:
 @pytest.mark.parametrize("kind", hostile())
 def test_whatever_a_device_says_is_bounded(kind):
     """Names, texts and their number; a part of it is kept, and reads back."""
-    form, row = report_rows.split(hostile()[kind])
-    assert len(report_rows.packed(form)) <= report_rows.MAX_FORM_BYTES
-    assert len(report_rows.packed(row)) <= report_rows.MAX_FIGURES * 40
-    assert report_rows.form_of(report_rows.packed(form)) == form
-    kept = report_rows.join("pi", 1.0, form, row)
+    form, row = report_rows.split_report(hostile()[kind])
+    assert len(report_rows.encode_part(form)) <= report_rows.MAX_FORM_BYTES
+    assert len(report_rows.encode_part(row)) <= report_rows.MAX_FIGURES * 40
+    assert report_rows.decode_form(report_rows.encode_part(form)) == form
+    kept = report_rows.join_report("pi", 1.0, form, row)
     assert kept.readings or kept.absent or kept.facts
     assert kept.spent is None
 
@@ -126,7 +126,7 @@ def test_whatever_a_device_says_is_bounded(kind):
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x94\x80\x80\x80", b"\x91" * 5000])
 def test_damage_is_told_by_its_name(data):
     """Never another error: the history is set aside and begun anew."""
-    for read in (report_rows.form_of, report_rows.row_of):
+    for read in (report_rows.decode_form, report_rows.decode_row):
         with pytest.raises(CorruptFile, match="not as it was written"):
             read(data)
 

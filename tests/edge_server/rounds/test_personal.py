@@ -24,7 +24,7 @@ from edge_server.journal.records import (
     closed_rounds,
     valid,
 )
-from edge_server.journal.runs import Run, summary
+from edge_server.journal.runs import Run, summarise_run
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import EvaluationPlan
@@ -175,7 +175,7 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert [one.accuracy for one in came.rounds] == [None, two.accuracy, None, four.accuracy]
     assert [one.global_accuracy for one in came.rounds] == [one.accuracy for one in closed_rounds(records)]
     assert last_evaluated(came).accuracy == came.device_accuracy == four.accuracy
-    assert summary(Run(tmp_path, records)).accuracy == four.accuracy
+    assert summarise_run(Run(tmp_path, records)).accuracy == four.accuracy
     assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
     assert "the devices&#x27; own models" in page([came]) or "the devices' own models" in page([came])
     assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in csv_of([came]).splitlines()}

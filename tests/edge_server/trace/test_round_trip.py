@@ -12,7 +12,7 @@ import pytest
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import CostSettled, RoundOpened, RunOpened, UpdateAccepted, closed_rounds
-from edge_server.journal.runs import find, summary, unfinished
+from edge_server.journal.runs import find, summarise_run, unfinished
 from edge_server.journal.sqlite import read
 from edge_server.rounds.check_plan import load
 from edge_server.trace import files
@@ -54,7 +54,7 @@ def test_an_imported_run_shows_what_the_run_shows(tmp_path):
         find(tmp_path / "runs", "field-1"),
         find(tmp_path / "elsewhere", str(import_trace(files.read(trace), tmp_path / "to"))),
     )
-    assert summary(again) == summary(run)
+    assert summarise_run(again) == summarise_run(run)
     assert by_round(again.records) == by_round(run.records)
     still = [msgspec.structs.replace(one, at=None) for one in closed_rounds(run.records)]
     told = [msgspec.structs.replace(one, at=None) for one in closed_rounds(again.records)]
