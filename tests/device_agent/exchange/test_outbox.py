@@ -162,6 +162,17 @@ def test_a_state_committed_late_is_promoted_before_the_next_task(
     assert (tmp_path / "state" / "trial").read_bytes() == b"after round 9"
 
 
+def test_a_state_that_waits_is_the_device_s_once_its_update_is_settled(
+    reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
+) -> None:
+    """Of a trainer that outlived its agent, and settled before the next task: it must not go with its entry."""
+    box = reopen()
+    outbox.commit(fill(box.draft("trial", 9), 9, state=b"after round 9"))
+    box.remove(*box.entries())
+    assert box.entries() == []
+    assert (tmp_path / "state" / "trial").read_bytes() == b"after round 9"
+
+
 def test_of_several_states_the_newest_round_s_is_the_one_that_stays(
     reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path
 ) -> None:

@@ -171,3 +171,19 @@ def test_larger_frames_are_fewer_under_way():
     assert pace.window(16) == 16
     pace.heard(0.5)
     assert (pace.frame_bytes, pace.window(16)) == (32 * 1024, 3)
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(5.0, FRAME), (5.01, FRAME // 2)])
+def test_a_frame_may_take_five_seconds_and_no_more(gap, expected):
+    """Far below the keep-alive: one that takes longer is asked for at half the size from then on."""
+    pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
+    pace.heard(gap)
+    assert pace.frame_bytes == expected
+
+
+def test_another_payload_begins_with_no_silence_behind_it():
+    """Whatever its predecessor's end was like: its first patience is not doubled."""
+    pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
+    pace.gave_up(10.0)
+    pace.begins(100.0)
+    assert pace.left_s(100.0) == 10.0
