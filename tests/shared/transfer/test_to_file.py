@@ -129,6 +129,18 @@ def test_what_is_known_of_one_payload_says_nothing_of_the_next(tmp_path, between
     assert view(path) == data
 
 
+def test_a_note_of_another_payload_is_forgotten_for_the_next_process_too(tmp_path):
+    """All of one is here, another begins and its process ends at once: whoever goes on with that lacks everything."""
+    _, transfer, frames = sent(LARGE, frame_bytes=LARGE_FRAME)
+    _, other, _ = sent(LARGE, seed=2, frame_bytes=LARGE_FRAME)
+    path = tmp_path / "params"
+    fill(spooled(path, transfer), frames)
+    for _ in range(2):
+        spool = spooled(path, other)
+        assert spool.lacking == other.blocks
+        spool.sink.close()
+
+
 def damage_note(note: Path, how: str, path: Path) -> None:
     """Do to the note or to the file what a torn disk may."""
     body = note.read_bytes()
