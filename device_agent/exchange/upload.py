@@ -134,10 +134,8 @@ class Delivery:
 
     def allow(self, told: Assignment) -> None:
         """Keep to the rate that a task's assignment allows from now on, if it names one."""
-        rate, share = (told.values.get(name) for name in ("up_bits_per_s", "share"))
         if self.bucket:
-            of_link = float(share) if isinstance(share, float | int) else 0.0
-            self.bucket.tune(float(rate) if isinstance(rate, float | int) else None, of_link)
+            self.bucket.tune(told.allocated.up_bits_per_s, told.allocated.share or 0.0)
 
     async def run(self) -> None:
         """Deliver for ever; `wake` says that the outbox has something new or that the server may be back."""

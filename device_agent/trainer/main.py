@@ -197,7 +197,7 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
 
     from device_agent.exchange import outbox  # noqa: PLC0415
     from device_agent.measurement.board import Meters  # noqa: PLC0415
-    from device_agent.trainer.task import perform  # noqa: PLC0415
+    from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415
     from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
 
     if threads:
@@ -208,11 +208,12 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
         answer: FromTrainer = Done()
         task, phase = job.task, "training" if job.task.train else "evaluating"
         logger.debug("phase %s run=%s round=%d", phase, task.run, task.round)
-        recomputes = task.algorithm.options.get("recompute")  # what is not kept is then to be given back
-        malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if recomputes else malloc.STEPS)
         try:
             meter = meters.of(job.measuring, job.cost.idle_w).task
-            perform(job, workspace, meter, reader.cancelled.is_set, exchange=exchange)
+            training = TrainingTask(job, workspace, meter, reader.cancelled.is_set)
+            frees = training.algorithm.resources.frees_memory
+            malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if frees else malloc.STEPS)
+            perform_task(training, exchange=exchange)
             logger.debug("phase committing")
             outbox.commit(Path(job.draft))
             logger.debug("phase committed")

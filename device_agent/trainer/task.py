@@ -118,12 +118,16 @@ def perform(
         TaskFailed: The training is split, and nothing takes its steps to the server.
         FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
     """
-    task = TrainingTask(job, workspace, measure_block, is_superseded)
+    perform_task(TrainingTask(job, workspace, measure_block, is_superseded), exchange=exchange, trained=trained)
+
+
+def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, trained: Result | None = None) -> None:
+    """Do a task of which the method may be built already; arguments and errors as those of `perform`."""
     if not task.algorithm.split:
         _perform_alone(task, trained)
         return
     if exchange is None:
-        raise TaskFailed(f"algorithm {job.task.algorithm.name!r} trains in a split session: {ALONE}")
+        raise TaskFailed(f"algorithm {task.job.task.algorithm.name!r} trains in a split session: {ALONE}")
     with _split_training(task) as training:
         while training.up is not None:
             with training.waiting():

@@ -40,7 +40,7 @@ from edge_server.allocation.optimizers.refilling import refill
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.journal.decision import Decision, Figure, Given
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Scalar, Value
+from shared.protocol.messages import Allocated, Scalar, Value
 
 INDEX_BITS = 32
 TURNS, CLOSE, LEAST_KEPT = 20, 1e-9, 1e-3
@@ -134,8 +134,8 @@ def _step_estimate(device: DeviceFacts, options: BandwidthOptions, limits: Mappi
     if measured is None and known.cycles_per_weight and known.f_hertz and known.weights:
         measured = known.cycles_per_weight * known.weights / known.f_hertz
     if measured is None and task and task.cost.compute_s:
-        pruned = task.given.values.get("prune") if task.given else None
-        kept = 1 - pruned if isinstance(pruned, float) else 1.0
+        pruned = Allocated.of(task.given.values).prune if task.given else None
+        kept = 1 - (pruned or 0.0)
         before, warm, masked = options.iterations(limits, kept)
         measured = task.cost.compute_s / max(LEAST, before + warm + kept * masked)
     task_s, whole = planned_task_s(device), max(LEAST, sum(options.iterations(limits)))

@@ -14,6 +14,7 @@ from edge_server.journal.costs import plausible
 from edge_server.journal.decision import Decision, Figure, Given
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened, UpdateAccepted
 from shared.protocol.measurements import Cost, StepCost
+from shared.protocol.messages import Allocated
 
 WEIGHT, MOST_OFF = 0.5, 4.0
 """Of the newest error among the earlier ones; and the factor beyond which a prediction is not put right."""
@@ -44,9 +45,8 @@ class PastTask:
     @property
     def share(self) -> float | None:
         """Return which part of its link the device was told to keep to; None where it had the link as it was."""
-        values = self.given.values if self.given else {}
-        told, share = values.get("up_bits_per_s"), values.get("share")
-        return share if told and isinstance(share, float) and 0 < share <= 1 else None
+        given = Allocated.of(self.given.values if self.given else {})
+        return given.share if given.up_bits_per_s and given.share and 0 < given.share <= 1 else None
 
     @property
     def is_held(self) -> bool:
@@ -81,8 +81,7 @@ class PastTask:
 
     @property
     def _told(self) -> float | None:
-        told = self.given.values.get("up_bits_per_s") if self.given and self.share else None
-        return told if isinstance(told, float) else None
+        return Allocated.of(self.given.values).up_bits_per_s if self.given and self.share else None
 
     @property
     def _thought(self) -> float | None:

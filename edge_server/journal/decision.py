@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Value
+from shared.protocol.messages import Allocated, Value
 
 Source: TypeAlias = Literal["measured", "last_good", "profile", "default"]
 
@@ -76,7 +76,5 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def kept_share(values: Mapping[str, Value]) -> float:
     """Return the share of the model that a device keeps by what it was given."""
-    pruned, share = values.get("prune", 0.0), values.get("keep", 1.0)
-    assert isinstance(pruned, float | int)
-    assert isinstance(share, float | int)
-    return share - pruned
+    given = Allocated.of(values)
+    return (1.0 if given.keep is None else given.keep) - (given.prune or 0.0)

@@ -197,9 +197,9 @@ class Stage:
 def _rate(behaviour: Behaviour, task: Task) -> Rate:
     """Return a device's link in a round: what it gives in all, and up the share that the coordinator gave."""
     up, down = behaviour.of_round(task.round) if behaviour.of_round else (behaviour.up, behaviour.down)
-    values = task.assignment.values
-    share = values.get("share") if "up_bits_per_s" in values else None  # as live, where that is what paces
-    if up and isinstance(share, float) and 0 < share < 1:
+    told = task.assignment.allocated
+    share = told.share if told.up_bits_per_s is not None else None  # as live, where that is what paces
+    if up and share and 0 < share < 1:
         return Rate(Part(up, share), down, behaviour.delay_s, behaviour.loss)
     return Rate(up, down, behaviour.delay_s, behaviour.loss)
 

@@ -11,7 +11,7 @@ Train a cohort of same-shaped models at once: one step of all devices is one pas
 
 What a device learns is what it would have learned alone, but for the order in which floats are summed: every device
 has its own parameters, batches in the order of its own seed, momentum and loss. Only methods whose device half is
-`local_sgd` can be trained so.
+`LocalSgd` can be trained so.
 
 How many devices share a pass follows from shapes alone, never from a clock: two replays must write the same journal.
 """
@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +32,7 @@ from torch.nn import functional
 from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Batch, Batches, Result
-from shared.algorithms.fedavg import Correction, local_sgd
+from shared.algorithms.fedavg import Correction, LocalSgd
 from shared.models.evaluate import skeleton
 from shared.protocol.messages import Hyper
 from shared.registry import build
@@ -215,12 +214,9 @@ NOBODY = -100
 
 
 def correction_of(algorithm: Algorithm) -> tuple[bool, Correction | None]:
-    """Tell whether an algorithm's device half is `local_sgd`, and with what correction of the gradients."""
-    match algorithm.local:
-        case partial(func=half, args=(), keywords={"correct": correct, **others}) if half is local_sgd and not others:
-            return True, correct
-        case half:
-            return half is local_sgd, None
+    """Tell whether an algorithm's device half is `LocalSgd`, and with what correction of the gradients."""
+    half = algorithm.local
+    return (True, half.correct) if isinstance(half, LocalSgd) else (False, None)
 
 
 def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) -> int:

@@ -332,7 +332,7 @@ class Rounds:
             algorithm=plan.algorithm,
             model=plan.model,
             codec=plan.codec,
-            cut_codec=plan.cut_codec if told.steps else LOSSLESS,
+            cut_codec=plan.cut_codec if told.is_split else LOSSLESS,
             assignment=told,
             params=payload.transfer,
             shared=payload.shared,

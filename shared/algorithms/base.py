@@ -140,11 +140,13 @@ class Resources:
             `local` is. The model is a skeleton without storage. None: all of it.
         timed_step: As `local`, a plain step on every batch: what `[measure]` times where `local` takes a number of
             steps of its own.
+        frees_memory: Whether it frees memory while it trains, at the price of time, for its process to give back.
     """
 
     uses: frozenset[str] = frozenset()
     step_share: Callable[[Model, Assignment], float] | None = None
     timed_step: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
+    frees_memory: bool = False
 
 
 @dataclass(frozen=True)

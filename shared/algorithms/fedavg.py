@@ -9,6 +9,7 @@ Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -46,6 +47,21 @@ def local_sgd(
     loss = descent(layers, list(layers.named_parameters()), batches, hyper, change)
     moved = tree.sub(model.tree(), start)
     return state, Result(moved, float(batches.num_examples), batches.num_examples, loss)
+
+
+@dataclass(frozen=True)
+class LocalSgd:
+    """`local_sgd` as a device half that a replay recognises: several devices of it can train in one pass.
+
+    Attributes:
+        correct: See `local_sgd`.
+    """
+
+    correct: Correction | None = None
+
+    def __call__(self, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment) -> Outcome:
+        """Train one device."""
+        return local_sgd(model, state, start, batches, assignment, self.correct)
 
 
 def trained(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
@@ -101,7 +117,7 @@ def fedavg() -> Algorithm:
         init=lambda model, _seed: State({key: leaf.clone() for key, leaf in model.tree().items()}),
         assign=assign_alike,
         broadcast=lambda state, _device, _assignment: state.tree,
-        local=local_sgd,
+        local=LocalSgd(),
         absorb=absorb,
         aggregate=aggregate,
     )

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
 
 from shared.algorithms.base import Algorithm
-from shared.algorithms.fedavg import fedavg, local_sgd
+from shared.algorithms.fedavg import LocalSgd, fedavg
 from shared.tensors.tree import Tree
 
 
@@ -38,4 +37,4 @@ def fedprox(mu: float = 0.01) -> Algorithm:
             if weight.grad is not None:
                 weight.grad.add_(weight - start[name], alpha=mu)
 
-    return replace(fedavg(), local=partial(local_sgd, correct=pull))
+    return replace(fedavg(), local=LocalSgd(pull))

@@ -6,6 +6,7 @@ The messages of a split session, whose every step goes through the server; they 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -73,6 +74,35 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("momentum must be in [0, 1), weight_decay >= 0 and finite")
 
 
+class Allocated(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of an assignment that mean the same for every algorithm; None where nothing is said, or no number.
+
+    They travel and are recorded among `Assignment.values` and are read here alone, so that versions may meet.
+
+    Attributes:
+        keep: Share of each hidden layer's neurons that the device trains.
+        prune: Share of the weights that it leaves out.
+        share: Share of the site's uplink that it may use.
+        up_bits_per_s: Rate up that it keeps to.
+        local_steps: Training steps of its task.
+    """
+
+    keep: float | None = None
+    prune: float | None = None
+    share: float | None = None
+    up_bits_per_s: float | None = None
+    local_steps: int | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Allocated:
+        """Read them from what an assignment or a recorded decision says."""
+        shares = (values.get(name) for name in ("keep", "prune", "share", "up_bits_per_s"))
+        keep, prune, share, rate = (float(one) if isinstance(one, int | float) else None for one in shares)
+        steps = values.get("local_steps")
+        whole = steps if isinstance(steps, int) else None
+        return cls(keep=keep, prune=prune, share=share, up_bits_per_s=rate, local_steps=whole)
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the server decided for one device in one round.
 
@@ -92,6 +122,16 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Refuse a session that could not be."""
         if self.steps < 0:
             raise ValueError("steps must be >= 0")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether every training step goes through the server."""
+        return self.steps > 0
+
+    @property
+    def allocated(self) -> Allocated:
+        """The values that mean the same for every algorithm."""
+        return Allocated.of(self.values)
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,7 +346,7 @@ def mix(seed: int, number: int, device: str) -> int:
 
 def steps_of(told: Assignment, examples: int) -> int:
     """Return the training steps of a task: as many as it says, or one a batch, an epoch's last one smaller."""
-    if told.steps:
+    if told.is_split:
         return told.steps
-    said = told.values.get("local_steps")
-    return said if isinstance(said, int) else told.hyper.local_epochs * -(-examples // told.hyper.batch_size)
+    said = told.allocated.local_steps
+    return said if said is not None else told.hyper.local_epochs * -(-examples // told.hyper.batch_size)

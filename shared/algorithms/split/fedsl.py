@@ -28,7 +28,7 @@ from typing import Literal
 import msgspec
 from torch import Tensor
 
-from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, Split, assign_alike
+from shared.algorithms.base import Algorithm, Allocation, Cohort, Resources, Result, Split, assign_alike
 from shared.algorithms.split.fedsl_device import local
 from shared.algorithms.split.fedsl_server import check_features, serve
 from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, Settings
@@ -131,6 +131,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
         absorb=partial(absorb, settings),
         aggregate=aggregate,
         split=Split(partial(serve, settings), partial(check_features, settings)),
+        resources=Resources(frees_memory=settings.recompute),
     )
 
 

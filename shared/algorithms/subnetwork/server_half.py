@@ -82,8 +82,8 @@ def assign(
 
 def keep_of(assignment: Assignment) -> float:
     """Return a device's share of the neurons."""
-    keep = assignment.values.get(KEEP, 1.0)
-    return float(keep) if isinstance(keep, float | int) else 1.0
+    keep = assignment.allocated.keep
+    return 1.0 if keep is None else keep
 
 
 def smaller_step(_model: Model, assignment: Assignment) -> float:

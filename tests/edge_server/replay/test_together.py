@@ -16,7 +16,7 @@ from device_agent.trainer.workspace import TaskBatches
 from edge_server.replay.stacked_training import MOST, correction_of, devices_per_pass, stack_networks, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm
-from shared.algorithms.fedavg import fedavg, local_sgd
+from shared.algorithms.fedavg import LocalSgd, fedavg, local_sgd
 from shared.data.examples import Examples
 from shared.models.base import Model
 from shared.models.build import seeded
@@ -200,10 +200,9 @@ def test_what_cannot_be_stacked_is_left_to_training_alone(why):
 
 def test_only_local_sgd_is_done_together():
     """A half that somebody puts in its place, or that is told more, is not; a correction is handed on."""
-    other = partial(local_sgd, correct=None, state=State())
     assert correction_of(fedavg()) == (True, None)
     assert correction_of(ALGORITHMS["fedprox"]())[1] is not None
-    for half in (lambda *_: None, partial(Model), other, partial(local_sgd, fedavg())):
+    for half in (lambda *_: None, partial(Model), partial(LocalSgd(), State()), local_sgd):
         assert correction_of(Algorithm(*[None] * 3, half, None, None)) == (False, None)
 
 
