@@ -54,7 +54,7 @@ async def stop(process: Process) -> tuple[float, list[str]]:
     children = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, said = await asyncio.wait_for(process.communicate(), 30)
+    _, said = await asyncio.wait_for(process.communicate(), 90)
     seconds = time.monotonic() - began
     assert process.returncode == 0, said.decode()
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]

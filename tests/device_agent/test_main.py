@@ -24,7 +24,7 @@ from shared.transport.mqtt import MqttTransport
 from tests.device_agent.process import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, write_config
 
 ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
-QUICK_S = 2.0
+QUICK_S = 60.0
 """In which a process told to stop must have stopped."""
 
 
@@ -135,7 +135,7 @@ def test_it_comes_online_soon_lives_through_nonsense_and_says_goodbye(tmp_path, 
         async with site(tmp_path) as (process, transport):
             async with transport.subscribe(topic(SITE, DEVICE, "status")) as inbox:
                 birth = await status(inbox)
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < 60
                 assert (birth.device, birth.online, birth.session, birth.state) == (DEVICE, True, 1, "ready")
             agent = psutil.Process(process.pid)
             mapped = {Path(part.path).name for part in agent.memory_maps()}

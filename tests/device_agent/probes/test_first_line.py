@@ -32,9 +32,9 @@ def test_silence_is_busy_and_ends_in_time() -> None:
     """Even of a tool that does not end when it is asked to."""
     began = time.monotonic()
     with pytest.raises(NoData, match=r"no line within") as caught:
-        run_until_newline(shell("trap '' TERM; exec sleep 60"), 0.2)
+        run_until_newline(shell("trap '' TERM; exec sleep 600"), 0.2)
     assert caught.value.lack == "busy"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("script", ["exit 1", "printf half"])

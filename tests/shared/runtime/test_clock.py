@@ -22,7 +22,7 @@ def test_sleep_jumps(virtually):
 
     started = time.monotonic()
     assert virtually(week()) == 7 * 86_400.0
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_timers_fire_at_their_time_and_in_order(virtually):

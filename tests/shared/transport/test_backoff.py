@@ -112,9 +112,8 @@ def test_stops_at_once_where_nobody_answers(black_hole):
             await asyncio.sleep(0.2)
             assert any(thread.name == "dial" for thread in threading.enumerate())
 
-    started = time.monotonic()
     asyncio.run(use())
-    assert time.monotonic() - started < 2.0
+    assert any(thread.name == "dial" for thread in threading.enumerate()), "leaving waited for the attempt"
 
 
 def test_what_is_reached_too_late_is_hung_up(black_hole):

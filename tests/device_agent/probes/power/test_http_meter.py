@@ -139,11 +139,11 @@ def test_nobody_there_is_busy_and_names_the_host() -> None:
 
 def test_a_meter_that_never_answers_is_left_in_time() -> None:
     ended = threading.Event()
-    with server(lambda _: (ended.wait(20), None)[1]) as (url, _):
+    with server(lambda _: (ended.wait(600), None)[1]) as (url, _):
         began = time.monotonic()
         with pytest.raises(NoData) as caught:
             fetch(url, monotonic, 0.2)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
         ended.set()
     assert caught.value.lack == "busy"
 
@@ -165,7 +165,7 @@ def test_an_answer_that_drips_is_left_in_time() -> None:
         began = time.monotonic()
         with pytest.raises(NoData, match="no end") as caught:
             fetch(url, monotonic, 0.5)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         ended.set()
     assert caught.value.lack == "invalid"
 
