@@ -1,4 +1,4 @@
-"""What a device remembers of a run: its algorithm's state and its codec's memory, in one file."""
+"""Read and write a device's state of a run in one file: its algorithm's state and its codec's memory."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def read(path: Path) -> tuple[State, Memory]:
 
 def write(path: Path, state: State, memory: Memory) -> None:
     """Write both, whole or not at all.
+
+    Args:
+        path: Of the file.
+        state: The algorithm's.
+        memory: The codec's; None where it has none.
 
     Raises:
         Unwritable: The disk takes nothing more.

@@ -1,4 +1,4 @@
-"""What a device's agent asks of its trainer."""
+"""Define the seam between agent and trainer: a job, and whoever does it."""
 
 from __future__ import annotations
 

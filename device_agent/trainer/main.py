@@ -1,4 +1,4 @@
-"""Main loop of the trainer process: jobs come in on standard input, answers go out on standard output."""
+"""Run the trainer process: jobs come in on standard input, answers go out on standard output."""
 
 from __future__ import annotations
 

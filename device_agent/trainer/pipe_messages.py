@@ -1,4 +1,4 @@
-"""What agent and trainer say to each other through two pipes: u32 length, MessagePack, and raw bytes where told.
+"""Define the messages of agent and trainer on two pipes: u32 length, MessagePack, and raw bytes behind some of them.
 
 The bytes of a split session's payloads are not in the messages, so that they are copied no more than a pipe must.
 """

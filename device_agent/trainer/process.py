@@ -121,7 +121,7 @@ class Conversation:
 
 @dataclass
 class TrainerProcess:
-    """Owns the child.
+    """Runs jobs in a child process that stays warm between them.
 
     Attributes:
         lock: File that a living trainer holds locked; it inherits the lock, since an agent may die right after it.

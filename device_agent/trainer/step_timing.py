@@ -1,4 +1,4 @@
-"""What one local iteration costs this device: timed on a few real steps, before and without a training.
+"""Time training steps: what one local iteration costs this device, before and without a training.
 
 The figures are those of P2 in HCEF (mu_n, alpha_n) and of pruned personalization (C_k, f_k). What the steps learn is
 thrown away.

@@ -1,4 +1,4 @@
-"""One task on a device: parameters in, training, update out; a split training step by step.
+"""Do one task on a device: read parameters, train or take the steps of a split training, write the update.
 
 The only place where a device computes. Who drives a split training owns the network: it takes each step's payload from
 `SplitTraining` and hands it the server's answer. Payload, the device's next state and the message that names them go
@@ -295,22 +295,22 @@ def begin_split_training(
 
 
 @contextmanager
-def _split_training(task: TrainingTask) -> Iterator[SplitTraining]:
-    job, told = task.job, task.job.task
-    if told.evaluate or told.measure_s or not told.train:
-        raise TaskFailed(f"algorithm {told.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
-    with task.measure_block() as spent:
+def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
+    job, task = work.job, work.job.task
+    if task.evaluate or task.measure_s or not task.train:
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
+    with work.measure_block() as spent:
         state, memory = device_state.read(Path(job.state))
-        start = read_parameters(job, task.model, task.algorithm)
-        session = task.algorithm.local(task.model, state, start, task.batches(), told.assignment)
+        start = read_parameters(job, work.model, work.algorithm)
+        session = work.algorithm.local(work.model, state, start, work.batches(), task.assignment)
         del start  # the session's own
         if isinstance(session, tuple):
-            raise TaskFailed(f"algorithm {told.algorithm.name!r} is split, its device half is not: a fault of its own")
-        with closing(SplitTraining(session, told, spent)) as training:
+            raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
+        with closing(SplitTraining(session, task, spent)) as training:
             yield training
         assert training.outcome is not None, "a driver advances a training to its end"
         state, result = training.outcome
-        with seeded(told.assignment.seed):
+        with seeded(task.assignment.seed):
             transfer = _write_result(job, state, memory, result)
     up, down = training.carried or (None, None)
     cost = msgspec.structs.replace(

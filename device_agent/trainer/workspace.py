@@ -1,4 +1,4 @@
-"""What a device trains with: examples, networks, and the mini-batches of a task."""
+"""Keep examples and networks between tasks, and make the mini-batches of a task."""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ GATHER = (
     *(f"tests/edge_server/rounds/test_{name}.py" for name in ("collect_updates", "stragglers", "resume_run", "run")),
     "tests/edge_server/journal/test_disk.py",
 )
-BARRIER = tuple(f"tests/edge_server/rounds/split/test_{name}.py" for name in ("barrier", "session", "session_races"))
+BARRIER = tuple(
+    f"tests/edge_server/rounds/split/test_{name}.py"
+    for name in ("device_session", "barrier", "session", "session_races")
+)
 OUTBOX = tuple(
     f"tests/device_agent/exchange/test_{name}.py" for name in ("outbox", "outbox_disk", "outbox_torn", "upload")
 )
@@ -48,6 +51,7 @@ TARGETS: dict[str, tuple[int, tuple[str, ...]]] = {
     "shared/transfer/to_file.py": (8, ENGINE),
     "edge_server/rounds/collect_updates.py": (10, GATHER),
     "edge_server/rounds/split/barrier.py": (8, BARRIER),
+    "edge_server/rounds/split/device_session.py": (8, BARRIER),
     "device_agent/exchange/outbox.py": (8, OUTBOX),
 }
 """How many mutants of which file, and the tests that should notice them."""
