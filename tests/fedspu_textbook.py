@@ -12,6 +12,7 @@ from edge_server.journal.records import AnyRecord, RoundOpened
 from edge_server.plan.plan import Plan, devices, share
 from shared.data.examples import Examples, split_holdout
 from shared.data.load import load
+from shared.models.build import initial
 from shared.protocol.messages import Assignment
 from shared.subnetworks.neurons import draw
 
@@ -29,8 +30,8 @@ def trained_on(plan: Plan) -> dict[str, Examples]:
 def textbook(plan: Plan, records: Iterable[AnyRecord]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Return the server's model and the devices' own ones after all rounds, in which all devices took part."""
     features, hidden, classes = (plan.model.options[key] for key in ("features", "hidden", "classes"))
-    torch.manual_seed(plan.seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    model.load_state_dict(initial(plan.model, plan.seed).tree())
     server = {key: leaf.clone() for key, leaf in model.state_dict().items()}
     shares = trained_on(plan)
     own = {name: {key: leaf.clone() for key, leaf in server.items()} for name in shares}

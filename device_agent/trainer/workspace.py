@@ -15,7 +15,7 @@ from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import Superseded
 from shared.models.base import Model
-from shared.models.build import blank, initial
+from shared.models.build import blank, zeroed
 from shared.models.cost import step_flops
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import is_own
@@ -66,7 +66,7 @@ class Workspace:
         """
         key = msgspec.msgpack.encode(spec)
         if key not in self.models:
-            model = initial(spec, seed=0)
+            model = zeroed(spec)
             if not is_own(spec.name):  # which may take a `view` that needs the usual order
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
             self.models = {key: model}

@@ -93,12 +93,14 @@ class RunOpened(Record, frozen=True, kw_only=True):
         plan: What it does.
         started: Calendar time for people; empty in replay.
         imported: Whether it was made of a trace: nobody goes on with it.
+        draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old journals.
     """
 
     run: str
     plan: Plan
     started: str = ""
     imported: bool = False
+    draw: str = ""
 
 
 class Measured(Record, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import Shelf
 from shared.errors import ConfigError
+from shared.models.build import DRAW
 from shared.models.evaluate import skeleton
 from shared.registry import build
 from shared.runtime import malloc
@@ -199,8 +200,8 @@ def replay(
         pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        server_s = recorded_gateway.costs(trace) if trace else {}
-        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s)
+        server_s, draw = (recorded_gateway.costs(trace), trace.header.draw) if trace else ({}, DRAW)
+        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s, draw)
         store = ReportingStore(folder, aside / "updates", runner.get_loop().time, tell)
         try:
             state = runner.run(play(plan, folder.name, store, cast))

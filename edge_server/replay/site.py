@@ -32,6 +32,7 @@ from edge_server.replay.devices.behaviour import Behaviour, Part
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale
 from edge_server.rounds.run import run_plan
+from shared.models.build import DRAW
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
 from shared.protocol.topics import channel_of, device_of, topic
@@ -215,6 +216,7 @@ class Cast:
         scale: Tells how much work they are.
         folder: For what their agents keep on disk.
         server_s: Seconds that the server's own calculations take, by their names; others take none.
+        draw: Who draws first weights.
     """
 
     fleet: Sequence[DevicePlan]
@@ -223,6 +225,7 @@ class Cast:
     scale: Scale
     folder: Path
     server_s: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    draw: str = DRAW
 
 
 async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
@@ -241,4 +244,4 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     worker = charging(cast.server_s)
     server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
     async with background(stage.run()), server.listening():
-        return await run_plan(plan, run, server, store, LinkConfig(), started="")
+        return await run_plan(plan, run, server, store, LinkConfig(), started="", draw=cast.draw)

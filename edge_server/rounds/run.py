@@ -43,7 +43,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
 from shared.data.load import load
 from shared.errors import ConfigError
-from shared.models.build import blank, initial
+from shared.models.build import DRAW, blank, initial
 from shared.models.evaluate import require_fit
 from shared.protocol.messages import Report, Status
 from shared.registry import build
@@ -88,7 +88,15 @@ log = logging.getLogger(__name__)
 
 
 async def run_plan(  # noqa: PLR0913 - everything that a run is made of
-    plan: Plan, run: str, server: Server, store: Store, link: LinkConfig, *, started: str, members: Members = None
+    plan: Plan,
+    run: str,
+    server: Server,
+    store: Store,
+    link: LinkConfig,
+    *,
+    started: str,
+    members: Members = None,
+    draw: str = DRAW,
 ) -> State:
     """Run a plan to its end, or go on with it; return the final server state.
 
@@ -100,13 +108,14 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         link: How payloads travel.
         started: Calendar time for people.
         members: The devices that may take part; None for whoever connects.
+        draw: Who draws a new run's first weights; a run that was begun keeps its own.
 
     Raises:
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
     """
     server.run = run
     records = store.records()
-    _require_same_plan(records, plan)
+    begun = _begun(records, plan) or RunOpened(run=run, plan=plan, started=started, draw=draw)
     test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
     example = () if test is None else tuple(test.inputs.shape[1:])
     rounds = Rounds(
@@ -122,10 +131,10 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         labelled=await server.worker(load, plan.server_data) if plan.server_data else None,
     )
     if not records:
-        await rounds.persist(store.append, RunOpened(run=run, plan=plan, started=started))
+        await rounds.persist(store.append, begun)
     init = rounds.algorithm.init
     split = rounds.algorithm.split is not None
-    at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed), plan.seed), split=split)
+    at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed, begun.draw), plan.seed), split=split)
     return await _play(rounds, await at)
 
 
@@ -240,8 +249,7 @@ async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[
 @asynccontextmanager
 async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
     """Record what the devices say that tasks cost them, while the block lasts."""
-    store = rounds.store
-    costs = Costs(rounds.run, rounds.plan.rounds, lambda record: rounds.persist(store.append, record))
+    costs = Costs(rounds.run, rounds.plan.rounds, lambda record: rounds.persist(rounds.store.append, record))
     costs.recall(records)
     for report in rounds.server.fleet.reports.values():
         costs.hear(report)
@@ -253,10 +261,11 @@ async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Cost
         rounds.server.keep.remove(costs.hear)
 
 
-def _require_same_plan(records: list[AnyRecord], plan: Plan) -> None:
-    for record in records:
-        if isinstance(record, RunOpened) and record.plan != plan:
-            raise ConfigError(f"run: {record.run!r} was begun with another plan; name another run, or restore its plan")
+def _begun(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
+    begun = next((record for record in records if isinstance(record, RunOpened)), None)
+    if begun and begun.plan != plan:
+        raise ConfigError(f"run: {begun.run!r} was begun with another plan; name another run, or restore its plan")
+    return begun
 
 
 async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRecord]) -> None:

@@ -236,6 +236,7 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
     return Trial(
         run=opened.run,
         started=opened.started,
+        draw=opened.draw,
         plan=opened.plan,
         devices=_devices(journal),
         processes=journal.processes,

@@ -80,6 +80,7 @@ class Trial(Header, frozen=True, kw_only=True):
         run: The run's name.
         started: Calendar time for people.
         anonymous: Whether devices have other names than they had.
+        draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old traces.
         marked: Whether texts that a spreadsheet would compute have the mark `'` before them; in old traces not.
         plan: What the run did; its data's path is relative to the folder of data sets.
         devices: In the order in which they share the plan's data set.
@@ -100,6 +101,7 @@ class Trial(Header, frozen=True, kw_only=True):
     started: str = ""
     anonymous: bool = False
     marked: bool = False
+    draw: str = ""
     plan: Plan
     devices: list[Known]
     processes: list[Process] = []

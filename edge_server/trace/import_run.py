@@ -47,7 +47,8 @@ def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
         run: Another name for the run.
     """
     header = trace.header
-    opened = RunOpened(run=run or header.run, plan=header.plan, started=header.started, imported=True)
+    name = run or header.run
+    opened = RunOpened(run=name, plan=header.plan, started=header.started, imported=True, draw=header.draw)
     begun: list[AnyRecord] = [
         ServerBegan(at=one.run_s, run_s=one.run_s, utc_s=one.utc_s, versions=one.versions) for one in header.processes
     ]

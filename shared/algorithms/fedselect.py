@@ -28,7 +28,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import MODEL_SEED, Stopping, Tally, epochs, leaving, require_finite
+from shared.algorithms.local_training import Stopping, Tally, epochs, leaving, origin, require_finite
 from shared.algorithms.personal.sparse_update import most_important
 from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
@@ -106,7 +106,7 @@ def fedselect(  # noqa: PLR0913 - four of its own, and those of early stopping
 
     built = replace(
         fedavg(),
-        init=lambda model, seed: State({key: leaf.clone() for key, leaf in model.tree().items()}, {MODEL_SEED: seed}),
+        init=lambda model, seed: State({key: leaf.clone() for key, leaf in model.tree().items()}, origin(model, seed)),
         assign=assign,
         local=local,
         absorb=absorb,

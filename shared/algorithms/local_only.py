@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import trained
-from shared.algorithms.local_training import MODEL_SEED, Stopping, leaving, personal_model, require_finite
+from shared.algorithms.local_training import Stopping, leaving, origin, personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -44,7 +44,7 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
 
 
 def _begin(model: Model, seed: int) -> State:
-    return State({key: leaf.clone() for key, leaf in model.tree().items()}, {MODEL_SEED: seed})
+    return State({key: leaf.clone() for key, leaf in model.tree().items()}, origin(model, seed))
 
 
 def _check_update(_assignment: Assignment, _down: Tree, up: Tree) -> None:

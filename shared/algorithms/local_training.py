@@ -19,12 +19,12 @@ A device's own full model: what it has kept of it, or what every device begins w
 Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
 Update. AAAI 2025. https://arxiv.org/abs/2403.11464
 
-It never travels, nor does the first one, w^0: that follows from the model's builder and the run's seed.
+It never travels, nor does the first one, w^0: that follows from the model's builder, the run's seed and who draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,7 +36,7 @@ from shared.algorithms.base import Algorithm, Batch, Batches, Departure, Result
 from shared.algorithms.fedavg import descent
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import initial
+from shared.models.build import TORCHS, initial
 from shared.protocol.messages import Assignment, Hyper, Scalar
 from shared.tensors.tree import Mean, State, Tree, check_like
 
@@ -99,7 +99,10 @@ class Tally:
 STOPPED, LOSS = "stopped", "stopping_loss"
 """What a device says it did, and what it remembers: the loss L of its last participation."""
 
-LEFT, MODEL_SEED = "left/", "model_seed"
+LEFT = "left/"
+MODEL_SEED, MODEL_DRAW = "model_seed", "model_draw"
+"""Of the server's facts and of a task's values: how all models began. Without the second torch's generator drew them,
+as in runs that are older than it."""
 AT_ONCE = 512
 
 
@@ -194,13 +197,24 @@ def left(state: State) -> frozenset[str]:
     return frozenset(key.removeprefix(LEFT) for key in state.facts if key.startswith(LEFT))
 
 
+def origin(model: Model, seed: int) -> dict[str, Scalar]:
+    """Return the facts by which a device draws what `model` began with."""
+    seeded: dict[str, Scalar] = {MODEL_SEED: seed}
+    return seeded if model.draw == TORCHS else {**seeded, MODEL_DRAW: model.draw}
+
+
+def origin_in(facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return what `origin` gave the server's facts."""
+    return {key: facts[key] for key in (MODEL_SEED, MODEL_DRAW) if key in facts}
+
+
 def personal_model(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:
     """Return the parameters that a device has kept, those of the run's beginning where it has none yet.
 
     Raises:
         TaskFailed: What it kept is of another model, or nobody knows how this model began.
     """
-    own = state.tree or _first(model, assignment)
+    own = state.tree or first(model, assignment)
     if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in model.tree().items()}:
         raise TaskFailed("the personal model that this device has kept is another one; remove its state")
     return own
@@ -218,8 +232,14 @@ def require_finite(own: Tree) -> None:
         raise TaskFailed(f"training has diverged: {error}; nothing of it is kept, lower the learning rate") from error
 
 
-def _first(model: Model, assignment: Assignment) -> Tree:
-    seed = assignment.values.get(MODEL_SEED)
-    if model.spec is None or not isinstance(seed, int):
+def first(model: Model, assignment: Assignment) -> Tree:
+    """Return the parameters that every device began with.
+
+    Raises:
+        ConfigError: They are drawn in a way that is not known here.
+        TaskFailed: The task does not say how the model began, or the model not what it was built from.
+    """
+    seed, draw = assignment.values.get(MODEL_SEED), assignment.values.get(MODEL_DRAW, TORCHS)
+    if model.spec is None or not isinstance(seed, int) or not isinstance(draw, str):
         raise TaskFailed("the task does not say from what model and seed personal models begin")
-    return initial(model.spec, seed).tree()
+    return initial(model.spec, seed, draw).tree()

@@ -47,7 +47,9 @@ def alexnet(
         *(_dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()),
         nn.Linear(hidden, classes),
     )
-    return Model(kaiming(layers), {1: 3, 2: 6, 3: 8, 4: 10, 5: 13, 6: 17, 7: 20}, example=(channels, side, side))
+    return Model(
+        kaiming(layers), {1: 3, 2: 6, 3: 8, 4: 10, 5: 13, 6: 17, 7: 20}, example=(channels, side, side), he_normal=True
+    )
 
 
 def _dropout(share: float) -> nn.Module:

@@ -23,13 +23,17 @@ class Model:
         cuts: Legal cuts in ascending order, each with its place in the chain: `layers[: cuts[cut]]` stays on the
             device, the rest on the server. Slices keep the names that parameters have in the whole.
         example: Shape of one input that it is made for; empty where its builder does not say.
+        he_normal: Whether its first weights are normal, as `shared.models.kaiming` says; else uniform, as torch's are.
         spec: What it was built from, so that it can be built anew; None where it was made by hand.
+        draw: Who drew its first weights: see `shared.models.build`; empty for torch's generator.
     """
 
     layers: nn.Sequential
     cuts: Mapping[int, int] = field(default_factory=dict)
     example: tuple[int, ...] = ()
+    he_normal: bool = False
     spec: Spec | None = None
+    draw: str = ""
 
     def __post_init__(self) -> None:
         """Refuse cuts that leave nothing on a side, or are out of order.

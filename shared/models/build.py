@@ -1,20 +1,27 @@
-"""From a model's name to the network: with parameters that are a function of a seed, or without storage."""
+"""Build a network by its name: with first weights that are a function of a seed, with zeros, or without storage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from shared import registry
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
+from shared.models.initial_weights import fill
 from shared.protocol.messages import Spec
 from shared.registry import build
+
+DRAW, TORCHS = "philox", ""
+"""Who draws first weights: `shared.models.initial_weights`; or torch's generator, as in all runs begun before, whose
+records and tasks name none."""
 
 
 @contextmanager
@@ -32,14 +39,49 @@ def seeded(seed: int) -> Iterator[None]:
         generator.set_state(before)
 
 
-def initial(spec: Spec, seed: int) -> Model:
-    """Build a model; the same seed gives the same parameters.
+def initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
+    """Build a model with its first weights; the same seed gives the same ones, bit for bit on every machine.
+
+    But for a network of the user's own (`module:function`): it draws as it likes while it is built, from torch's seeded
+    generator, which may give other bits on another processor or in another version of torch.
+
+    Args:
+        spec: Which model.
+        seed: Other seeds give other weights.
+        draw: Who draws them: `DRAW`, or `TORCHS` for what a run began with whose record names nobody.
+
+    Raises:
+        ConfigError: The model or one of its options is unknown, or so is `draw`.
+    """
+    if draw not in {DRAW, TORCHS}:
+        raise ConfigError(
+            f"first weights are to be drawn by {draw[:40]!r}, which is unknown here; update this fieldfleet"
+        )
+    if draw == TORCHS or registry.is_own(spec.name):
+        with seeded(seed):
+            return _built(spec)
+    with _Undrawn():
+        model = _built(spec)
+    fill(model.layers, seed, he_normal=model.he_normal)
+    return replace(model, draw=draw)
+
+
+def zeroed(spec: Spec) -> Model:
+    """Build a model that is given its weights before it is used: they are zeros, which are sooner there than draws.
+
+    A network of the user's own is as `initial` builds it.
 
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
-    with seeded(seed):
-        return _built(spec)
+    if registry.is_own(spec.name):
+        return initial(spec, 0)
+    with _Undrawn():
+        model = _built(spec)
+    with torch.no_grad():
+        for parameter in model.layers.parameters():
+            parameter.zero_()
+    return model
 
 
 def blank(spec: Spec) -> Model:
@@ -50,6 +92,28 @@ def blank(spec: Spec) -> Model:
     """
     with torch.device("meta"):
         return _built(spec)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Have torch's layers leave weights as they lie in memory, where they would draw them.
+
+    Building on the device `meta` first would do as well, but for two seconds in which torch imports a compiler.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        return (args or tuple(kwargs.values()))[0] if func in _DRAWS else func(*args, **kwargs)
+
+
+_DRAWS = frozenset(
+    {nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, Tensor.uniform_, Tensor.normal_}
+)
 
 
 def _built(spec: Spec) -> Model:

@@ -64,4 +64,4 @@ def resnet20(channels: int = 3, width: int = 16, classes: int = 10) -> Model:
         count += 2 * BLOCKS
         cuts[count], now = len(layers), wide
     layers.append(nn.Linear(now, classes))
-    return Model(kaiming(nn.Sequential(*layers)), cuts, example=(channels, SIDE, SIDE))
+    return Model(kaiming(nn.Sequential(*layers)), cuts, example=(channels, SIDE, SIDE), he_normal=True)

@@ -41,7 +41,7 @@ def vgg(depth: int, /, channels: int = 3, width: float = 1.0, norm: str = "batch
         count += convolutions
         cuts[count] = len(layers)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(now, classes)]
-    return Model(kaiming(nn.Sequential(*layers)), cuts, example=(channels, SIDE, SIDE))
+    return Model(kaiming(nn.Sequential(*layers)), cuts, example=(channels, SIDE, SIDE), he_normal=True)
 
 
 def _norm(kind: str, channels: int) -> list[nn.Module]:

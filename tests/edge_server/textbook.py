@@ -15,7 +15,7 @@ from edge_server.plan.plan import Plan, devices, share
 from edge_server.rounds.check_plan import load
 from shared.data.examples import Examples, split_holdout
 from shared.data.load import load as load_examples
-from tests.edge_server.harness import write_examples, write_plan
+from tests.edge_server.harness import beginning, write_examples, write_plan
 
 NAMES = ("a", "b", "c")
 ROUNDS = 3
@@ -92,8 +92,8 @@ def textbook(
     """
     fleet = devices(plan, count)
     features, hidden, classes = (plan.model.options[key] for key in ("features", "hidden", "classes"))
-    torch.manual_seed(plan.seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    model.load_state_dict(beginning(plan))
     for number in range(1, plan.rounds + 1):
         start = copy.deepcopy(model.state_dict())
         total = {key: torch.zeros_like(leaf) for key, leaf in start.items()}

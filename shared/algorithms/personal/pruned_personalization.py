@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Personal, Resources, Result, assign_alike
+from shared.algorithms.local_training import MODEL_SEED, origin, origin_in
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.pruned_personalization_device import (
     Importance,
@@ -52,7 +53,7 @@ from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree
 
 
-def init(settings: Settings, model: Model, _seed: int) -> State:
+def init(settings: Settings, model: Model, seed: int) -> State:
     """Return the global part alone, and what a resource optimizer must know of the two parts and their steps.
 
     Raises:
@@ -65,13 +66,13 @@ def init(settings: Settings, model: Model, _seed: int) -> State:
     facts |= {"personal_steps": settings.personal_steps if trained else 0}
     facts |= {"warmup_steps": settings.warmup_steps if settings.importance != "magnitude" else 0}
     facts |= {"updates_at_once": int(settings.updating == "simultaneous")}
-    return State({key: leaf.clone() for key, leaf in shared.items()}, {**facts})
+    return State({key: leaf.clone() for key, leaf in shared.items()}, facts | origin(model, seed))
 
 
 def assign(
     settings: Settings, state: State, cohort: Cohort, allocation: Allocation, number: int
 ) -> dict[str, Assignment]:
-    """Tell every device what to prune, how many weights there are, and from which seed its personal part began.
+    """Tell every device what to prune, how many weights there are, and how its personal part began.
 
     Raises:
         WireError: An allocated share is none.
@@ -79,11 +80,12 @@ def assign(
     count, alone = int(state.facts["global_weights"]), not state.facts["personal_weights"]
     epochs = max(settings.steps, settings.warmup_steps)  # a batch each at least
     hyper = msgspec.structs.replace(cohort.hyper, local_epochs=epochs)
+    begun = {MODEL_SEED: cohort.seed} | origin_in(state.facts)  # runs before did not keep the seed
     told = {}
     for device, one in assign_alike(state, cohort, allocation, number).items():
         share = pruned_share(settings, one) if settings.prunes else 0.0
         steps = _steps(settings, count, sparse_update.held(count, share), alone=alone)
-        values = {"prune": share, "weights": count, "model_seed": cohort.seed, "local_steps": steps}
+        values = {"prune": share, "weights": count, "local_steps": steps} | begun
         told[device] = msgspec.structs.replace(one, hyper=hyper, values={**one.values, **values})
     return told
 

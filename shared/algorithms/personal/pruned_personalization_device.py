@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.algorithms.base import Batch, Batches, Outcome, Result
-from shared.algorithms.local_training import require_finite
+from shared.algorithms.local_training import first, require_finite
 from shared.algorithms.personal import sparse_update
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import initial, seeded
+from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.sgd import descend
 from shared.tensors.tree import State, Tree, check_like
@@ -140,9 +140,7 @@ def own_part(split: str, model: Model, state: State, assignment: Assignment) -> 
     wanted = {key: leaf for key, leaf in model.tree().items() if key not in shared}
     own = {key.removeprefix(OWN): leaf for key, leaf in state.tree.items() if key.startswith(OWN)}
     if not own and wanted:
-        if model.spec is None:
-            raise TaskFailed("a personal part begins as its model's builder makes it, and this model has none")
-        begun = initial(model.spec, _seed(assignment)).tree()
+        begun = first(model, assignment)
         own = {key: begun[key] for key in wanted}
     if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in wanted.items()}:
         raise TaskFailed("the personal part that this device has kept is of another model; remove its state")
@@ -156,13 +154,6 @@ def kept(own: Tree) -> Tree:
 
 def _copy(leaf: Tensor) -> Tensor:
     return leaf.detach().contiguous().clone()
-
-
-def _seed(assignment: Assignment) -> int:
-    seed = assignment.values.get("model_seed")
-    if not isinstance(seed, int):
-        raise TaskFailed("the task does not say from which seed personal parts begin")
-    return seed
 
 
 MOMENTUM = "momentum/"

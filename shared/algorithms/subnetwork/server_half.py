@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Resources, Result, assign_alike
-from shared.algorithms.local_training import MODEL_SEED
+from shared.algorithms.local_training import origin, origin_in
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar
@@ -55,7 +55,7 @@ def begin(model: Model, seed: int) -> State:
         ConfigError: The model is no chain whose neurons can be told apart.
     """
     tree = {key: leaf.clone() for key, leaf in model.tree().items()}
-    return State(tree, {CHAIN: chain(model.layers).text(), MODEL_SEED: seed})
+    return State(tree, {CHAIN: chain(model.layers).text(), **origin(model, seed)})
 
 
 def chain_of(facts: Mapping[str, Scalar]) -> Chain:
@@ -66,7 +66,7 @@ def chain_of(facts: Mapping[str, Scalar]) -> Chain:
 def assign(
     state: State, cohort: Cohort, allocation: Allocation, number: int, *, keep: float = 1.0
 ) -> dict[str, Assignment]:
-    """Tell every device its share of the neurons and the seed of the model that all began with.
+    """Tell every device its share of the neurons and the origin of the model that all began with.
 
     Args:
         state: Of the server.
@@ -75,7 +75,7 @@ def assign(
         number: The round.
         keep: Share of those devices that it says nothing of.
     """
-    common = {KEEP: keep, MODEL_SEED: state.facts[MODEL_SEED]}
+    common = {KEEP: keep} | origin_in(state.facts)
     told = assign_alike(state, cohort, allocation, number)
     return {device: msgspec.structs.replace(one, values=common | one.values) for device, one in told.items()}
 

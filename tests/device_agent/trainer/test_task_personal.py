@@ -11,15 +11,17 @@ from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Workspace
-from shared.algorithms.local_training import MODEL_SEED
-from shared.models.build import initial
+from shared.algorithms.local_training import MODEL_DRAW, MODEL_SEED
+from shared.models.build import DRAW, initial
 from shared.models.evaluate import score
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.tensors.tree import State, Tree
 from tests.device_agent.device import update_of
 
 SPEC = Spec(name="mlp", options={"features": 4, "hidden": 8, "classes": 2})
-TOLD = Assignment(seed=3, hyper=Hyper(batch_size=8, learning_rate=0.5, local_epochs=3), values={MODEL_SEED: 7})
+TOLD = Assignment(
+    seed=3, hyper=Hyper(batch_size=8, learning_rate=0.5, local_epochs=3), values={MODEL_SEED: 7, MODEL_DRAW: DRAW}
+)
 
 
 @pytest.fixture

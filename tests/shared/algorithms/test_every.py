@@ -32,9 +32,9 @@ def test_has_its_own_tests(name):
 
 
 def test_rounds_lower_the_loss(algorithm, play, fleet, model, hyper):
-    """On examples that a line can part, ten rounds more than halve the loss of all the fleet's examples.
+    """On examples that a line can part, twenty rounds more than halve the loss of all the fleet's examples.
 
-    Of a split method whose rounds are short, as many as make fifty steps.
+    Of a split method whose rounds are short, as many as make a hundred steps.
     """
     state, kept = algorithm.init(model(), 5), {}
     told = algorithm.assign(state, Cohort(tuple(fleet), hyper, seed=1), {}, 1)
@@ -52,7 +52,7 @@ def test_rounds_lower_the_loss(algorithm, play, fleet, model, hyper):
         return total
 
     before = loss(state)
-    assert loss(play(algorithm, fleet, 50 // (told["a"].steps or 5), kept=kept)) < before / 2
+    assert loss(play(algorithm, fleet, 100 // (told["a"].steps or 5), kept=kept)) < before / 2
 
 
 def test_is_a_function_of_its_seeds(algorithm, play, fleet):

@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from shared.algorithms.local_training import MODEL_DRAW, MODEL_SEED
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import blank, initial
+from shared.models.build import DRAW, blank, initial
 from shared.protocol.messages import Assignment, Spec
 from shared.tensors.tree import State
 from tests.shared.algorithms.personal_models import CNN, FLEET, HYPER, SEED, Own, copied, network, pictures, play
 
 COUNT = 9 * 32 + 3 * 9
-VALUES = {"weights": COUNT, "model_seed": SEED}
+VALUES = {"weights": COUNT, MODEL_SEED: SEED, MODEL_DRAW: DRAW}
 
 
 def told_of(hyper=HYPER, **values):
@@ -179,9 +180,9 @@ def test_a_device_goes_on_with_the_part_it_kept():
     other = State({"personal/0.weight": torch.zeros(7)})
     with pytest.raises(TaskFailed, match="of another model"):
         do(algorithm, told, state=other)
-    with pytest.raises(TaskFailed, match="from which seed"):
+    with pytest.raises(TaskFailed, match="from what model and seed"):
         do(algorithm, msgspec.structs.replace(told, values={"prune": 1.0}))
-    with pytest.raises(TaskFailed, match="this model has none"):
+    with pytest.raises(TaskFailed, match="from what model and seed"):
         do(algorithm, told, model=Model(network().layers))
 
 
