@@ -156,7 +156,13 @@ class Columns:
 
 
 def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
-    """Share the bandwidth out, and say how much each device must prune for its share."""
+    """Share the bandwidth out, and say how much each device must prune for its share.
+
+    Args:
+        options: Of the optimizer.
+        solver: Ours, or the conic one.
+        case: What it is decided from.
+    """
     if not case.names:
         return Decision()
     asked, shares = solve_with_marks(options, solver, case, round_columns(options, case))
@@ -194,6 +200,12 @@ def solve_with_marks(options: BandwidthOptions, solver: Solver, case: Case, aske
     """Return the optimum, with the marks in the bits of every device where they count: as many as its ratio needs.
 
     So with biases, which are never pruned: W_k = q N_u + (marks and biases) / (1 - rho_k), solved again and again.
+
+    Args:
+        options: Of the optimizer.
+        solver: Ours, or the conic one.
+        case: What it is decided from.
+        asked: The problem without marks.
     """
     shares = solve(asked.problem, solver)
     for _ in range(TURNS if options.marks else 0):
@@ -211,7 +223,13 @@ def solve_with_marks(options: BandwidthOptions, solver: Solver, case: Case, aske
 
 
 def marked_bits(options: BandwidthOptions, case: Case, kept: Array) -> Array:
-    """Return W_k of devices that keep these shares of the weights."""
+    """Return W_k of devices that keep these shares of the weights.
+
+    Args:
+        options: Of the optimizer.
+        case: What it is decided from.
+        kept: 1 - rho_k, a column.
+    """
     weights = case.limits["weights_global"]
     marks = weights * np.minimum(INDEX_BITS, 1 / np.maximum(kept, 1 / INDEX_BITS))
     marks += 8 * case.limits.get("dense_bytes", 0.0) / np.maximum(kept, LEAST_KEPT)
@@ -249,6 +267,11 @@ def kept_at_equal_shares(options: BandwidthOptions, case: Case, asked: Columns) 
 
     Seconds are kept c + bits / (R / K), and rise along two straight lines: bits are (q + 32) N kept while places of
     weights go up, q N kept + N where a bitmap does, and biases with both; q N and biases where all is kept.
+
+    Args:
+        options: Of the optimizer.
+        case: What it is decided from.
+        asked: The problem in columns.
     """
     weights, rate = case.limits["weights_global"], asked.rate / max(1, len(asked.rate))
     dense = 8 * case.limits.get("dense_bytes", 0.0) if options.marks else 0.0

@@ -29,7 +29,13 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
 
 
 def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
-    """Give every device the ratio of its cluster."""
+    """Give every device the ratio of its cluster.
+
+    Args:
+        options: Of the optimizer.
+        _solver: Nothing is solved.
+        case: What it is decided from.
+    """
     ratios = options.ratios()
     return Decision(
         devices={

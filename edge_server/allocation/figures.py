@@ -254,7 +254,13 @@ def error_estimates(one: DeviceFacts, *, steps: bool) -> dict[str, Estimate]:
 def choose_figures(
     estimates: Mapping[str, Estimate], last: Mapping[str, Figure], options: MeasuringOptions
 ) -> dict[str, Figure]:
-    """Return the figures to decide from."""
+    """Return the figures to decide from.
+
+    Args:
+        estimates: What is known, by name.
+        last: What was decided from last, by name.
+        options: Of the optimizer.
+    """
     found = {}
     for name, estimate in estimates.items():
         is_error = name.endswith("_error")  # it is smoothed already, and belongs to no earlier round

@@ -74,7 +74,13 @@ def limits(options: KeepOptions, setting: RoundSetting) -> dict[str, float]:
 
 
 def figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, float]) -> dict[str, Figure]:
-    """Return a device's link and what a task of the whole model costs it."""
+    """Return a device's link and what a task of the whole model costs it.
+
+    Args:
+        options: Of the optimizer.
+        device: What is known of it.
+        _limits: Of the round.
+    """
     seconds, joules = (_whole_task(device, part, options) for part in ("compute_s", "compute_joules"))
     if (timed := device.timed) and options.steps:
         seconds = seconds or timed.seconds * options.steps
@@ -97,7 +103,13 @@ def _whole_task(device: DeviceFacts, part: str, options: KeepOptions) -> float |
 
 
 def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
-    """Give every device the largest ratio that fits."""
+    """Give every device the largest ratio that fits.
+
+    Args:
+        options: Of the optimizer.
+        _solver: There is one alone.
+        case: What it is decided from.
+    """
     if not case.names:
         return Decision()
     ratios = np.array([ratio for ratio, _ in case.ladder])
@@ -167,7 +179,13 @@ def _enough(case: Case, kept: KeepAllocation) -> dict[str, float]:
 
 
 def kept_alone(options: KeepOptions, _case: Case, changed: Case) -> dict[str, float]:
-    """Return the ratio of each device with its figures of `changed`: nobody's figures are another's."""
+    """Return the ratio of each device with its figures of `changed`: nobody's figures are another's.
+
+    Args:
+        options: Of the optimizer.
+        _case: What was decided from.
+        changed: The same devices with other figures.
+    """
     return {device: kept_share(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
 
 

@@ -16,7 +16,13 @@ MATRIX = 2
 
 
 def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
-    """Measure a model; no leaf needs storage."""
+    """Measure a model; no leaf needs storage.
+
+    Args:
+        algorithm: It says what goes down.
+        model: A skeleton will do.
+        state: Of the server.
+    """
     own = model.layers.state_dict()
     told = Assignment(seed=0, hyper=Hyper())
     down = algorithm.broadcast(state, "", told)

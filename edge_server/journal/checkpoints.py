@@ -15,7 +15,7 @@ KEEP = 2
 SPARE = ".spare"
 
 
-def path_of(folder: Path, number: int) -> Path:
+def checkpoint_path(folder: Path, number: int) -> Path:
     """Return where the state after round `number` lies."""
     return folder / f"round-{number:06d}.safetensors"
 
@@ -25,12 +25,18 @@ def save(folder: Path, number: int, state: State, *, durable: bool = True) -> No
 
     One of them stays as the file that the next is written into, since overwriting costs half of making one.
 
+    Args:
+        folder: Of the checkpoints.
+        number: Of the round.
+        state: After it.
+        durable: Whether to wait until it is on the disk.
+
     Raises:
         Unwritable: The disk is full or cannot be written; older states are untouched.
     """
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        path = path_of(folder, number)
+        path = checkpoint_path(folder, number)
         file.save(path, state, spare=folder / SPARE, durable=durable)
         kept = sorted(folder.glob("round-*.safetensors"))
         until = kept.index(path) + 1
@@ -45,7 +51,7 @@ def load(folder: Path, number: int) -> State:
         FileNotFoundError: There is none.
         CorruptFile: It is damaged.
     """
-    return file.load(path_of(folder, number))
+    return file.load(checkpoint_path(folder, number))
 
 
 class Store(Journal, Protocol):

@@ -103,7 +103,13 @@ class Costs:
             self._heard.task_done()
 
     async def settled(self, number: int, devices: Collection[str], patience_s: float = SETTLE_S) -> None:
-        """Wait until the costs of a round are recorded; of those devices that are too slow, no longer than that."""
+        """Wait until the costs of a round are recorded; of those devices that are too slow, no longer than that.
+
+        Args:
+            number: Of the round.
+            devices: Whose costs are waited for.
+            patience_s: Seconds after which they stay unknown.
+        """
         try:
             async with asyncio.timeout(patience_s):
                 while any(self.last.get(device, -1) < number for device in devices):

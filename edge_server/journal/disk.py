@@ -28,7 +28,7 @@ _DISK: Mapping[int, int] = {
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table has rotted away
 
 
-def to_read(path: Path) -> str:
+def read_only_uri(path: Path) -> str:
     """Return the address by which to open a database only to read it, also while another user's process writes it."""
     is_idle = not path.with_name(f"{path.name}-wal").exists()
     # Where nobody can write, SQLite cannot make its shared memory file and must be told that it needs none; a writer
@@ -38,7 +38,7 @@ def to_read(path: Path) -> str:
 
 
 @contextmanager
-def sql_explained(path: Path) -> Iterator[None]:
+def translate_sql_errors(path: Path) -> Iterator[None]:
     """Turn an error of SQLite's into ours.
 
     Raises:
@@ -74,6 +74,13 @@ async def persist(
     worker: Worker, retry_s: float | None, write: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Write, and again after `retry_s` for as long as the disk refuses; None to give up at once.
+
+    Args:
+        worker: Runs it beside the event loop.
+        retry_s: Seconds between attempts.
+        write: What writes.
+        *args: For `write`.
+        **kwargs: For `write`.
 
     Raises:
         Unwritable: The disk refuses, and nobody waits for it.

@@ -16,7 +16,7 @@ from typing import TypeVar
 import xxhash
 
 from edge_server.journal import report_rows
-from edge_server.journal.disk import sql_explained, to_read
+from edge_server.journal.disk import read_only_uri, translate_sql_errors
 from edge_server.journal.report_rows import Form, ReportRow
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Reading
@@ -75,6 +75,11 @@ class HistoryRow:
 def iterate_rows(connection: sqlite3.Connection, device: int, first: int) -> Iterator[HistoryRow]:
     """Yield a device's history from a row on; before the first full row, only with the figures that changed.
 
+    Args:
+        connection: To the history.
+        device: Its number there.
+        first: Number of the first row.
+
     Raises:
         CorruptFile: It is not as it was written.
     """
@@ -118,6 +123,12 @@ def latest_reports(path: Path) -> dict[str, KeptReport]:
 def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0) -> list[tuple[float, Reading]]:
     """Return a figure of a device over time, with the calendar seconds at which the server heard each.
 
+    Args:
+        path: Of the history.
+        device: Its name.
+        name: Of the figure.
+        since_utc_s: Calendar seconds from which on.
+
     Raises:
         ConfigError: There is no history.
         CorruptFile: It cannot be read.
@@ -139,7 +150,7 @@ def _ask(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     attempts = 0
     while True:
         try:
-            with sql_explained(path), closing(sqlite3.connect(to_read(path), uri=True)) as connection:
+            with translate_sql_errors(path), closing(sqlite3.connect(read_only_uri(path), uri=True)) as connection:
                 return read(connection)
         except sqlite3.Error as error:
             # Between a writer's last words and its end, its shared memory file goes away under a reader's feet.
@@ -228,7 +239,7 @@ class ReportHistory:
     def _write(self, batch: Sequence[KeptReport]) -> None:
         with explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with sql_explained(self.path), self._opened() as connection:
+        with translate_sql_errors(self.path), self._opened() as connection:
             connection.execute("BEGIN IMMEDIATE")
             for kept in batch:
                 self._add(connection, kept)

@@ -134,7 +134,14 @@ def apply_changes(before: ReportRow, changed: ReportRow) -> ReportRow:
 
 
 def join_report(device: str, at: float, form: Form, row: ReportRow) -> Report:
-    """Return the report; of a row whose full row is gone, only with the figures that are known."""
+    """Return the report; of a row whose full row is gone, only with the figures that are known.
+
+    Args:
+        device: Its name.
+        at: When the report was made, on the device's clock.
+        form: What seldom changes.
+        row: The full row.
+    """
     readings = {
         figure.name: _reading(figure, index, at, row)
         for index, figure in enumerate(form.figures)
@@ -153,7 +160,14 @@ def join_report(device: str, at: float, form: Form, row: ReportRow) -> Report:
 
 
 def row_reading(name: str, at: float, form: Form, row: ReportRow) -> Reading | None:
-    """Return one figure of a report, None where it was not measured or is not known."""
+    """Return one figure of a report, None where it was not measured or is not known.
+
+    Args:
+        name: Of the figure.
+        at: When the report was made, on the device's clock.
+        form: What seldom changes.
+        row: The full row.
+    """
     index = next((index for index, figure in enumerate(form.figures) if figure.name == name), -1)
     return _reading(form.figures[index], index, at, row) if index in row.values else None
 

@@ -11,7 +11,7 @@ FAR_S = 30 * 86_400.0
 """A calendar that moved by more between two processes was set meanwhile: boards and gateways may boot in 1970."""
 
 
-def began(
+def server_began(
     records: Iterable[AnyRecord], *, at: float, utc_s: float | None = None, versions: dict[str, str] | None = None
 ) -> ServerBegan:
     """Return the record of a process that begins now.
@@ -27,7 +27,7 @@ def began(
         versions: Of what computes.
     """
     earlier, last_s = None, 0.0
-    for record, second in timed(records):
+    for record, second in timed_records(records):
         last_s = max(last_s, second or 0.0)
         if isinstance(record, ServerBegan):
             earlier = record
@@ -49,7 +49,7 @@ class Elapsed(NamedTuple):
     is_known: bool
 
 
-def since(records: Iterable[AnyRecord], opened: RoundOpened, now: float) -> Elapsed:
+def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float) -> Elapsed:
     """Return how long ago a round was opened, over the processes of the server.
 
     Args:
@@ -58,7 +58,7 @@ def since(records: Iterable[AnyRecord], opened: RoundOpened, now: float) -> Elap
         now: On the clock of that process.
     """
     processes, opened_s, is_known = list[ServerBegan](), None, True
-    for record, second in timed(records):
+    for record, second in timed_records(records):
         if isinstance(record, ServerBegan):
             told_s = _by_calendar(processes[-1], record.utc_s) if processes else None
             is_known &= opened_s is None or told_s == record.run_s
@@ -70,7 +70,7 @@ def since(records: Iterable[AnyRecord], opened: RoundOpened, now: float) -> Elap
     return Elapsed(processes[-1].run_s + now - processes[-1].at - opened_s, is_known)
 
 
-def timed(records: Iterable[AnyRecord]) -> Iterator[tuple[AnyRecord, float | None]]:
+def timed_records(records: Iterable[AnyRecord]) -> Iterator[tuple[AnyRecord, float | None]]:
     """Yield every record with the second of the run at which it happened; None where it does not say when.
 
     Before the first process has said what its clock shows, which only an old journal does, nothing is known.

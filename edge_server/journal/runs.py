@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
-from edge_server.journal.sqlite import JOURNAL, read, salvageable
+from edge_server.journal.sqlite import JOURNAL, read, salvageable_records
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.clock import utc_stamp
@@ -114,7 +114,7 @@ def all_runs(data_dir: Path) -> list[Run]:
 
 def unfinished(data_dir: Path, plan: Plan) -> str | None:
     """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time."""
-    runs = [Run(path.parent, salvageable(path)) for path in data_dir.glob(f"*/{JOURNAL}")]
+    runs = [Run(path.parent, salvageable_records(path)) for path in data_dir.glob(f"*/{JOURNAL}")]
     for run in sorted(runs, key=lambda run: run.opened.started if run.opened else "", reverse=True):
         if run.opened and run.opened.started and run.opened.plan == plan and not (run.closed or run.opened.imported):
             return run.opened.run

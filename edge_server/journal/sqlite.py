@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 import xxhash
 
-from edge_server.journal.disk import RETRY_S, sql_explained, to_read
+from edge_server.journal.disk import RETRY_S, read_only_uri, translate_sql_errors
 from edge_server.journal.records import AnyRecord
 from shared.errors import CorruptFile
 from shared.runtime.durable import aside, drop_oldest, explained, sync
@@ -41,7 +41,7 @@ def encode(record: AnyRecord) -> bytes:
     return _encoder.encode(record)
 
 
-def mark(body: bytes, before: int) -> int:
+def row_mark(body: bytes, before: int) -> int:
     """Return the mark of a row whose predecessor has the mark `before`, 0 for the first: XXH3-64 without its last bit.
 
     SQLite itself finds damage of its pages' structure only, and its integers have a sign.
@@ -49,11 +49,11 @@ def mark(body: bytes, before: int) -> int:
     return xxhash.xxh3_64_intdigest(body, seed=before) >> 1
 
 
-def marked(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
+def marked_rows(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
     """Yield the rows of records that follow a row with the mark `before`."""
     for record in records:
         body = encode(record)
-        before = mark(body, before)
+        before = row_mark(body, before)
         yield body, before
 
 
@@ -64,18 +64,18 @@ def decode(rows: Iterable[Row], before: int = 0) -> list[AnyRecord]:
         CorruptFile: A row is not as it was written, or one is missing.
     """
     records = []
-    for body, marked in rows:
+    for body, found in rows:
         try:
             records.append(_decoder.decode(body))
-            before = mark(body, before)
+            before = row_mark(body, before)
         except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:  # TypeError: it is no text
             raise CorruptFile(f"record {len(records) + 1}: {error}") from error
-        if marked != before:
+        if found != before:
             raise CorruptFile(f"record {len(records)} or the one before it is not as it was written")
     return records
 
 
-def good(rows: Iterable[Row]) -> list[AnyRecord]:
+def intact_records(rows: Iterable[Row]) -> list[AnyRecord]:
     """Return the records up to the first row that is not as it was written."""
     records: list[AnyRecord] = []
     before = 0
@@ -91,9 +91,9 @@ def good(rows: Iterable[Row]) -> list[AnyRecord]:
 log = logging.getLogger(__name__)
 
 
-def salvageable(journal: Path) -> list[AnyRecord]:
+def salvageable_records(journal: Path) -> list[AnyRecord]:
     """Return the records of a journal up to the damage."""
-    return good(_salvaged_rows(journal))
+    return intact_records(_salvaged_rows(journal))
 
 
 def salvage(journal: Path, cause: Exception) -> None:
@@ -105,7 +105,7 @@ def salvage(journal: Path, cause: Exception) -> None:
     Raises:
         Unwritable: The disk takes nothing more.
     """
-    records = salvageable(journal)
+    records = salvageable_records(journal)
     with explained(journal):
         partial = journal.with_name(f"{journal.name}.part")
         partial.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def _write(path: Path, records: list[AnyRecord]) -> None:
         before = 0
         for record in records:
             body = encode(record)
-            before = mark(body, before)
+            before = row_mark(body, before)
             connection.execute(INSERT, (body, before))
 
 
@@ -170,10 +170,10 @@ class SqliteJournal:
 
     def _open(self) -> None:
         path = self.folder / JOURNAL
-        with sql_explained(path):
+        with translate_sql_errors(path):
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
-            with sql_explained(path):
+            with translate_sql_errors(path):
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
                 self._connection.execute(SCHEMA)
@@ -190,23 +190,23 @@ class SqliteJournal:
 
     def append(self, record: AnyRecord) -> None:
         body = encode(record)
-        with self._lock, sql_explained(self.folder / JOURNAL):
+        with self._lock, translate_sql_errors(self.folder / JOURNAL):
             [before] = self._connection.execute(LAST).fetchone() or [0]
-            self._connection.execute(INSERT, (body, mark(body, before)))
+            self._connection.execute(INSERT, (body, row_mark(body, before)))
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
-        with self._lock, sql_explained(self.folder / JOURNAL):
+        with self._lock, translate_sql_errors(self.folder / JOURNAL):
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute("BEGIN")
             try:
-                self._connection.executemany(INSERT, marked(records, before))
+                self._connection.executemany(INSERT, marked_rows(records, before))
                 self._connection.execute("COMMIT")
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
 
     def records(self, after: int = 0) -> list[AnyRecord]:
-        with self._lock, sql_explained(self.folder / JOURNAL):
+        with self._lock, translate_sql_errors(self.folder / JOURNAL):
             found = self._connection.execute(SELECT, (after,)).fetchall()
         return _decode(self.folder, found, after)
 
@@ -242,7 +242,7 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
 
 def _rows(folder: Path, after: int) -> list[Row]:
     """Return the rows from number `after` on."""
-    with closing(sqlite3.connect(to_read(folder / JOURNAL), uri=True)) as connection:
+    with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
         if not (table := connection.execute(FOUND).fetchone()):
             return []  # the writer has made the file and not yet the table
         _require_table(folder / JOURNAL, table)

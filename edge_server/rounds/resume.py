@@ -50,7 +50,7 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
         except (CorruptFile, FileNotFoundError) as error:
             cause = str(error)
             if isinstance(error, CorruptFile):
-                aside = file.set_aside(checkpoints.path_of(store.folder / "checkpoints", aggregated[-1]))
+                aside = file.set_aside(checkpoints.checkpoint_path(store.folder / "checkpoints", aggregated[-1]))
                 cause += f"; set aside as {aside.name}"
             log.warning("going back to before round %d: %s", aggregated[-1], cause)
             store.append(Rewound(round=aggregated[-1], cause=cause))

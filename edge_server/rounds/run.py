@@ -184,7 +184,7 @@ async def _between(rounds: Rounds, state: State, ledger: Ledger, after: int) -> 
 
 async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
     """Return how long ago an earlier process opened a round; the record says how well that is known."""
-    found = run_clock.since(rounds.store.records(), opened, rounds.server.clock())
+    found = run_clock.elapsed_since(rounds.store.records(), opened, rounds.server.clock())
     how = "by the calendar" if found.is_known else "as far as is known: the calendar does not tell how long it was away"
     what = f"round {opened.round} went on after a restart of the server: its seconds count from its opening, {how}"
     await rounds.persist(rounds.store.append, Noted(what=what))
@@ -220,7 +220,7 @@ async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[
     is_live = any(isinstance(record, RunOpened) and record.started for record in store.records())
     now_utc_s = utc_seconds() if is_live else None
     await rounds.persist(
-        store.append, run_clock.began(records, at=server.clock(), utc_s=now_utc_s, versions=versions())
+        store.append, run_clock.server_began(records, at=server.clock(), utc_s=now_utc_s, versions=versions())
     )
     observing = Observing(server.clock, lambda batch: server.worker(store.extend, batch))
     muster = rounds.muster

@@ -33,7 +33,7 @@ from edge_server.journal.records import (
     UpdateAccepted,
     valid,
 )
-from edge_server.journal.run_clock import timed
+from edge_server.journal.run_clock import timed_records
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
 from edge_server.trace.files import described
@@ -137,7 +137,7 @@ def sorted_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
     if opened is None:
         raise ConfigError("the journal has no beginning of a run: there is nothing to export yet")
     journal = IndexedJournal(opened)
-    for record, second in timed(kept):
+    for record, second in timed_records(kept):
         journal.take(record, None if second is None else round(second, DIGITS))
     return journal
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edge_server.fleet import broker
-from edge_server.journal.checkpoints import path_of
+from edge_server.journal.checkpoints import checkpoint_path
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.plan.plan import Plan, share
@@ -77,7 +77,7 @@ def folder_of(runs: Path) -> Path:
 
 def final(folder: Path, number: int) -> dict[str, Any]:
     """Return the parameters a run ended with."""
-    return file.load(path_of(folder / "checkpoints", number)).tree
+    return file.load(checkpoint_path(folder / "checkpoints", number)).tree
 
 
 @dataclass

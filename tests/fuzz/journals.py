@@ -64,11 +64,11 @@ def seeds() -> list[bytes]:
 def read(data: bytes) -> str:
     """A record or a CorruptFile; what is read is written so that it is read the same."""
     try:
-        [record] = sqlite.decode([(data, sqlite.mark(data, 0))])
+        [record] = sqlite.decode([(data, sqlite.row_mark(data, 0))])
     except CorruptFile as error:
         return f"corrupt: {error.__cause__}"
     again = sqlite.encode(record)
-    assert sqlite.decode([(again, sqlite.mark(again, 0))]) == [record]
+    assert sqlite.decode([(again, sqlite.row_mark(again, 0))]) == [record]
     return f"accepted: {type(record).__name__}"
 
 

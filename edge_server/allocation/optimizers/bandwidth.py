@@ -32,7 +32,13 @@ def ramps(given: BandwidthTerms) -> Ramps:
 
 
 def allocation(given: BandwidthTerms, share: Array, multiplier: float) -> Shares:
-    """Return what the shares amount to, and why they are as they are."""
+    """Return what the shares amount to, and why they are as they are.
+
+    Args:
+        given: The problem.
+        share: b_k, a column.
+        multiplier: lambda.
+    """
     slack, full, compute = given.slack, given.full, given.compute
     filled, spare = share >= given.cap, slack - compute
     sent = share * compute + full

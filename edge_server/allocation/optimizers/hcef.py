@@ -36,7 +36,14 @@ Block: TypeAlias = Callable[[HcefTerms, Array], tuple[Array, float]]
 
 
 def solve(problem: Hcef, start: float = 0.5, solver: Solver = "numpy", sweeps: int = 50) -> Control:
-    """Alternate (Algorithm 3) from where that share of the room beyond the floors is spent on steps."""
+    """Alternate (Algorithm 3) from where that share of the room beyond the floors is spent on steps.
+
+    Args:
+        problem: P2.
+        start: Share of the room beyond the floors that is spent on steps at first.
+        solver: Of the blocks.
+        sweeps: At most so many.
+    """
     given = terms(problem)
     blocks: tuple[Block, Block] = (sent_for, steps_for)
     if solver == "cvxpy":
@@ -57,7 +64,14 @@ def halfway(given: HcefTerms, share: float) -> Array:
 
 
 def alternate(given: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None = None, sweeps: int = 50) -> Control:
-    """Take P2.1 and P2.2 in turn until neither moves a device any more, as the paper's Algorithm 3 does."""
+    """Take P2.1 and P2.2 in turn until neither moves a device any more, as the paper's Algorithm 3 does.
+
+    Args:
+        given: The problem.
+        steps: rho to begin with.
+        blocks: P2.1 and P2.2; ours where left out.
+        sweeps: At most so many.
+    """
     p21, p22 = blocks or (sent_for, steps_for)
     sent, multiplier, done = np.full(len(steps), given.least[1]), 0.0, 0
     while done < sweeps:

@@ -25,6 +25,11 @@ def shared_out(given: HcefTerms, point: Point, devices: NDArray[np.intp]) -> Ite
     """Yield better and better points where these devices share out anew what they spend at a point.
 
     First from a grid of all their joules beyond their floors, then from finer ones around what was found.
+
+    Args:
+        given: The problem.
+        point: rho and theta to begin with.
+        devices: Among which joules are shared out anew.
     """
     few = replace(given, **{name: getattr(given, name)[devices] for name in COLUMNS})
     floors = few.least[0] * few.step_joules + few.least[1] * few.send_joules

@@ -207,7 +207,15 @@ def joules(given: HcefTerms, point: Point) -> float:
 def control(
     given: HcefTerms, point: Point, multiplier: float, *, least_objective: float | None = None, sweeps: int = 0
 ) -> Control:
-    """Return what a point amounts to, and why it is as it is."""
+    """Return what a point amounts to, and why it is as it is.
+
+    Args:
+        given: The problem.
+        point: rho and theta.
+        multiplier: lambda.
+        least_objective: A bound from below, where there is one.
+        sweeps: Of the alternation.
+    """
     steps, sent = point
     took = steps * given.step_s + sent * given.send_s
     in_time = took >= given.deadline_s * (1 - TIGHT)

@@ -52,7 +52,13 @@ class Filled:
 
 
 def fill(ramps: Ramps, room: float, most: float = math.inf) -> Filled:
-    """Return the highest level up to `most` at which all have room; all lows where there is none."""
+    """Return the highest level up to `most` at which all have room; all lows where there is none.
+
+    Args:
+        ramps: What each device would take at each level.
+        room: That all share.
+        most: The highest level.
+    """
     if not ramps.low.sum() < room:
         return Filled(float(ramps.start.min(initial=most)), ramps.low, bool(ramps.low.sum() <= room))
     top = ramps.above(most)

@@ -105,7 +105,7 @@ def test_an_age_that_no_journal_can_hold_is_left_out():
     """As JSON an infinite number is none at all, and a journal that holds one cannot be read any more."""
     odd = Reading(value=1.0, unit="W", source="x", quality="measured", at=-1e308)
     [record] = told((3.0, report(1e308, readings={"power.total_watts": odd})))
-    assert sqlite.good([(sqlite.encode(record), sqlite.mark(sqlite.encode(record), 0))]) == [record]
+    assert sqlite.intact_records([(sqlite.encode(record), sqlite.row_mark(sqlite.encode(record), 0))]) == [record]
     assert record.ages == {}
 
 

@@ -37,7 +37,7 @@ def test_an_absent_state_is_told_from_a_damaged_one(tmp_path):
 def test_damage_is_found(tmp_path, damage):
     """A torn write, one rotten bit in the values, an empty file, another file's content."""
     checkpoints.save(tmp_path, 1, state(1.0))
-    path = checkpoints.path_of(tmp_path, 1)
+    path = checkpoints.checkpoint_path(tmp_path, 1)
     whole = path.read_bytes()
     changed = whole[:-10] + bytes([whole[-10] ^ 1]) + whole[-9:]
     path.write_bytes({"cut": whole[:-7], "changed": changed, "empty": b"", "noise": b"noise" * 99}[damage])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_server.journal.checkpoints import SqliteStore, path_of
+from edge_server.journal.checkpoints import SqliteStore, checkpoint_path
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -151,9 +151,11 @@ def test_a_lost_checkpoint_sends_the_run_back_to_the_one_before(tmp_path, undist
     async def play() -> End:
         async with here.devices(*NAMES):
             await here.serve_until(MOMENTS["a round is closed"])
-        assert sorted(path.name for path in checkpoints.iterdir()) == [path_of(checkpoints, n).name for n in (1, 2)]
+        assert sorted(path.name for path in checkpoints.iterdir()) == [
+            checkpoint_path(checkpoints, n).name for n in (1, 2)
+        ]
         for number in (2, 1)[:lost]:
-            path = path_of(checkpoints, number)
+            path = checkpoint_path(checkpoints, number)
             path.unlink() if damage == "absent" else path.write_bytes(path.read_bytes()[:-5])
         async with here.devices(*NAMES):
             return await here.serve()
@@ -163,7 +165,7 @@ def test_a_lost_checkpoint_sends_the_run_back_to_the_one_before(tmp_path, undist
     rewinds = [one for one in end[1] if isinstance(one, Rewound)]
     assert [one.round for one in rewinds] == [2, 1][:lost]
     aside = sorted(path.name for path in checkpoints.iterdir() if "corrupt" in path.name)
-    expected = [f"{path_of(checkpoints, number).name}.corrupt-1" for number in (1, 2)][2 - lost :]
+    expected = [f"{checkpoint_path(checkpoints, number).name}.corrupt-1" for number in (1, 2)][2 - lost :]
     assert aside == (expected if damage == "damaged" else [])
     warnings = [record.getMessage() for record in caplog.records if "going back to before round" in record.getMessage()]
     assert len(warnings) == lost
@@ -177,7 +179,7 @@ def test_devices_that_stayed_take_part_in_rounds_that_are_done_again(tmp_path, u
     async def play() -> End:
         async with here.devices(*NAMES):
             await here.serve_until(MOMENTS["a round is closed"])
-            path_of(tmp_path / RUN / "checkpoints", 2).unlink()
+            checkpoint_path(tmp_path / RUN / "checkpoints", 2).unlink()
             return await here.serve()
 
     require_same(here.network.run(play()), undisturbed)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from edge_server.journal.checkpoints import SqliteStore, path_of
+from edge_server.journal.checkpoints import SqliteStore, checkpoint_path
 from edge_server.journal.records import Evaluated, Noted, RoundClosed, RoundOpened, RunClosed
 from edge_server.trial.tables import device_lines
 from shared.protocol.messages import Status
@@ -26,7 +26,7 @@ def ends(here: Site) -> list[RunClosed]:
 
 
 def checkpoint(folder, number):
-    return path_of(folder / RUN / "checkpoints", number)
+    return checkpoint_path(folder / RUN / "checkpoints", number)
 
 
 def test_a_run_without_devices_misses_its_rounds_and_goes_on(tmp_path):

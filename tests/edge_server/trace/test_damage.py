@@ -57,6 +57,6 @@ def test_a_damaged_trace_is_an_error_or_sound(whole, name, start, length, splice
             assert str(error).startswith(str(folder))  # noqa: PT017 - it names the place
             return
         bodies = [sqlite.encode(record) for record in records_of(trace)]
-        marks = list(accumulate(bodies, lambda before, body: sqlite.mark(body, before), initial=0))
+        marks = list(accumulate(bodies, lambda before, body: sqlite.row_mark(body, before), initial=0))
         marked = zip(bodies, marks[1:], strict=True)
         assert [sqlite.encode(record) for record in sqlite.decode(marked)] == bodies
