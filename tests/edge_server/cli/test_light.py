@@ -58,4 +58,4 @@ def test_a_run_is_exported_and_reported_without_torch(tmp_path):
 
 
 def test_the_names_of_personal_methods_are_those_of_the_registry():
-    assert {name for name, build in ALGORITHMS.items() if build().serves} == PERSONAL
+    assert {name for name, build in ALGORITHMS.items() if build().personal} == PERSONAL
