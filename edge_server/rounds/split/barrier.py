@@ -1,4 +1,4 @@
-"""The barrier of a split round: who is in, who is absent, when a step is due, what to answer. No bytes and no IO.
+"""Decide when a step of a split round is due, who is waited for, and what to answer to an offer. No bytes and no IO.
 
 Every device does the same steps, 1 to `steps`. A step is served when each device that is in has delivered, or a while
 after the first did: who is missing then is absent, and holds up no later step. It is in again as soon as it speaks: it

@@ -1,4 +1,4 @@
-"""One device's session in a split round: its life in a step as a transition table, and its payloads on their way.
+"""Hold one device's session in a split round: its life in a step as a transition table, its payloads on their way.
 
 A device is `awaited`, or `absent` while no step waits for it. It has `offered` features of the open step, which then
 are `delivered` or `refused`. When the step closes, who has delivered is awaited again, and who was awaited in vain is

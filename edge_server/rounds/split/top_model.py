@@ -1,4 +1,4 @@
-"""The server's part of a split network while one round lasts: reads what comes up, computes what goes down."""
+"""Train the server's part of a split network while one round lasts: read what comes up, compute what goes down."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_BYTES = 1 << 30
 
 @dataclass
 class TopModel:
-    """Learns step by step, on a state of its own.
+    """The network above the cut; learns step by step, on a state of its own.
 
     Attributes:
         algorithm: A split one.
@@ -65,7 +65,7 @@ class TopModel:
         return up
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
-        """Do one step with the devices that take part, in order of name; return what each is to be sent.
+        """Do one step with the devices that take part, in order of name; return the gradient for each.
 
         Args:
             step: Number of the step in the round.
