@@ -1,6 +1,7 @@
 """Plans read from TOML and checked by building what they name: algorithm, model, codecs, optimizer.
 
-A journal is read without this, so that to list or show a run loads no torch.
+A journal is read without this, so that to list or show a run loads no torch. It stands here and not beside the plan's
+structs, since the optimizers are above them: they decide from the plan's devices and the run's journal.
 """
 
 from __future__ import annotations
