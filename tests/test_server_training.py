@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 import torch
 
@@ -107,3 +108,9 @@ def test_the_servers_examples_are_found_below_the_data_root_and_named_relative_t
     plan = make_plan(tmp_path, **SECTIONS)
     assert plan.server_data.path == str(tmp_path / "examples.npz")
     assert portable(plan, tmp_path).server_data.path == "examples.npz"
+
+
+def test_a_plan_without_them_is_recorded_as_versions_before_recorded_it(tmp_path):
+    """They refuse a key that they do not have, in a trace for example."""
+    assert "server_data" not in msgspec.to_builtins(make_plan(tmp_path))
+    assert "server_data" in msgspec.to_builtins(make_plan(tmp_path, **SECTIONS))

@@ -166,7 +166,7 @@ class Plan(Section, frozen=True, kw_only=True):
     algorithm: Chosen
     model: Chosen
     data: Data
-    server_data: Data | None = None
+    server_data: Data | msgspec.UnsetType = msgspec.UNSET  # records of plans without it are those of versions before
     seed: int = 0
     local: int = 0
     codec: Chosen = Chosen(name="dense")
@@ -190,7 +190,7 @@ def placed(plan: Plan, data_root: Path) -> Plan:
     if plan.fallback and not (data_root / plan.data.path).exists():
         log.warning("%s is not there, training on %s instead", data_root / plan.data.path, plan.fallback.data.source)
         plan = fallen_back(plan)
-    own = plan.server_data and _placed(plan.server_data, data_root)
+    own = _placed(plan.server_data, data_root) if plan.server_data else msgspec.UNSET
     return msgspec.structs.replace(plan, data=_placed(plan.data, data_root), server_data=own, fallback=None)
 
 

@@ -60,7 +60,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    if (algorithm.server is None) != (plan.server_data is None):
+    if (algorithm.server is None) != (not plan.server_data):
         problem = "needs labelled examples of the server's own: add" if algorithm.server else "uses none: take out"
         raise ConfigError(f"{path}: algorithm {plan.algorithm.name!r} {problem} [server_data]")
     evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
