@@ -30,7 +30,7 @@ from shared.protocol.measurements import Cost
 from shared.protocol.messages import Ack, Task, Update
 from shared.protocol.topics import is_name, topic
 from shared.runtime.clock import Clock
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 from shared.runtime.tasks import background
 from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
@@ -204,7 +204,7 @@ class Agent:
         self.outbox.reserve(task.params.size if task.train else 0)
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None
-        with explained(self.download.folder), self._watched(full_rate=True):
+        with explain_disk_errors(self.download.folder), self._watched(full_rate=True):
             params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")

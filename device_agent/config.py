@@ -11,7 +11,7 @@ from shared.config import read
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.protocol.messages import BLOCK_BYTES
-from shared.protocol.topics import checked_name
+from shared.protocol.topics import check_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transfer.receiver import Policy
@@ -178,8 +178,8 @@ def load(path: Path) -> AgentConfig:
         ConfigError: As `shared.config.read`, or a name or level cannot be used.
     """
     config = read(path, AgentConfig)
-    checked_name(config.device, f"{path}: device")
-    checked_name(config.site, f"{path}: site")
+    check_name(config.device, f"{path}: device")
+    check_name(config.site, f"{path}: site")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     return config

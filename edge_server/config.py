@@ -9,7 +9,7 @@ import msgspec
 from shared.config import read
 from shared.errors import ConfigError
 from shared.protocol.messages import BLOCK_BYTES
-from shared.protocol.topics import checked_name
+from shared.protocol.topics import check_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transfer.receiver import Policy
@@ -112,9 +112,9 @@ def load(path: Path) -> ServerConfig:
         ConfigError: As `shared.config.read`, or a name or level cannot be used.
     """
     config = read(path, ServerConfig)
-    checked_name(config.site, f"{path}: site")
+    check_name(config.site, f"{path}: site")
     if config.run:
-        checked_name(config.run, f"{path}: run")
+        check_name(config.run, f"{path}: run")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     return msgspec.structs.replace(config, plan=str(path.parent / config.plan))

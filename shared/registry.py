@@ -86,17 +86,17 @@ def allow(entries: Iterable[str]) -> None:
     _allowed.update(entries)
 
 
-def allowed() -> list[str]:
+def allowed_entries() -> list[str]:
     """Return what this process may import, in order."""
     return sorted(_allowed)
 
 
-def is_own(name: str) -> bool:
+def is_custom(name: str) -> bool:
     """Tell whether a name stands for a user's own builder, not for a registered one."""
     return ":" in name
 
 
-def builder(name: str) -> Callable[..., Any]:
+def import_builder(name: str) -> Callable[..., Any]:
     """Import the builder that `module:function` names, from the Python path.
 
     Raises:

@@ -14,7 +14,7 @@ from shared.data.examples import Examples, split_holdout
 from shared.data.load import load
 from shared.models.build import initial
 from shared.protocol.messages import Assignment
-from shared.subnetworks.neurons import draw
+from shared.subnetworks.neurons import draw_neurons
 
 
 def trained_on(plan: Plan) -> dict[str, Examples]:
@@ -51,7 +51,7 @@ def textbook(plan: Plan, records: Iterable[AnyRecord]) -> tuple[dict[str, Tensor
 
 def _masks(model: nn.Module, hidden: int, told: Assignment) -> Mapping[str, Tensor]:
     active = torch.zeros(hidden, dtype=torch.bool)
-    active[draw({"1": hidden}, told.values["keep"], told.seed)["1"]] = True
+    active[draw_neurons({"1": hidden}, told.values["keep"], told.seed)["1"]] = True
     like = model.state_dict()
     return {
         "1.weight": active[:, None].expand_as(like["1.weight"]),

@@ -46,7 +46,7 @@ def joined(student: Tree, teacher: Tree) -> State:
 
 def aggregate(state: State, mean: Mean) -> State:
     """Move the student by the mean change."""
-    return joined(tree.add(part(state, teacher=False), tree.finish(mean)), part(state, teacher=True))
+    return joined(tree.add(part(state, teacher=False), tree.finish_mean(mean)), part(state, teacher=True))
 
 
 def labelled_server() -> Algorithm:

@@ -105,7 +105,7 @@ def plain(steps: int = 4, rate: float = 0.2) -> Algorithm:
         broadcast=lambda state, _device, _assignment: _bottom(state.tree),
         local=_local,
         absorb=lambda mean, _device, _assignment, result: tree.accumulate(mean, result.tree, result.weight),
-        aggregate=lambda state, mean: State(state.tree | tree.finish(mean), state.facts),
+        aggregate=lambda state, mean: State(state.tree | tree.finish_mean(mean), state.facts),
         split=Split(_serve, _check_features),
     )
 

@@ -14,7 +14,7 @@ from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, 
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
 from shared.models.build import blank
-from shared.subnetworks.neurons import chain, draw, numel
+from shared.subnetworks.neurons import count_parameters, draw_neurons, read_chain
 from shared.tensors.tree import Tree
 from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.harness import write_examples
@@ -62,12 +62,12 @@ def test_devices_of_three_shares_do_what_the_paper_says(here):
     assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
     assert not any(closed.refused for closed in closed_rounds(records))
     require_close(here, state.tree, records)
-    layout = chain(blank(here.plan.model).layers)
+    layout = read_chain(blank(here.plan.model).layers)
     opened = {one.round: one.assignments for one in records if isinstance(one, RoundOpened)}
     assert {told.values["keep"] for told in opened[1].values()} == {0.25, 0.5, 1.0}
     for one in (one for one in records if isinstance(one, UpdateAccepted)):
         told = opened[one.round][one.device]
-        active = numel(layout.index(draw(layout.hidden, told.values["keep"], told.seed)), state.tree)
+        active = count_parameters(layout.index(draw_neurons(layout.hidden, told.values["keep"], told.seed)), state.tree)
         assert 0 < one.update.params.size - 4 * active <= HEADER_BYTES
 
 

@@ -16,7 +16,7 @@ from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
 from shared.runtime import logs
 from shared.runtime.clock import monotonic
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import write_text
 
 USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     _say(f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if own else ""))
     share = options.minutes / USUAL_MINUTES
     bench = Bench(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _say)
-    with held(folder):
+    with hold_lock(folder):
         found = asyncio.run(calibrate(bench))
     show(found, folder / FILE)
     return 0

@@ -24,7 +24,7 @@ from device_agent.tuning.apply import JOURNAL_NAME, format_step, hold_target
 from device_agent.tuning.plan import Run, Settings, Target, plan_steps
 from device_agent.tuning.settings import read_settings
 from shared.errors import ConfigError
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 HERTZ_PER_MHZ = 1e6
@@ -126,7 +126,7 @@ def _apply(options: argparse.Namespace) -> int:
     profile = load_for_board(options.root, options.profile)
     # From here on a stop waits until it is asked for below, so that the board is never left half way.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    with held(journal.parent), hold_target(options.root, profile, target, journal) as now:
+    with hold_lock(journal.parent), hold_target(options.root, profile, target, journal) as now:
         _say(_now(now))
         _say("set until Ctrl-C" if options.seconds is None else f"set for {options.seconds:g} s, or until Ctrl-C")
         sys.stdout.flush()

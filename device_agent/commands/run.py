@@ -21,7 +21,7 @@ from device_agent.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.tuning.plan import Target
 from shared.errors import ConfigError, Unwritable
 from shared.runtime import logs, malloc
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 
@@ -59,7 +59,7 @@ async def serve(config: AgentConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    with held(folder):
+    with hold_lock(folder):
         board = open_board(measuring(config.board, folder))
         with _at_target(config.board.target, board, folder), board.power or nullcontext():
             await _live(config, board, session, trainer, stopping)

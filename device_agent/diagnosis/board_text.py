@@ -11,16 +11,16 @@ from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Reading
-from shared.protocol.units import BINARY_BYTES, Unit, Units, fitting, prefixed
+from shared.protocol.units import BINARY_BYTES, Unit, Units, choose_unit, decimal_units
 from shared.runtime.text_table import TextColumn, TextTable, fold_text, table_lines
 
 UNITS: Mapping[str, Units] = {
-    "_hertz": prefixed("Hz"),
+    "_hertz": decimal_units("Hz"),
     "_watts": [Unit("W", 1.0, 0.0)],
-    "_joules": prefixed("J"),
+    "_joules": decimal_units("J"),
     "_celsius": [Unit("°C", 1.0, 0.0)],
     "_bytes": BINARY_BYTES,
-    "_bits_per_s": prefixed("bit/s"),
+    "_bits_per_s": decimal_units("bit/s"),
     "_per_s": [Unit("/s", 1.0, 0.0)],
     "_seconds": [Unit("s", 1.0, 0.0)],
     "_dbm": [Unit("dBm", 1.0, 0.0)],
@@ -71,7 +71,7 @@ def human(name: str, value: float) -> str:
     if name.endswith("_ratio"):
         return f"{100 * value:.1f} %"
     units = next((units for ending, units in UNITS.items() if name.endswith(ending)), [Unit("", 1.0, 0.0)])
-    unit = fitting(value, units)
+    unit = choose_unit(value, units)
     scaled = value / unit.size
     return f"{scaled:.4g} {unit.name}".rstrip() if abs(scaled) < 1e4 else f"{scaled:.0f} {unit.name}".rstrip()  # noqa: PLR2004
 

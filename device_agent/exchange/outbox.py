@@ -21,7 +21,7 @@ from device_agent.exchange import state_files as states
 from shared.errors import TaskFailed, WireError
 from shared.protocol import payload, wire
 from shared.protocol.messages import Update
-from shared.runtime.durable import drop_oldest, explained, sync
+from shared.runtime.durable import drop_oldest, explain_disk_errors, sync
 from shared.transfer import to_file
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Outbox:
 
     def __init__(self, folder: Path, states: Path, limit: int = LIMIT_BYTES) -> None:
         self._folder, self._states, self._limit = folder, states, limit
-        with explained(folder):
+        with explain_disk_errors(folder):
             for one in (folder, states):
                 one.mkdir(parents=True, exist_ok=True)
         try:
@@ -109,7 +109,7 @@ class Outbox:
             shutil.rmtree(partial, ignore_errors=True)
         self._promote(*self._waiting())
         path = self._folder / f".{run}@{number:06d}"
-        with explained(path):
+        with explain_disk_errors(path):
             path.mkdir()
         return path
 
@@ -162,7 +162,7 @@ class Outbox:
             if not entry.path.exists() or read(entry.path) != entry.update:
                 return  # gone before, or a newer one of the same round took its place meanwhile
             self._promote(entry.path)
-            with explained(entry.path):
+            with explain_disk_errors(entry.path):
                 entry.path.rename(gone)
                 if (gone / PAYLOAD).exists():
                     (gone / PAYLOAD).replace(self._folder / SPARE)
@@ -179,7 +179,7 @@ class Outbox:
         aside = path.with_name(f".{path.name}.corrupt")
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            with explained(path):
+            with explain_disk_errors(path):
                 path.rename(aside)
                 drop_oldest(self._folder.glob(".*.corrupt"))
             log.warning("update %s is corrupt, set aside as %s: %s", path.name, aside.name, cause)
@@ -212,7 +212,7 @@ def write(draft: Path, update: Update) -> None:
         Unwritable: The disk takes nothing more.
     """
     message = wire.encode(update)
-    with explained(draft):
+    with explain_disk_errors(draft):
         (draft / UPDATE).write_bytes(message + payload.digest([memoryview(message)]))
         for file in draft.iterdir():
             sync(file)
@@ -246,6 +246,6 @@ def commit(draft: Path) -> None:
     """
     entry = committed(draft)
     shutil.rmtree(entry, ignore_errors=True)
-    with explained(draft):
+    with explain_disk_errors(draft):
         draft.rename(entry)
         sync(entry.parent)

@@ -18,7 +18,7 @@ from typing import Protocol
 from shared.errors import SessionLost, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Features, Gradient, Missed, Room, Skip, Status, Task, Want
-from shared.protocol.topics import SERVER, channel_of, topic
+from shared.protocol.topics import SERVER, parse_channel, topic
 from shared.protocol.wire import AnyMessage
 from shared.runtime.clock import Clock
 from shared.transfer import frames as chunks
@@ -181,7 +181,7 @@ class _Session:
             if chunks.is_frame(data):
                 return await self._take(data)
             message = wire.decode(data)
-            if channel_of(name) == "status":
+            if parse_channel(name) == "status":
                 if isinstance(message, Status) and message.online:
                     await self._server_is_here()
                 return None

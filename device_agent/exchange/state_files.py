@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.runtime.durable import explained, sync
+from shared.runtime.durable import explain_disk_errors, sync
 
 
 def before(states: Path, run: str, number: int) -> Path:
@@ -44,7 +44,7 @@ def promote(state: Path, states: Path) -> None:
     """
     run = state.parent.name.rpartition("@")[0]
     newest, kept = states / run, states / state.parent.name
-    with explained(states):
+    with explain_disk_errors(states):
         if not kept.exists():  # else this round is repeated, or we were killed on the way
             if newest.is_file():
                 newest.replace(kept)

@@ -192,7 +192,7 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
         out: The pipe to the agent.
         threads: Torch's, 0 for torch's choice.
     """
-    malloc.huge_pages()
+    malloc.enable_huge_pages()
     import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
 
     from device_agent.exchange import outbox  # noqa: PLC0415

@@ -35,7 +35,7 @@ from shared.protocol import payload as payloads
 from shared.protocol.measurements import Cost, StepCost
 from shared.protocol.messages import Missed, Payload, Spec, Task, Transfer, Update, mix
 from shared.registry import build
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
 
@@ -334,7 +334,7 @@ def _write_result(job: Job, state: State, memory: Memory, result: Result) -> Tra
 
 def _write_payload(job: Job, payload: Payload) -> Transfer:
     parts = payloads.pack(payload)
-    with explained(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
+    with explain_disk_errors(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
         for part in parts:
             file.write(part)
         size = file.tell()

@@ -18,7 +18,7 @@ from shared.models.base import Model
 from shared.models.build import blank, zeroed
 from shared.models.cost import step_flops
 from shared.protocol.messages import Assignment, Spec
-from shared.registry import is_own
+from shared.registry import is_custom
 
 Parts: TypeAlias = tuple[Examples, Examples, Examples]
 """For training, for evaluation, for validation."""
@@ -67,7 +67,7 @@ class Workspace:
         key = msgspec.msgpack.encode(spec)
         if key not in self.models:
             model = zeroed(spec)
-            if not is_own(spec.name):  # which may take a `view` that needs the usual order
+            if not is_custom(spec.name):  # which may take a `view` that needs the usual order
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
             self.models = {key: model}
         return self.models[key]

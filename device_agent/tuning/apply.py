@@ -22,7 +22,7 @@ from device_agent.profile.schema import Profile
 from device_agent.tuning.plan import Run, Settings, Step, Target, Write, plan_restore, plan_steps
 from device_agent.tuning.settings import read_power_mode, read_settings
 from shared.errors import ConfigError, NoData
-from shared.runtime.durable import aside, replace_file
+from shared.runtime.durable import replace_file, unused_name
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ def _read_journal(journal: Path) -> Change | None:
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, ValueError) as error:
-        unread = aside(journal)
+        unread = unused_name(journal)
         journal.replace(unread)
         log.warning("%s: what to put back cannot be read (%s); kept as %s", journal, error, unread.name)
     return None

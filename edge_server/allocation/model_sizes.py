@@ -41,10 +41,11 @@ def update_bytes(model: Model, ratios: list[float]) -> tuple[tuple[float, int], 
     """
     own = model.layers.state_dict()
     try:
-        neurons = active.chain(model.layers)
+        neurons = active.read_chain(model.layers)
     except ConfigError:
         whole = sum(leaf.nbytes for leaf in own.values())
         return tuple((ratio, round(ratio * whole)) for ratio in ratios)
     return tuple(
-        (ratio, BYTES * active.numel(neurons.index(active.ordered(neurons.hidden, ratio)), own)) for ratio in ratios
+        (ratio, BYTES * active.count_parameters(neurons.index(active.first_neurons(neurons.hidden, ratio)), own))
+        for ratio in ratios
     )

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
     config = load(options.config)
     logs.configure(config.log_level)
-    registry.allow([*registry.allowed(), *config.models])
+    registry.allow([*registry.allowed_entries(), *config.models])
     plan = check_plan.load(Path(config.plan), Path(config.data_root))
     name = config.run or unfinished(Path(config.data_dir), plan) or new_name(plan)
     return asyncio.run(_serve(config, plan, name))

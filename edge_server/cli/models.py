@@ -52,7 +52,7 @@ def show_models(options: argparse.Namespace) -> int:
         _put(options, listed, _list(listed))
         return 0
     spec = Spec(name=options.model, options=dict(map(_option, options.option)))
-    found = cuts.table(spec, tuple(options.example), options.batch)
+    found = cuts.cut_table(spec, tuple(options.example), options.batch)
     _put(options, found, _one(spec, found))
     return 0
 
@@ -76,7 +76,7 @@ def _option(text: str) -> tuple[str, Scalar]:
 
 
 def _listed(name: str) -> Listed:
-    found = cuts.table(Spec(name=name))
+    found = cuts.cut_table(Spec(name=name))
     known = inspect.signature(MODELS[name]).parameters
     return Listed(
         name=name,

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         TaskFailed: A process of a local trial died.
     """
     config = _config(options)
-    registry.allow([*registry.allowed(), *config.models])
+    registry.allow([*registry.allowed_entries(), *config.models])
     plan = load(options.plan, Path(config.data_root))
     if options.local is not None or (plan.local and not options.config):
         return _local(options, config, plan, cancelled_by_signals)

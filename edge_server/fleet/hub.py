@@ -14,7 +14,7 @@ from edge_server.fleet.state import Fleet, is_used_twice, observe
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Ack, Features, Message, Report, Skip, Status, Task, Update, Verdict, Want
-from shared.protocol.topics import ANY, channel_of, device_of, is_name, topic
+from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker
 from shared.runtime.tasks import background
@@ -189,12 +189,12 @@ class Server:
 
     async def _hear(self, inbox: Inbox) -> None:
         async for name, data in inbox:
-            device = device_of(name)
+            device = parse_device(name)
             try:
                 if not is_name(device):
                     continue  # the server's own topics
-                if channel_of(name) in ("update", "features") and frames.is_frame(data):
-                    if taker := self._gather if channel_of(name) == "update" else self._splitting:
+                if parse_channel(name) in ("update", "features") and frames.is_frame(data):
+                    if taker := self._gather if parse_channel(name) == "update" else self._splitting:
                         await taker.frame(device, data)
                 elif data:
                     await self._take(device, wire.decode(data))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edge_server.fleet.view import Device
 from shared.protocol.measurements import Cost, Quality, Reading
-from shared.protocol.units import SECONDS, fitting
+from shared.protocol.units import SECONDS, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
 MARKS: Mapping[Quality, str] = {"measured": "", "corrected": "~", "modelled": "≈"}
@@ -185,7 +185,7 @@ def _level(mean: float, least: float, span: float) -> int:
 
 def duration(seconds: float) -> str:
     """Return seconds in the unit that fits them."""
-    unit = fitting(seconds, SECONDS, between=("d", "s"))
+    unit = choose_unit(seconds, SECONDS, between=("d", "s"))
     return f"{seconds / unit.size:.0f} {unit.name}"
 
 

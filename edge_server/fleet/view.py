@@ -20,7 +20,7 @@ from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.measurements import Absent, Reading, Spent
 from shared.protocol.messages import Report, Status
-from shared.protocol.topics import ANY, device_of, is_name, topic
+from shared.protocol.topics import ANY, is_name, parse_device, topic
 from shared.runtime.clock import utc_seconds
 from shared.runtime.tasks import background
 from shared.transport.base import Broker, Inbox
@@ -47,7 +47,7 @@ class Look:
 
     def take(self, name: str, data: bytes) -> None:
         """Take what came on a topic; what cannot be used is for the server to report."""
-        device = device_of(name)
+        device = parse_device(name)
         if not is_name(device) or not data:
             return
         try:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from edge_server.journal.records import Journal
 from edge_server.journal.sqlite import SqliteJournal
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 from shared.tensors import file
 from shared.tensors.tree import State
 
@@ -34,7 +34,7 @@ def save(folder: Path, number: int, state: State, *, durable: bool = True) -> No
     Raises:
         Unwritable: The disk is full or cannot be written; older states are untouched.
     """
-    with explained(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path = checkpoint_path(folder, number)
         file.save(path, state, spare=folder / SPARE, durable=durable)

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 from urllib.parse import quote
 
 from shared.errors import CorruptFile, Unwritable
-from shared.runtime.durable import unwritable
+from shared.runtime.durable import disk_error
 from shared.runtime.executor import Worker
 
 _DISK: Mapping[int, int] = {
@@ -56,7 +56,7 @@ def translate_sql_errors(path: Path) -> Iterator[None]:
         elif code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK):
             code = sqlite3.SQLITE_CORRUPT  # it takes itself for one of a later version
         if code in _DISK:
-            raise unwritable(path, _DISK[code]) from error
+            raise disk_error(path, _DISK[code]) from error
         if code in _CORRUPT:
             raise CorruptFile(f"{path}: {error}") from error
         raise

@@ -21,7 +21,7 @@ from edge_server.journal.report_rows import Form, ReportRow
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
-from shared.runtime.durable import aside, drop_oldest, explained
+from shared.runtime.durable import drop_oldest, explain_disk_errors, unused_name
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ class ReportHistory:
             self._connection, self._links = None, {}
 
     def _write(self, batch: Sequence[KeptReport]) -> None:
-        with explained(self.folder):
+        with explain_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with translate_sql_errors(self.path), self._opened() as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -316,8 +316,8 @@ class ReportHistory:
         self._links = {name: one for name, one in self._links.items() if one[0] != device or one[1].seq >= until}
 
     def _set_aside(self) -> Path:
-        unused = aside(self.path)
-        with explained(self.folder):
+        unused = unused_name(self.path)
+        with explain_disk_errors(self.folder):
             self.path.replace(unused)
             for suffix in ("-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from edge_server.journal.sqlite import JOURNAL, read, salvageable_records
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.clock import utc_stamp
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def make_folder(data_dir: Path) -> Path:
         Unwritable: The disk takes nothing more.
     """
     try:
-        with explained(data_dir):
+        with explain_disk_errors(data_dir):
             data_dir.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=data_dir).close()
     except OSError as error:

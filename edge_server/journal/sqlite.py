@@ -21,7 +21,7 @@ import xxhash
 from edge_server.journal.disk import RETRY_S, read_only_uri, translate_sql_errors
 from edge_server.journal.records import AnyRecord
 from shared.errors import CorruptFile
-from shared.runtime.durable import aside, drop_oldest, explained, sync
+from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
 
 TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark INTEGER)"
 SCHEMA = TABLE.replace("TABLE", "TABLE IF NOT EXISTS")
@@ -106,11 +106,11 @@ def salvage(journal: Path, cause: Exception) -> None:
         Unwritable: The disk takes nothing more.
     """
     records = salvageable_records(journal)
-    with explained(journal):
+    with explain_disk_errors(journal):
         partial = journal.with_name(f"{journal.name}.part")
         partial.unlink(missing_ok=True)
         _write(partial, records)
-        unused = aside(journal)
+        unused = unused_name(journal)
         os.link(journal, unused)
         with suppress(FileNotFoundError):
             journal.with_name(f"{journal.name}-wal").replace(f"{unused}-wal")
@@ -158,7 +158,7 @@ class SqliteJournal:
         Raises:
             Unwritable: The disk takes nothing more.
         """
-        with explained(folder):
+        with explain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
         self._lock, self.durable = threading.Lock(), durable

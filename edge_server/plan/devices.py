@@ -12,7 +12,7 @@ from edge_server.plan.links import Link, TraceLink
 from edge_server.plan.sections import Section
 from edge_server.plan.simulated_devices import Compute, CyclesPower, GivenCompute, Power, ProfilePower, TracePower
 from shared.errors import ConfigError
-from shared.protocol.topics import checked_name
+from shared.protocol.topics import check_name
 
 MAX_DEVICES = 1_000_000
 
@@ -77,7 +77,7 @@ def check(planned: Sequence[DevicePlan], path: Path) -> None:
     Raises:
         ConfigError: As said.
     """
-    names = [checked_name(device.name, f"{path}: device.name") for device in expanded(planned)]
+    names = [check_name(device.name, f"{path}: device.name") for device in expanded(planned)]
     if len(set(names)) != len(names):
         raise ConfigError(f"{path}: device: two devices have the same name; give each its own")
 

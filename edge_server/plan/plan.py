@@ -27,7 +27,7 @@ from edge_server.plan.sections import (
 )
 from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
-from shared.protocol.topics import checked_name
+from shared.protocol.topics import check_name
 
 
 class FallbackPlan(Section, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ def check_structure(plan: Plan, path: Path) -> None:
     Raises:
         ConfigError: Names clash or are none, or a count cannot be.
     """
-    checked_name(plan.name, f"{path}: name")
+    check_name(plan.name, f"{path}: name")
     check_devices(plan.device, path)
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")

@@ -19,7 +19,7 @@ from edge_server.replay.trainer import Scale
 from edge_server.rounds import assign
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, Infeasible
-from shared.models.evaluate import skeleton
+from shared.models.evaluate import build_skeleton
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Task, Transfer
 from shared.registry import build
@@ -138,7 +138,7 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
 
 def _rounds(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Scale) -> Iterator[Least]:
     """Yield the least that each round can cost."""
-    dense = sum(leaf.nbytes for leaf in skeleton(plan.model).state_dict().values())
+    dense = sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
     bytes_up = dense if plan.codec.name == "dense" else 0  # what another codec leaves of it is not known yet
     jobs = [_job(plan, fleet, index) for index in range(len(fleet))]
     works = [scale.of(job) for job in jobs]

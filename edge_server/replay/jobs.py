@@ -26,7 +26,7 @@ from edge_server.replay.pool import Ending, Pool, TrainingOrder
 from edge_server.replay.stacked_training import correction_of, stack_networks, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
-from shared.data.cache import Shelf
+from shared.data.cache import DataCache
 from shared.errors import FieldFleetError
 from shared.protocol.messages import Task
 from shared.registry import FAULTS, build
@@ -147,7 +147,7 @@ class Desk:
         together: Whether jobs of one batch may be trained in one pass; else one after the other, as on the devices.
     """
 
-    def __init__(self, shelf: Shelf, *, together: bool = False) -> None:
+    def __init__(self, shelf: DataCache, *, together: bool = False) -> None:
         self._workspace, self._may = Workspace(read=shelf.load), together
 
     def do(self, orders: Sequence[TrainingOrder]) -> list[Ending]:

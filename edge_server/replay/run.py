@@ -39,14 +39,14 @@ from edge_server.replay.stacked_training import divide_cohort
 from edge_server.replay.trainer import Scale
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
-from shared.data.cache import Shelf
+from shared.data.cache import DataCache
 from shared.errors import ConfigError
 from shared.models.build import DRAW
-from shared.models.evaluate import skeleton
+from shared.models.evaluate import build_skeleton
 from shared.registry import build
 from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from shared.tensors.tree import State
 
 MEMORY_PREFIX, PART_PREFIX = "fieldfleet", ".replay"
@@ -60,7 +60,7 @@ def folder_in(place: Path | None, prefix: str = MEMORY_PREFIX) -> Iterator[Path]
     """Lend a folder in `place`, None for the usual temporary one; it is held, and gone after the block."""
     if place is not None:
         sweep(place, prefix)
-    with tempfile.TemporaryDirectory(prefix=f"{prefix}-{os.getpid()}-", dir=place) as name, held(Path(name)):
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}-{os.getpid()}-", dir=place) as name, hold_lock(Path(name)):
         yield Path(name)
 
 
@@ -68,7 +68,7 @@ def sweep(place: Path, prefix: str = MEMORY_PREFIX) -> None:
     """Remove the folders that nobody holds any more: the lock of a process falls with it, however it ends."""
     for lock in place.glob(f"{prefix}-*-*/{LOCK}"):
         try:
-            with held(lock.parent):
+            with hold_lock(lock.parent):
                 shutil.rmtree(lock.parent, ignore_errors=True)
         except (ConfigError, OSError):
             continue  # somebody is at it, or it is another user's
@@ -186,7 +186,7 @@ def replay(
     """
     malloc.tune(*_blocks(plan))
     torch.set_num_threads(1)
-    (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(Shelf())
+    (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(DataCache())
     _warm(plan, fleet, scale)
     if trace is None or plan.budget != trace.header.plan.budget:  # what was recorded kept to its own, or did not
         require_possible(plan, fleet, behaviours, scale)
@@ -277,4 +277,4 @@ def memory_folder(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
 
 def model_bytes(plan: Plan) -> int:
     """Return the bytes of a plan's model."""
-    return sum(leaf.nbytes for leaf in skeleton(plan.model).state_dict().values())
+    return sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())

@@ -35,14 +35,14 @@ from edge_server.rounds.run import run_plan
 from shared.models.build import DRAW
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
-from shared.protocol.topics import channel_of, device_of, topic
+from shared.protocol.topics import parse_channel, parse_device, topic
 from shared.runtime.clock import Clock, VirtualLoop
-from shared.runtime.executor import charging, inline
+from shared.runtime.executor import build_charging_worker, inline
 from shared.runtime.tasks import background
 from shared.tensors.tree import State
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
-from shared.transport.presence import presence
+from shared.transport.presence import build_presence
 from shared.transport.simulated_link import Link, Rate
 
 SITE = "replay"
@@ -103,8 +103,8 @@ class Stage:
         return self.broker.max_payload_bytes
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
-        if channel_of(topic) == "task" and device_of(topic) in self._numbers:
-            self._wake(device_of(topic), wire.decode_as(Task, payload))
+        if parse_channel(topic) == "task" and parse_device(topic) in self._numbers:
+            self._wake(parse_device(topic), wire.decode_as(Task, payload))
         await self.broker.publish(topic, payload, retain=retain, assured=assured)
 
     def subscribe(self, *patterns: str) -> AbstractAsyncContextManager[Inbox]:
@@ -143,7 +143,7 @@ class Stage:
                     yield stop, device.name, session, False
 
     async def _appear(self, name: str, session: int, *, here: bool) -> None:
-        said, actor = presence(name, SITE, name, session), self._actors.get(name)
+        said, actor = build_presence(name, SITE, name, session), self._actors.get(name)
         if here:
             self._here.add(name)
         else:
@@ -241,7 +241,7 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     assert isinstance(loop, VirtualLoop)
     loop.before_time_moves(cast.jobs.settle)
     stage = Stage(plan, cast.fleet, cast.behaviours, cast.folder, MemoryTransport(), cast.jobs, cast.scale, loop.time)
-    worker = charging(cast.server_s)
+    worker = build_charging_worker(cast.server_s)
     server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
     async with background(stage.run()), server.listening():
         return await run_plan(plan, run, server, store, LinkConfig(), started="", draw=cast.draw)

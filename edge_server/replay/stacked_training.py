@@ -33,7 +33,7 @@ from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Batch, Batches, Result
 from shared.algorithms.fedavg import Correction, LocalSgd
-from shared.models.evaluate import skeleton
+from shared.models.evaluate import build_skeleton
 from shared.protocol.messages import Hyper
 from shared.registry import build
 from shared.tensors.sgd import descend
@@ -252,7 +252,7 @@ def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
     """
     if not correction_of(build(ALGORITHMS, plan.algorithm, "algorithm"))[0]:
         return 1
-    return min(devices_per_pass(skeleton(plan.model), example, plan.hyper.batch_size), math.ceil(cohort / PARTS))
+    return min(devices_per_pass(build_skeleton(plan.model), example, plan.hyper.batch_size), math.ceil(cohort / PARTS))
 
 
 def _activations(layers: nn.Sequential, example: torch.Size) -> int:

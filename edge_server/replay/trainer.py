@@ -24,13 +24,13 @@ from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batche
 from edge_server.replay.jobs import FAILURES, Jobs
 from edge_server.replay.pool import TrainingOrder
 from shared.algorithms import ALGORITHMS
-from shared.data.cache import Shelf
-from shared.data.examples import held_out, trained_on
+from shared.data.cache import DataCache
+from shared.data.examples import count_held_out, count_trained_on
 from shared.data.spec import Data
 from shared.errors import SessionLost, TaskFailed
 from shared.models.build import blank
 from shared.models.cost import step_flops
-from shared.models.evaluate import skeleton
+from shared.models.evaluate import build_skeleton
 from shared.protocol import payload
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Missed, Spec, steps_of
@@ -119,7 +119,7 @@ AT_ONCE_S = 1e-9
 class Scale:
     """How much work tasks are, by the data of their devices and the shape of their network."""
 
-    shelf: Shelf
+    shelf: DataCache
     _flops: dict[tuple[bytes, torch.Size, int, bool, int | None], int] = field(default_factory=dict)
     _networks: dict[bytes, nn.Module] = field(default_factory=dict)
     _shares: dict[bytes, float] = field(default_factory=dict)
@@ -133,8 +133,8 @@ class Scale:
         if job.task.assignment.steps:
             return self.session(job)[0]
         task, total = job.task, self.shelf.count(job.data)
-        held = held_out(total, job.data.holdout)
-        own = trained_on(total, job.data)
+        held = count_held_out(total, job.data.holdout)
+        own = count_trained_on(total, job.data)
         flops = held * self.flops(task.model, job.data, 1, trains=False) if task.evaluate else 0
         if not task.train:
             return self._work(job, steps=0, examples=held if task.evaluate else 0, flops=flops)
@@ -157,7 +157,7 @@ class Scale:
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
         steps = task.assignment.steps
-        sizes = batches(trained_on(total, job.data), task.assignment.hyper.batch_size, steps)
+        sizes = batches(count_trained_on(total, job.data), task.assignment.hyper.batch_size, steps)
         forward, both = (
             sum(
                 count * self.flops(task.model, job.data, one, trains=trains, below=below)
@@ -177,7 +177,7 @@ class Scale:
             ConfigError: As `of`.
         """
         total = self.shelf.count(job.data)
-        size = min(job.task.assignment.hyper.batch_size, trained_on(total, job.data))
+        size = min(job.task.assignment.hyper.batch_size, count_trained_on(total, job.data))
         flops = round(self._share(job) * self.flops(job.task.model, job.data, size))
         work = self._work(job, steps=1, examples=size, flops=flops)
         return replace(work, train=True)  # the task that times it trains nothing for good
@@ -227,7 +227,7 @@ class Scale:
     def _network(self, spec: Spec) -> nn.Module:
         key = msgspec.msgpack.encode(spec)
         if key not in self._networks:
-            self._networks[key] = skeleton(spec)
+            self._networks[key] = build_skeleton(spec)
         return self._networks[key]
 
 

@@ -11,7 +11,7 @@ from edge_server.fleet.tables import MARKS
 from edge_server.report.digest import Amount
 from edge_server.report.html import NOTHING
 from shared.protocol.messages import Spec
-from shared.protocol.units import BYTES, JOULES, SECONDS, Units, fitting
+from shared.protocol.units import BYTES, JOULES, SECONDS, Units, choose_unit
 
 AT_LEAST = "\N{GREATER-THAN OR EQUAL TO}"
 PLAIN = (1e-3, 1e6)
@@ -39,7 +39,7 @@ def unit_of(most: float, kind: str) -> tuple[str, float]:
     """Return the unit that fits figures up to `most`, and its size in the SI unit; what is counted has none."""
     if kind not in UNITS:
         return "", 1.0
-    unit = fitting(most, UNITS[kind])
+    unit = choose_unit(most, UNITS[kind])
     return unit.name, unit.size
 
 

@@ -22,7 +22,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import Worker
 from shared.transfer import frames
 from shared.transfer.receiver import Receiver
@@ -111,7 +111,7 @@ class Gather:
             await self._settle(update, "accepted")
         else:
             try:
-                with explained(self.path(device)):
+                with explain_disk_errors(self.path(device)):
                     await self._take(update)
             except Unwritable as error:
                 self._unstored(device, error)
@@ -166,7 +166,7 @@ class Gather:
         if arrival is None:
             return  # of a round that is over, or offered to a server that has restarted since
         try:
-            with explained(self.path(device)):
+            with explain_disk_errors(self.path(device)):
                 arrival.payload.take(frame, self.clock())
                 await self._go_on(arrival)
         except Unwritable as error:
@@ -203,7 +203,7 @@ class Gather:
         record = self._record(arrival.update, arrival.payload.bytes_received)
         log.debug("phase storing run=%s round=%d device=%s", self.run, self.number, record.device)
         try:
-            with explained(self.path(record.device)):
+            with explain_disk_errors(self.path(record.device)):
                 await self.worker(arrival.payload.sink.sync)
             async with self._checking:
                 await self.worker(self._keep, arrival, record)
@@ -225,7 +225,7 @@ class Gather:
         del self._storing[record.device]  # not after an error that nobody foresaw: `watch` must find it
 
     def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
-        with explained(self.path(record.device)):
+        with explain_disk_errors(self.path(record.device)):
             arrival.payload.finish()
             self.require(self.path(record.device), record.update)
         self.store.append(record)

@@ -23,8 +23,8 @@ from edge_server.study.result import Began, Ended, Order, Result, order_of, read
 from edge_server.study.spec import Study
 from edge_server.study.summary import StudySummary, summarise
 from edge_server.study.tables import cells_csv, groups_csv
-from shared.runtime.durable import explained, replace_file
-from shared.runtime.folder_lock import held
+from shared.runtime.durable import explain_disk_errors, replace_file
+from shared.runtime.folder_lock import hold_lock
 
 PART = ".part"
 
@@ -85,9 +85,9 @@ def conduct(
             (part / news.cell).rename(folder / news.cell)
         tell(news)
 
-    with explained(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with held(folder):
+        with hold_lock(folder):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(exist_ok=True)
             results = results_in(folder, cells)

@@ -14,7 +14,7 @@ import msgspec
 from edge_server.plan.sections import Section
 from shared.config import read
 from shared.errors import ConfigError
-from shared.protocol.topics import checked_name
+from shared.protocol.topics import check_name
 
 SEED = "seed"
 
@@ -75,8 +75,8 @@ def load(path: Path) -> tuple[Study, dict[str, Any]]:
         ConfigError: As `shared.config.read`; or names clash or are none.
     """
     study = read(path, Study)
-    checked_name(study.name, f"{path}: name")
-    names = [checked_name(variant.name, f"{path}: variant.name") for variant in study.variant]
+    check_name(study.name, f"{path}: name")
+    names = [check_name(variant.name, f"{path}: variant.name") for variant in study.variant]
     if len(set(names)) != len(names):
         raise ConfigError(f"{path}: variant: two variants have the same name; give each its own")
     if isinstance(study.plan, str):

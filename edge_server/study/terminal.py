@@ -28,7 +28,7 @@ from edge_server.study.summary import StudySummary
 from edge_server.study.tables import tables
 from edge_server.trial.progress import NewsBar, print_line
 from shared.errors import ConfigError
-from shared.protocol.units import SECONDS, fitting
+from shared.protocol.units import SECONDS, choose_unit
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.text_table import write_text
 
@@ -69,7 +69,7 @@ class StudyDisplay:
 
 
 def _span(seconds: float) -> str:
-    unit = fitting(seconds, SECONDS, between=("h", "s"))
+    unit = choose_unit(seconds, SECONDS, between=("h", "s"))
     return f"{seconds / unit.size:.{1 if unit.name == 'h' else 0}f} {unit.name}"
 
 

@@ -23,7 +23,7 @@ from edge_server.trace.schema import PROVENANCE, TABLES, TOLD, TableRow, columns
 from edge_server.trace.trace import Trace, check_trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ def write(trace: Trace, folder: Path) -> None:
         ConfigError: There is something in the folder.
         Unwritable: The disk takes nothing more.
     """
-    with explained(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"{folder}: not empty; name a new folder")

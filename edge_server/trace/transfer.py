@@ -26,7 +26,7 @@ from edge_server.trace.schema import DecisionRow, Step, TableRow, TaskRow
 from edge_server.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.messages import mix
-from shared.protocol.topics import checked_name
+from shared.protocol.topics import check_name
 
 
 def portable(plan: Plan, data_root: Path) -> Plan:
@@ -151,7 +151,7 @@ def import_trace(found: Trace, data_dir: Path, name: str = "") -> Path:
     Raises:
         ConfigError: There is a run of that name.
     """
-    run = checked_name(name or found.header.run, "run")
+    run = check_name(name or found.header.run, "run")
     if exists(make_folder(data_dir), run):
         raise ConfigError(f"run {run!r} is in {data_dir} already; give another name with --as")
     with closing(SqliteJournal(data_dir / run)) as store:

@@ -29,9 +29,9 @@ from edge_server.trial.wait_for_devices import wait_for_fleet
 from shared.protocol.topics import SERVER
 from shared.runtime import malloc
 from shared.runtime.clock import monotonic, utc_stamp
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import in_thread
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from shared.runtime.tasks import background
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
@@ -71,14 +71,14 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """
     malloc.tune()
-    malloc.huge_pages()
+    malloc.enable_huge_pages()
     if config.threads:
         torch.set_num_threads(config.threads)
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
     members = None if config.strangers else devices_of_plan(plan)
-    with explained(data_dir):
+    with explain_disk_errors(data_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    with held(folder):  # before anything is connected: a second server would throw the first off the broker
+    with hold_lock(folder):  # before anything is connected: a second server would throw the first off the broker
         session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
         transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
         history = history_of(config, in_thread)

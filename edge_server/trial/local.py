@@ -114,7 +114,7 @@ def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncCon
         "broker": _address(broker),
         "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
-        "models": registry.allowed(),
+        "models": registry.allowed_entries(),
         "log_level": local.log_level,
     }
     return _child(place, SERVER, "edge_server", config)
@@ -138,7 +138,7 @@ def agent(
         "state_dir": str((place / device.name).resolve()),
         "data": share(local.plan, fleet, index),
         "broker": _address(broker),
-        "trainer": {"threads": 1, "models": registry.allowed()},
+        "trainer": {"threads": 1, "models": registry.allowed_entries()},
         "log_level": local.log_level,
     }
     return _child(place, device.name, "device_agent", config)

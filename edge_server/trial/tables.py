@@ -11,7 +11,7 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
 from edge_server.journal.runs import RunSummary
 from shared.protocol.measurements import Cost
-from shared.protocol.units import BYTES, fitting
+from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable
 
 MAX_DEVICE_COLUMNS = 6
@@ -164,5 +164,5 @@ def figure(value: float | None) -> str:
 
 def unit_of(count: int) -> tuple[str, float]:
     """Return the unit that fits a number of bytes, and how many bytes it is."""
-    unit = fitting(count, BYTES, between=("GB", "kB"))
+    unit = choose_unit(count, BYTES, between=("GB", "kB"))
     return unit.name, unit.size

@@ -45,7 +45,7 @@ def local_sgd(
     layers.zero_grad()  # of a task that was cut short in the middle of a step
     change = partial(correct, layers, start) if correct else None
     loss = descent(layers, list(layers.named_parameters()), batches, hyper, change)
-    moved = tree.sub(model.tree(), start)
+    moved = tree.subtract(model.tree(), start)
     return state, Result(moved, float(batches.num_examples), batches.num_examples, loss)
 
 
@@ -108,7 +108,7 @@ def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) ->
 
 def aggregate(state: State, mean: Mean) -> State:
     """Server half, once a round: move by the mean change; coordinates nobody held stay."""
-    return State(tree.add(state.tree, tree.finish(mean)), state.facts)
+    return State(tree.add(state.tree, tree.finish_mean(mean)), state.facts)
 
 
 def fedavg() -> Algorithm:

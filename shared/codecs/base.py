@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
-from shared.tensors.tree import Tree, raw
+from shared.tensors.tree import Tree, tensor_bytes
 
 Memory: TypeAlias = Tree | None
 """What an encoder did not send last time (error feedback); None before the first call."""
@@ -60,7 +60,7 @@ class Codec:
 
 def to_blob(tensor: Tensor) -> Blob:
     """Return a tensor's bytes; a view where it lies in C order."""
-    return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), raw(tensor))
+    return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
 
 
 def from_blob(blob: Blob) -> Tensor:

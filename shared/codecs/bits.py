@@ -83,12 +83,12 @@ def _fold(numbers: Bytes, width: int) -> Bytes:
     words = numbers.view(np.uint64)
     for lane in (8, 16, 32):
         held = width * lane // 8
-        low = _pattern(held, lane)
+        low = _lane_mask(held, lane)
         words = (words & low) | ((words & (low << np.uint64(lane))) >> np.uint64(lane - held))
-    return _lowest(words, width)
+    return _lowest_bytes(words, width)
 
 
-def _lowest(words: NDArray[np.uint64], count: int) -> Bytes:
+def _lowest_bytes(words: NDArray[np.uint64], count: int) -> Bytes:
     """Return the lowest `count` bytes of every word, in order; of 2 and 4 as wider numbers, which copy faster."""
     if count in {2, 4}:
         return words.astype(f"u{count}").view(np.uint8)
@@ -111,11 +111,11 @@ def _unfold(packed: Bytes, width: int) -> Bytes:
         words = padded.reshape(-1).view(np.uint64)
     for lane in (32, 16, 8):
         held = width * lane // 8
-        low = _pattern(held, lane)
+        low = _lane_mask(held, lane)
         words = (words & low) | ((words & (low << np.uint64(held))) << np.uint64(lane - held))
     return words.view(np.uint8)
 
 
-def _pattern(held: int, lane: int) -> np.uint64:
+def _lane_mask(held: int, lane: int) -> np.uint64:
     """Return a word of which the lowest `held` bits are set in every second lane of `lane` bits."""
     return np.uint64(sum(((1 << held) - 1) << place for place in range(0, 64, 2 * lane)))

@@ -20,7 +20,7 @@ from shared.protocol.messages import Payload, Scalar
 from shared.tensors.tree import Tree
 
 LAST: Mapping[str, Callable[..., Codec]] = {"dense": dense, "quantize": quantize}
-OVER: Mapping[str, Callable[..., Codec]] = {"masked": masked.over}
+OVER: Mapping[str, Callable[..., Codec]] = {"masked": masked.build_masked}
 """Codecs that give what they send to another: (its name, it, options)."""
 
 
@@ -40,18 +40,18 @@ def chain(*, codecs: str = "masked,quantize", **options: Scalar) -> Codec:
             raise ValueError(f"{name!r} cannot stand there in {codecs!r}; known: {', '.join(known)}")
     if strange := [option for option in options if not option.startswith(tuple(f"{name}_" for name in names))]:
         raise ValueError(f"option {strange[0]!r} is of no codec in {codecs!r}")
-    codec, name = LAST[last](**_of(last, options)), last
+    codec, name = LAST[last](**_build_inner(last, options)), last
     for outermost in reversed(outer):
-        codec, name = OVER[outermost](name, codec, **_of(outermost, options)), outermost
-    return _renamed(codec, name)
+        codec, name = OVER[outermost](name, codec, **_build_inner(outermost, options)), outermost
+    return _rename_codec(codec, name)
 
 
-def _of(name: str, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _build_inner(name: str, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
     start = f"{name}_"
     return {option.removeprefix(start): value for option, value in options.items() if option.startswith(start)}
 
 
-def _renamed(codec: Codec, name: str) -> Codec:
+def _rename_codec(codec: Codec, name: str) -> Codec:
     """Return the codec of that name under the name `chain`, by which a receiver finds it."""
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:

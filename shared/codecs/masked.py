@@ -38,11 +38,11 @@ _CHUNK = 1 << 16
 
 
 def masked(*, dims: int = 2, coverage: str = "all") -> Codec:
-    """Build the codec; for its options see `over`."""
-    return over("dense", dense(), dims=dims, coverage=coverage)
+    """Build the codec; for its options see `build_masked`."""
+    return build_masked("dense", dense(), dims=dims, coverage=coverage)
 
 
-def over(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all") -> Codec:
+def build_masked(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all") -> Codec:
     """Build the codec over another one, which encodes the values that are sent.
 
     Args:
@@ -61,34 +61,34 @@ def over(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all") -> Co
     prefix = f"{name}/"
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
-        sparse = {key: leaf for key, leaf in tree.items() if masked_entries.divisible(leaf, dims)}
+        sparse = {key: leaf for key, leaf in tree.items() if masked_entries.is_divisible(leaf, dims)}
         kept = {key: (leaf != 0).flatten() for key, leaf in sparse.items()}
-        values, memory = inner.encode({key: _taken(leaf, kept[key]) for key, leaf in sparse.items()}, memory)
+        values, memory = inner.encode({key: _gather(leaf, kept[key]) for key, leaf in sparse.items()}, memory)
         bitmap = pack(np.concatenate([np.empty(0, bool), *(mask.numpy() for mask in kept.values())]), 1)
-        blobs = masked_entries.written(tree, dims) | {"bitmap": to_blob(torch.from_numpy(bitmap))}
+        blobs = masked_entries.outline_leaves(tree, dims) | {"bitmap": to_blob(torch.from_numpy(bitmap))}
         return Payload(codec="masked", blobs=blobs | {prefix + key: blob for key, blob in values.blobs.items()}), memory
 
     def decode(payload: Payload) -> Coded:
-        below, held = masked_entries.under(masked_entries.read(payload, "masked"), prefix)
-        kept = _kept(held)
+        below, held = masked_entries.select_prefix(masked_entries.read_entries(payload, "masked"), prefix)
+        kept = _read_masks(held)
         values = _values(inner, Payload(codec=name, blobs=below), held.outlines, kept)
-        filled = {key: _put(outline, kept[key], values[key]) for key, outline in held.outlines.items()}
+        filled = {key: _scatter(outline, kept[key], values[key]) for key, outline in held.outlines.items()}
         masks = {key: torch.from_numpy(kept[key]).view(leaf.shape) for key, leaf in filled.items()}
         return Coded(held.tree(filled), masks if coverage == "holders" else {})
 
-    return Codec(encode, decode, lambda payload: masked_entries.read(payload, "masked").hollow())
+    return Codec(encode, decode, lambda payload: masked_entries.read_entries(payload, "masked").hollow())
 
 
-def _taken(leaf: Tensor, kept: Tensor) -> Tensor:
+def _gather(leaf: Tensor, kept: Tensor) -> Tensor:
     """Return the values that are kept; as integers of their size they are picked, since numpy knows no bfloat16."""
     bits = leaf.detach().flatten().view(_INTS[leaf.itemsize]).numpy()
     return torch.from_numpy(np.compress(kept.numpy(), bits)).view(leaf.dtype)
 
 
-def _kept(held: Entries) -> dict[str, NDArray[np.bool_]]:
+def _read_masks(held: Entries) -> dict[str, NDArray[np.bool_]]:
     """Return which values of each outlined leaf were sent."""
     outlines = held.outlines
-    bitmap = masked_entries.own(held, {"bitmap": ("u8", 1)})["bitmap"]
+    bitmap = masked_entries.read_codec_blobs(held, {"bitmap": ("u8", 1)})["bitmap"]
     counts = [outline.count for outline in outlines.values()]
     bits = unpack(bitmap.numpy(), sum(counts), 1).view(bool)
     return dict(zip(outlines, np.split(bits, np.cumsum(counts)[:-1]), strict=True)) if outlines else {}
@@ -107,7 +107,7 @@ def _values(inner: Codec, payload: Payload, outlines: dict[str, Outline], kept: 
     return inner.decode(payload).tree
 
 
-def _put(outline: Outline, kept: NDArray[np.bool_], values: Tensor) -> Tensor:
+def _scatter(outline: Outline, kept: NDArray[np.bool_], values: Tensor) -> Tensor:
     """Return the leaf with its values in their places."""
     bits = values.contiguous().view(_INTS[values.itemsize])
     flat = torch.zeros(len(kept), dtype=bits.dtype)

@@ -17,7 +17,7 @@ from shared.codecs.base import DTYPES, from_blob, to_blob
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
 from shared.protocol.payload import MAX_DIMENSIONS
-from shared.tensors.tree import Tree, raw
+from shared.tensors.tree import Tree, tensor_bytes
 
 _LEAF, _OUTLINE = "=", "~"
 
@@ -51,7 +51,7 @@ class Outline:
         Raises:
             WireError: No tensor has such a shape.
         """
-        return from_blob(Blob(self.dtype, self.shape, raw(flat)))
+        return from_blob(Blob(self.dtype, self.shape, tensor_bytes(flat)))
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,24 @@ class Entries:
         }
 
 
-def divisible(leaf: Tensor, dims: int) -> bool:
+def is_divisible(leaf: Tensor, dims: int) -> bool:
     """Tell whether a codec may send a leaf in another form: floating, of `dims` dimensions at least."""
     return leaf.is_floating_point() and dims <= leaf.dim() < MAX_DIMENSIONS
 
 
-def written(tree: Tree, dims: int) -> dict[str, Blob]:
+def outline_leaves(tree: Tree, dims: int) -> dict[str, Blob]:
     """Return the entries of a tree's leaves: outlines of those that are divisible, the others as they are."""
     blobs = {}
     for key, leaf in tree.items():
-        if divisible(leaf, dims):
+        if is_divisible(leaf, dims):
             blobs[_OUTLINE + key] = Blob(to_blob(leaf.new_empty(0)).dtype, (0, *leaf.shape), memoryview(b""))
         else:
             blobs[_LEAF + key] = to_blob(leaf)
     return blobs
 
 
-def read(payload: Payload, codec: str) -> Entries:
-    """Read what `written` gave, and what the codec put beside it.
+def read_entries(payload: Payload, codec: str) -> Entries:
+    """Read what `outline_leaves` gave, and what the codec put beside it.
 
     Raises:
         WireError: It is another codec's payload, an entry is not such a one, or a leaf is there twice.
@@ -126,14 +126,14 @@ def _outline(key: str, blob: Blob) -> Outline:
     return Outline(blob.dtype, blob.shape[1:])
 
 
-def under(entries: Entries, prefix: str) -> tuple[dict[str, Blob], Entries]:
+def select_prefix(entries: Entries, prefix: str) -> tuple[dict[str, Blob], Entries]:
     """Return the own entries of that prefix, without it, and the rest."""
     below = {name.removeprefix(prefix): blob for name, blob in entries.own.items() if name.startswith(prefix)}
     rest = {name: blob for name, blob in entries.own.items() if not name.startswith(prefix)}
     return below, Entries(entries.leaves, rest)
 
 
-def own(entries: Entries, names: Mapping[str, tuple[str, int]]) -> dict[str, Tensor]:
+def read_codec_blobs(entries: Entries, names: Mapping[str, tuple[str, int]]) -> dict[str, Tensor]:
     """Return the codec's own blobs as tensors.
 
     Args:

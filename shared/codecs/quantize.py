@@ -34,7 +34,7 @@ from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
 from shared.protocol.payload import digest
 from shared.tensors import quantizer
-from shared.tensors.tree import Tree, raw
+from shared.tensors.tree import Tree, tensor_bytes
 
 MAX_BITS = 16
 
@@ -58,31 +58,31 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
     bits, seed = index(bits), index(seed) % (1 << 64)
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
-        leaves = [leaf for leaf in tree.values() if masked_entries.divisible(leaf, dims)]
+        leaves = [leaf for leaf in tree.values() if masked_entries.is_divisible(leaf, dims)]
         groups = [[leaf] for leaf in leaves] if scope == "leaf" else [leaves] if leaves else []
         generator = _drawn_from(leaves, seed)
         ranges, packed = torch.empty(len(groups), 2), [np.empty(0, np.uint8)]
         for place, group in enumerate(groups):
             ranges[place] = _span(group)
             packed.append(pack(_codes(group, bits, ranges[place], generator), bits + 1))
-        blobs = masked_entries.written(tree, dims)
+        blobs = masked_entries.outline_leaves(tree, dims)
         blobs["bits"] = Blob("u8", (0, bits), memoryview(b""))
         blobs["range"] = to_blob(ranges)
         blobs["codes"] = to_blob(torch.from_numpy(np.concatenate(packed)))
         return Payload(codec="quantize", blobs=blobs), memory
 
-    return Codec(encode, _decode, lambda payload: masked_entries.read(payload, "quantize").hollow())
+    return Codec(encode, _decode, lambda payload: masked_entries.read_entries(payload, "quantize").hollow())
 
 
 def _drawn_from(leaves: list[Tensor], seed: int) -> Generator:
     """Return a generator that is a function of the leaves' bytes."""
-    content = digest([memoryview(seed.to_bytes(8, "little")), *map(raw, leaves)])
+    content = digest([memoryview(seed.to_bytes(8, "little")), *map(tensor_bytes, leaves)])
     return Generator().manual_seed(int.from_bytes(content[:8], "little", signed=True))
 
 
 def _span(leaves: list[Tensor]) -> Tensor:
     """Return the least and the greatest magnitude of several leaves; NaN if one is."""
-    spans = torch.tensor([quantizer.span(leaf) for leaf in leaves if leaf.numel()] or [(0.0, 0.0)])
+    spans = torch.tensor([quantizer.magnitude_range(leaf) for leaf in leaves if leaf.numel()] or [(0.0, 0.0)])
     return torch.stack([spans[:, 0].amin(), spans[:, 1].amax()])
 
 
@@ -91,13 +91,13 @@ def _codes(leaves: list[Tensor], bits: int, limits: Tensor, generator: Generator
     low, high = limits.tolist()
     if not math.isfinite(high):
         return np.zeros(sum(leaf.numel() for leaf in leaves), np.uint8)
-    found = [quantizer.codes(leaf.flatten(), bits, low, high, generator).numpy() for leaf in leaves]
+    found = [quantizer.quantize_codes(leaf.flatten(), bits, low, high, generator).numpy() for leaf in leaves]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _decode(payload: Payload) -> Coded:
-    held = masked_entries.read(payload, "quantize")
-    mine = masked_entries.own(held, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
+    held = masked_entries.read_entries(payload, "quantize")
+    mine = masked_entries.read_codec_blobs(held, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
     (none, bits), outlines = mine["bits"].shape, held.outlines
     if none or not 1 <= bits <= MAX_BITS:
         raise WireError(f"{bits} bits a magnitude, at most {MAX_BITS} may be")

@@ -8,13 +8,13 @@ import msgspec
 from torch import Tensor
 
 from shared.data.examples import Examples
-from shared.data.load import whole
-from shared.data.partition import Shares, pick, split
+from shared.data.load import load_whole
+from shared.data.partition import Shares, select_share, split
 from shared.data.spec import Data
 
 
 @dataclass
-class Shelf:
+class DataCache:
     """Whole data sets, and whose each example is; a device's share is copied out of them when it is asked for."""
 
     _sets: dict[bytes, Examples] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Shelf:
     def _whole(self, spec: Data) -> Examples:
         key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0))
         if key not in self._sets:
-            self._sets[key] = whole(spec)
+            self._sets[key] = load_whole(spec)
         return self._sets[key]
 
     def _share(self, spec: Data) -> Tensor | None:
@@ -58,4 +58,4 @@ class Shelf:
         key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=partition, holdout=0.0, validation=0.0))
         if key not in self._shares:
             self._shares[key] = split(self._whole(spec), spec.partition)
-        return pick(self._shares[key], spec.partition)
+        return select_share(self._shares[key], spec.partition)

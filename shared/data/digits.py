@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shared.data.examples import Examples, shuffled
+from shared.data.examples import Examples, shuffled_order
 from shared.data.spec import Data
 from shared.errors import ConfigError
 
@@ -37,7 +37,7 @@ def read(spec: Data) -> Examples:
         labels = torch.from_numpy(table[:, -1].astype(np.int64))
     except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
         raise ConfigError(f"{path}: damaged ({error}); reinstall with pip install fieldfleet[demo]") from error
-    order = shuffled(len(labels), SPLIT_SEED)
+    order = shuffled_order(len(labels), SPLIT_SEED)
     count = round(len(labels) * TRAIN_SHARE)
     index = order[:count] if spec.split == "train" else order[count:]
     return Examples(pictures, labels).subset(index.sort().values)

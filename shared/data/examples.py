@@ -63,7 +63,7 @@ def as_inputs(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(np.float32, order="C"))
 
 
-def shuffled(count: int, seed: int) -> Tensor:
+def shuffled_order(count: int, seed: int) -> Tensor:
     """Return 0 .. count - 1, int64 of shape (count,), in the order that the seed gives."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
@@ -83,22 +83,22 @@ def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples
     """
     if not 0 <= share < 1:
         raise ValueError(f"share must be in [0, 1), not {share}")
-    count = held_out(len(examples), share)
-    order = shuffled(len(examples), seed)
+    count = count_held_out(len(examples), share)
+    order = shuffled_order(len(examples), seed)
     if not count:
         return examples, examples.subset(order[:0])  # without a copy of them all
     return examples.subset(order[count:].sort().values), examples.subset(order[:count].sort().values)
 
 
-def held_out(count: int, share: float) -> int:
+def count_held_out(count: int, share: float) -> int:
     """Return how many of `count` examples `split_holdout` holds out."""
     return min(max(1, round(count * share)), max(0, count - 1)) if share else 0
 
 
-def trained_on(count: int, data: Data) -> int:
+def count_trained_on(count: int, data: Data) -> int:
     """Return how many of a device's `count` examples are neither held out nor kept for validation."""
-    rest = count - held_out(count, data.holdout)
-    return rest - held_out(rest, data.validation)
+    rest = count - count_held_out(count, data.holdout)
+    return rest - count_held_out(rest, data.validation)
 
 
 def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

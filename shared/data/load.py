@@ -9,7 +9,7 @@ import torch
 
 from shared.data import csv, digits, folder, idx, npz
 from shared.data.augment import AUGMENTS, PICTURES
-from shared.data.examples import Examples, shuffled
+from shared.data.examples import Examples, shuffled_order
 from shared.data.partition import take
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -35,11 +35,11 @@ def load(spec: Data) -> Examples:
     Raises:
         ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
     """
-    examples = whole(spec)
+    examples = load_whole(spec)
     return examples if spec.partition is None else take(examples, spec.partition)
 
 
-def whole(spec: Data) -> Examples:
+def load_whole(spec: Data) -> Examples:
     """Read the source and keep `limit` examples of it: what the devices share.
 
     Raises:
@@ -52,7 +52,7 @@ def whole(spec: Data) -> Examples:
     if spec.augment != "none":
         examples = _augmented(examples, spec.augment, place)
     if spec.limit is not None and spec.limit < len(examples):
-        examples = examples.subset(shuffled(len(examples), LIMIT_SEED)[: spec.limit].sort().values)
+        examples = examples.subset(shuffled_order(len(examples), LIMIT_SEED)[: spec.limit].sort().values)
     return examples
 
 

@@ -34,7 +34,7 @@ def take(examples: Examples, partition: Partition) -> Examples:
     Raises:
         ConfigError: The partition does not fit the examples, or the share would be empty.
     """
-    return examples.subset(pick(split(examples, partition), partition))
+    return examples.subset(select_share(split(examples, partition), partition))
 
 
 def split(examples: Examples, partition: Partition) -> Shares:
@@ -46,16 +46,16 @@ def split(examples: Examples, partition: Partition) -> Shares:
     labels = examples.labels
     match partition:
         case Dirichlet(alpha=alpha, parts=parts, seed=seed, min_examples=least):
-            return dirichlet(labels, alpha=alpha, parts=parts, seed=seed, min_examples=least)
+            return split_dirichlet(labels, alpha=alpha, parts=parts, seed=seed, min_examples=least)
         case Shards(shards_per_device=several, parts=parts, seed=seed):
-            return shards(labels, parts=parts, shards_per_device=several, seed=seed)
+            return split_shards(labels, parts=parts, shards_per_device=several, seed=seed)
         case Even(parts=parts, seed=seed):
-            return even(labels, parts=parts, seed=seed)
+            return split_evenly(labels, parts=parts, seed=seed)
         case Client():
             return _by_client(examples)
 
 
-def pick(found: Shares, partition: Partition) -> Tensor:
+def select_share(found: Shares, partition: Partition) -> Tensor:
     """Return the share that a partition names.
 
     Raises:
@@ -68,7 +68,7 @@ def pick(found: Shares, partition: Partition) -> Tensor:
     return _pick(found, partition.index)
 
 
-def dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_examples: int = 0) -> list[Tensor]:
+def split_dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_examples: int = 0) -> list[Tensor]:
     r"""Split every class among the parts by its own draw of shares.
 
     For each class k, p_k ~ Dir(alpha 1_J) over the J parts, and part j gets the share p_kj of the n_k examples of class
@@ -117,7 +117,7 @@ def dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_exampl
     return [torch.from_numpy(np.flatnonzero(owner == part)) for part in range(parts)]
 
 
-def shards(labels: Tensor, *, parts: int, shards_per_device: int = 2, seed: int) -> list[Tensor]:
+def split_shards(labels: Tensor, *, parts: int, shards_per_device: int = 2, seed: int) -> list[Tensor]:
     """Give every part a few equal runs of the examples sorted by label, so that most have only a few classes.
 
     B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks
@@ -144,7 +144,7 @@ def shards(labels: Tensor, *, parts: int, shards_per_device: int = 2, seed: int)
     return [_ascending(np.concatenate([runs[number] for number in row])) for row in drawn]
 
 
-def even(labels: Tensor, *, parts: int, seed: int) -> list[Tensor]:
+def split_evenly(labels: Tensor, *, parts: int, seed: int) -> list[Tensor]:
     """Deal shuffled examples into parts whose sizes differ by one at most: the IID case.
 
     Args:

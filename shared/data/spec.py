@@ -20,7 +20,7 @@ def _require_part(parts: int, index: int, seed: int) -> None:
 class Dirichlet(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="dirichlet"
 ):
-    """Part `index` of `parts` whose class shares are drawn from a Dirichlet distribution; see `partition.dirichlet`.
+    """Part `index` of `parts` whose class shares are drawn from a Dirichlet distribution: `partition.split_dirichlet`.
 
     Attributes:
         alpha: Concentration: 0.1 is very unequal, 100 nearly even.
@@ -46,7 +46,7 @@ class Dirichlet(
 
 
 class Shards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="shards"):
-    """Part `index` of `parts`, each with a few runs of the examples sorted by label; see `partition.shards`.
+    """Part `index` of `parts`, each with a few runs of the examples sorted by label; see `partition.split_shards`.
 
     Attributes:
         shards_per_device: How many runs of examples each part has.

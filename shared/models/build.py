@@ -57,7 +57,7 @@ def initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
         raise ConfigError(
             f"first weights are to be drawn by {draw[:40]!r}, which is unknown here; update this fieldfleet"
         )
-    if draw == TORCHS or registry.is_own(spec.name):
+    if draw == TORCHS or registry.is_custom(spec.name):
         with seeded(seed):
             return _built(spec)
     with _Undrawn():
@@ -74,7 +74,7 @@ def zeroed(spec: Spec) -> Model:
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
-    if registry.is_own(spec.name):
+    if registry.is_custom(spec.name):
         return initial(spec, 0)
     with _Undrawn():
         model = _built(spec)
@@ -117,10 +117,10 @@ _DRAWS = frozenset(
 
 
 def _built(spec: Spec) -> Model:
-    if not registry.is_own(spec.name):
+    if not registry.is_custom(spec.name):
         return replace(build(MODELS, spec, "model"), spec=spec)
     try:
-        model = build({spec.name: registry.builder(spec.name)}, spec, "model")
+        model = build({spec.name: registry.import_builder(spec.name)}, spec, "model")
     except registry.FAULTS as error:
         raise ConfigError(f"model {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Sequential):

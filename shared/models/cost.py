@@ -81,7 +81,7 @@ class Table:
     cuts: tuple[Cut, ...]
 
 
-def table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -> Table:
+def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -> Table:
     """Return what each cut of a network means.
 
     Args:

@@ -42,7 +42,7 @@ class Score:
     loss: float
 
 
-def skeleton(spec: Spec) -> nn.Module:
+def build_skeleton(spec: Spec) -> nn.Module:
     """Return a network without storage: only its shape; parameters are handed to every call.
 
     Raises:

@@ -35,13 +35,13 @@ def topic(site: str, device: str, channel: str) -> str:
     return f"{ROOT}/{site}/{device}/{channel}"
 
 
-def device_of(name: str) -> str:
+def parse_device(name: str) -> str:
     """Return the device level of a topic name, or the empty string where there is none."""
     levels = name.split("/")
     return levels[-2] if len(levels) == _LEVELS else ""
 
 
-def channel_of(name: str) -> str:
+def parse_channel(name: str) -> str:
     """Return the last level of a topic name."""
     return name.rpartition("/")[2]
 
@@ -51,7 +51,7 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def checked_name(name: str, what: str) -> str:
+def check_name(name: str, what: str) -> str:
     """Return `name` if it may be a site or device id.
 
     Raises:

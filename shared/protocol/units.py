@@ -26,7 +26,7 @@ Units: TypeAlias = Sequence[Unit]
 """Of one quantity, the largest first."""
 
 
-def prefixed(name: str) -> Units:
+def decimal_units(name: str) -> Units:
     """Return a unit with its decimal prefixes."""
     sizes = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
     return (*(Unit(f"{prefix}{name}", size, size) for size, prefix in sizes), Unit(name, 1.0, 0.0))
@@ -37,14 +37,14 @@ SECONDS: Units = (
     *(Unit("s", 1.0, 0.1), Unit("ms", 1e-3, 0.0)),
 )
 JOULES: Units = (Unit("MJ", 1e6, 1e6), Unit("kJ", 1e3, 1e3), Unit("J", 1.0, 0.1), Unit("mJ", 1e-3, 0.0))
-BYTES: Units = prefixed("B")
+BYTES: Units = decimal_units("B")
 BINARY_BYTES: Units = (
     *(Unit(f"{prefix}B", 2.0**power, 2.0**power) for power, prefix in ((30, "Gi"), (20, "Mi"), (10, "Ki"))),
     Unit("B", 1.0, 0.0),
 )
 
 
-def fitting(value: float, units: Units, *, between: tuple[str, str] = ("", "")) -> Unit:
+def choose_unit(value: float, units: Units, *, between: tuple[str, str] = ("", "")) -> Unit:
     """Return the unit that fits a figure.
 
     Args:

@@ -49,7 +49,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, concurrent: b
         Unwritable: The disk takes nothing more; the old content is untouched.
     """
     partial = path.with_name(f".{path.name}.part" + (f"-{os.getpid()}" if concurrent else ""))
-    with explained(path):
+    with explain_disk_errors(path):
         try:
             partial.write_bytes(data)
             if durable:
@@ -64,7 +64,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, concurrent: b
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_disk_errors(path: Path) -> Iterator[None]:
     """Turn a disk's refusal inside the block into an error that says where, how much is free, and what to do.
 
     Raises:
@@ -77,10 +77,10 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or error.errno not in REMEDIES:
             raise
-        raise unwritable(path, error.errno) from error
+        raise disk_error(path, error.errno) from error
 
 
-def unwritable(path: Path, number: int) -> Unwritable:
+def disk_error(path: Path, number: int) -> Unwritable:
     """Return the error for what the system calls `number`, one of `REMEDIES`."""
     return Unwritable(f"{path}: {os.strerror(number)}, {_free(path)}; {REMEDIES[number]}")
 
@@ -94,7 +94,7 @@ def _free(path: Path) -> str:
     return f"{found.f_bavail * found.f_frsize / (1 << 20):.1f} MiB free"
 
 
-def aside(path: Path) -> Path:
+def unused_name(path: Path) -> Path:
     """Return an unused name beside a corrupt file, under which it can be looked at and is never read again."""
     number = 1
     while (unused := path.with_name(f"{path.name}.corrupt-{number}")).exists():

@@ -44,7 +44,7 @@ class Effect(Generic[P, R]):
         return self.function(*args, **kwargs)
 
 
-def charging(costs: Mapping[str, Callable[..., float]]) -> Worker:
+def build_charging_worker(costs: Mapping[str, Callable[..., float]]) -> Worker:
     """Return a worker that runs inline, then lets the virtual seconds pass that an effect's name costs.
 
     Args:

@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold_lock(folder: Path) -> Iterator[None]:
     """Hold a folder's lock while the block lasts; it falls with the process, however that ends.
 
     Raises:

@@ -23,7 +23,7 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BYTES), "MALLOC_TRIM_THRESHOL
 """The same for a program that is not ours, such as a broker that we start."""
 
 
-def huge_pages() -> None:
+def enable_huge_pages() -> None:
     """Let torch ask for pages of 2 MiB for large tensors; call it before torch takes its first memory.
 
     A fresh tensor of 25 MB is filled in 12 ms instead of 32: the rest went into six thousand page faults. A system that

@@ -19,7 +19,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
-def every(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
+def named_layers(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
     """Return the layers by name, in order; one without parameters, such as a ReLU, may stand in several places."""
     return list(zip(layers._modules, layers, strict=True))  # noqa: SLF001 - `named_children` names no layer twice
 
@@ -33,11 +33,11 @@ def require_straight(layers: nn.Sequential) -> None:
     if type(layers).forward is not nn.Sequential.forward:
         raise ConfigError("model: its layers have a forward of their own, whose neurons cannot be left out")
     count, lie, seen = 0, _lie(layers), set[nn.Module]()
-    for name, layer in every(layers):
+    for name, layer in named_layers(layers):
         if layer in seen and layer.state_dict():
             raise ConfigError(f"model: layer {name} stands in two places; its neurons cannot be left out of one")
         seen.add(layer)
-        if count and not _finds(layer, count, lie):
+        if count and not _takes_neurons(layer, count, lie):
             raise ConfigError(
                 f"model: layer {name} does not take the {count} neurons below it as they come; "
                 "choose a chain with one Flatten() between convolutions and linear layers"
@@ -52,7 +52,7 @@ def _lie(layer: nn.Module) -> Lie:
     return "channels" if isinstance(layer, _CONVOLUTIONS) else "units"
 
 
-def _finds(layer: nn.Module, count: int, lie: Lie) -> bool:
+def _takes_neurons(layer: nn.Module, count: int, lie: Lie) -> bool:
     """Tell whether a layer takes so many neurons as they lie."""
     match layer:
         case nn.Linear():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared.subnetworks.frozen_layers import Kept, layout
+from shared.subnetworks.frozen_layers import Kept, memory_layout
 from shared.tensors.tree import Tree
 
 _ATEN = torch.ops.aten
@@ -31,7 +31,7 @@ class Rectified:
     def forward(self, inputs: Tensor) -> tuple[Tensor, Kept, object]:
         outputs = inputs.relu_() if self.fresh else inputs.relu()
         counted = outputs if self.rows is None else outputs[:, : self.rows]
-        lying = layout(counted)
+        lying = memory_layout(counted)
         bits = np.packbits(_flat(counted, lying).numpy() > 0)
         return outputs, (torch.from_numpy(bits),), lying
 
@@ -72,7 +72,7 @@ class Pooled:
     known: dict[torch.Size, Windows] = field(default_factory=dict)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Kept, object]:
-        shape, lying = inputs.shape, layout(inputs)
+        shape, lying = inputs.shape, memory_layout(inputs)
         windows = self._windows(inputs)
         channels = shape[1] if self.rows is None else self.rows
         outputs = torch.empty((*shape[:2], *windows.count), dtype=inputs.dtype, memory_format=lying)
@@ -88,7 +88,7 @@ class Pooled:
     def backward(self, upstream: Tensor, kept: Kept, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
         assert further
         assert isinstance(note, tuple)
-        (own,), (shape, windows), lying = kept, note, layout(kept[0])
+        (own,), (shape, windows), lying = kept, note, memory_layout(kept[0])
         upstream = upstream.contiguous(memory_format=lying)
         below = torch.empty(shape, dtype=upstream.dtype, memory_format=lying)
         for some in _slices(upstream):
@@ -123,7 +123,7 @@ class Pooled:
             torch.arange(many) * stride - margin
             for many, stride, margin in zip(count, self.stride, self.padding, strict=True)
         )
-        corners = torch.empty((1, channels, *count), dtype=torch.int64, memory_format=layout(inputs))
+        corners = torch.empty((1, channels, *count), dtype=torch.int64, memory_format=memory_layout(inputs))
         return Windows(count, dtype, corners.copy_(down[:, None] * width + right))
 
 
@@ -135,7 +135,7 @@ class Flat:
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Kept, object]:
         channels = inputs.shape[1] if self.rows is None else self.rows
-        return inputs.flatten(1), (), ((inputs.shape[0], channels, *inputs.shape[2:]), layout(inputs))
+        return inputs.flatten(1), (), ((inputs.shape[0], channels, *inputs.shape[2:]), memory_layout(inputs))
 
     def backward(self, upstream: Tensor, kept: Kept, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
         assert further
@@ -180,7 +180,7 @@ class Other:
         return below if self.rows is None else below[:, : self.rows].clone(), {}
 
 
-def pooled(layer: nn.MaxPool2d, rows: int | None) -> Pooled:
+def build_pooling(layer: nn.MaxPool2d, rows: int | None) -> Pooled:
     """Return a pooling layer's step."""
     size, stride, padding, dilation = (
         [value, value] if isinstance(value, int) else list(value)
@@ -189,7 +189,7 @@ def pooled(layer: nn.MaxPool2d, rows: int | None) -> Pooled:
     return Pooled(rows, size, stride, padding, dilation, layer.ceil_mode)
 
 
-def other(layer: nn.Module, rows: int | None) -> Other:
+def build_other(layer: nn.Module, rows: int | None) -> Other:
     """Return the step of a layer without parameters."""
     return Other(copy.deepcopy(layer), rows)
 

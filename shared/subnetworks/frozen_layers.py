@@ -73,7 +73,7 @@ class Weighty:
     geometry: tuple[list[int], list[int], list[int]] | None = None
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Kept, object]:
-        kept = (head(inputs, self.columns),)
+        kept = (first_channels(inputs, self.columns),)
         if not self.geometry:
             return functional.linear(inputs, self.weight, self.bias), kept, inputs.shape
         none = [0] * len(self.geometry[0])
@@ -147,7 +147,7 @@ class Norm:
             inputs, self.scale, self.shift, *stats, True, self.momentum, self.eps
         )
         if self.narrow:
-            return outputs, (head(inputs, self.rows), mean[: self.rows], spread[: self.rows]), None
+            return outputs, (first_channels(inputs, self.rows), mean[: self.rows], spread[: self.rows]), None
         return outputs, (inputs, mean, spread), None
 
     def backward(self, upstream: Tensor, kept: Kept, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
@@ -167,14 +167,14 @@ class Norm:
         }
 
 
-def head(inputs: Tensor, count: int) -> Tensor:
+def first_channels(inputs: Tensor, count: int) -> Tensor:
     """Return the first channels, in memory of their own if there are others."""
     if count == inputs.shape[1]:
         return inputs
-    return inputs[:, :count].clone(memory_format=layout(inputs))
+    return inputs[:, :count].clone(memory_format=memory_layout(inputs))
 
 
-def geometry(layer: nn.Conv1d | nn.Conv2d) -> tuple[list[int], list[int], list[int]]:
+def convolution_geometry(layer: nn.Conv1d | nn.Conv2d) -> tuple[list[int], list[int], list[int]]:
     """Return stride, padding and dilation of a convolution.
 
     Raises:
@@ -193,7 +193,7 @@ def geometry(layer: nn.Conv1d | nn.Conv2d) -> tuple[list[int], list[int], list[i
     return list(layer.stride), padding, list(layer.dilation)
 
 
-def layout(inputs: Tensor) -> torch.memory_format:
+def memory_layout(inputs: Tensor) -> torch.memory_format:
     """Tell whether channels lie side by side."""
     if inputs.ndim == _IMAGES and inputs.stride(1) == 1 and not inputs.is_contiguous():
         return torch.channels_last

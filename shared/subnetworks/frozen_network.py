@@ -37,10 +37,10 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ConfigError
-from shared.subnetworks.chain import every
-from shared.subnetworks.frozen_activations import Flat, Other, Rectified, other, pooled
-from shared.subnetworks.frozen_layers import Norm, Step, Weighty, geometry
-from shared.subnetworks.neurons import Active, Index, chain, extract, merge
+from shared.subnetworks.chain import named_layers
+from shared.subnetworks.frozen_activations import Flat, Other, Rectified, build_other, build_pooling
+from shared.subnetworks.frozen_layers import Norm, Step, Weighty, convolution_geometry
+from shared.subnetworks.neurons import Active, Index, extract, merge, read_chain
 from shared.tensors.tree import Tree
 
 A_NUMBER, AN_IMAGE_LAYER, ANOTHER_LAYER = 100, 7e6, 1e6
@@ -52,7 +52,7 @@ _VECTORS = 2
 _POOLING = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
-def pays(layers: nn.Sequential, index: Index, batch: Sequence[int]) -> bool:
+def is_worth_freezing(layers: nn.Sequential, index: Index, batch: Sequence[int]) -> bool:
     """Tell whether own layers are worth it.
 
     Args:
@@ -152,7 +152,7 @@ class Trainable:
         return {key: _own(found[key], self.whole.get(key)) for key in self.keys}
 
 
-def frozen(
+def freeze(
     layers: nn.Sequential,
     tree: Tree,
     active: Active,
@@ -175,7 +175,7 @@ def frozen(
     Raises:
         ConfigError: The network is no chain of layers whose neurons can be told apart.
     """
-    index = chain(layers).index(active)
+    index = read_chain(layers).index(active)
     places = {key: _places(tree[key], *index[key]) for key in index}
     whole = {key: _laid(extract(tree, {key: places[key]})[key], tree[key]) for key in places}
     names = {key for key, _ in layers.named_parameters()}
@@ -185,7 +185,9 @@ def frozen(
     lowest = next(place for place, step in enumerate(steps) if isinstance(step, Weighty | Norm))
     for leaf in weights.values():
         leaf.requires_grad_(True)
-    plain = None if not batch or detached or pays(layers, index, batch) else _plainly(layers, whole, weights)
+    plain = (
+        None if not batch or detached or is_worth_freezing(layers, index, batch) else _plainly(layers, whole, weights)
+    )
     return Trainable(steps, lowest, whole, weights, index, places, tuple(tree), still, plain)
 
 
@@ -207,7 +209,7 @@ def _hand_on(weight: Tensor, leaf: Tensor) -> None:
 
 def _steps(layers: nn.Sequential, whole: Tree, index: Index, *, detached: bool) -> list[Step]:
     """Build the chain; a ReLU goes behind the pooling layer that follows it, where it has less to do."""
-    named = [(name, layer) for name, layer in every(layers) if not isinstance(layer, nn.Identity)]
+    named = [(name, layer) for name, layer in named_layers(layers) if not isinstance(layer, nn.Identity)]
     for place, (_, layer) in enumerate(named[1:], 1):
         if type(layer) is nn.MaxPool2d and type(named[place - 1][1]) is nn.ReLU:
             named[place - 1], named[place] = named[place], named[place - 1]
@@ -230,7 +232,7 @@ def _steps(layers: nn.Sequential, whole: Tree, index: Index, *, detached: bool) 
 def _weighty(name: str, layer: nn.Module, whole: Tree, index: Index, *, detached: bool, narrow: bool) -> Weighty:
     weight = whole[f"{name}.weight"]
     rows, columns = _first(weight, *index[f"{name}.weight"]).shape[:2]
-    shape = geometry(layer) if isinstance(layer, nn.Conv1d | nn.Conv2d) else None
+    shape = convolution_geometry(layer) if isinstance(layer, nn.Conv1d | nn.Conv2d) else None
     return Weighty(name, weight, whole.get(f"{name}.bias"), rows, columns, detached, narrow, shape)
 
 
@@ -249,10 +251,10 @@ def _plain(layer: nn.Module, rows: int | None, before: Sequence[Step]) -> Step:
         case nn.ReLU():
             return Rectified(rows, fresh=_fresh(before))
         case nn.MaxPool2d():
-            return pooled(layer, rows)
+            return build_pooling(layer, rows)
         case nn.Flatten():
             return Flat(rows)
-    return other(layer, rows)
+    return build_other(layer, rows)
 
 
 def _fresh(before: Sequence[Step]) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ConfigError, WireError
-from shared.subnetworks.chain import every, require_straight
+from shared.subnetworks.chain import named_layers, require_straight
 from shared.tensors.tree import Tree
 
 Active: TypeAlias = Mapping[str, Tensor]
@@ -82,20 +82,20 @@ class Chain(msgspec.Struct, frozen=True):
         return {
             key: (
                 active[leaf.rows] if leaf.rows else None,
-                blocks(active[leaf.columns], leaf.block) if leaf.columns else None,
+                block_columns(active[leaf.columns], leaf.block) if leaf.columns else None,
             )
             for key, leaf in self.leaves.items()
         }
 
 
-def chain(layers: nn.Sequential) -> Chain:
+def read_chain(layers: nn.Sequential) -> Chain:
     """Read a network; no parameter needs storage.
 
     Raises:
         ConfigError: It is no plain chain, or a layer is of a kind whose neurons cannot be told apart.
     """
     require_straight(layers)
-    named = every(layers)
+    named = named_layers(layers)
     weighty = [name for name, layer in named if type(layer) in _WEIGHTY]
     if not weighty:
         raise ConfigError("model: no layer has weights; choose one with convolutions or linear layers")
@@ -123,35 +123,35 @@ def chain(layers: nn.Sequential) -> Chain:
     return Chain(hidden, leaves)
 
 
-def blocks(neurons: Tensor, block: int) -> Tensor:
+def block_columns(neurons: Tensor, block: int) -> Tensor:
     """Return the columns of neurons that own `block` columns each, in order."""
     if block == 1:
         return neurons
     return (neurons[:, None] * block + torch.arange(block)).flatten()
 
 
-def size_of(count: int, keep: float) -> int:
+def count_kept(count: int, keep: float) -> int:
     """Return how many of `count` neurons a share of them is: rounded down, and at least one."""
     return max(1, math.floor(keep * count + ROUNDING))
 
 
-def draw(hidden: Mapping[str, int], keep: float, seed: int) -> dict[str, Tensor]:
+def draw_neurons(hidden: Mapping[str, int], keep: float, seed: int) -> dict[str, Tensor]:
     """Draw a share of every hidden layer's neurons, uniformly and without replacement."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randperm(count, generator=generator)[: size_of(count, keep)].sort().values
+        name: torch.randperm(count, generator=generator)[: count_kept(count, keep)].sort().values
         for name, count in hidden.items()
     }
 
 
-def ordered(hidden: Mapping[str, int], keep: float) -> dict[str, Tensor]:
+def first_neurons(hidden: Mapping[str, int], keep: float) -> dict[str, Tensor]:
     """Return the first neurons of every hidden layer, as FjORD keeps them."""
-    return {name: torch.arange(size_of(count, keep)) for name, count in hidden.items()}
+    return {name: torch.arange(count_kept(count, keep)) for name, count in hidden.items()}
 
 
-def everything(hidden: Mapping[str, int]) -> dict[str, Tensor]:
+def all_neurons(hidden: Mapping[str, int]) -> dict[str, Tensor]:
     """Return all neurons."""
-    return ordered(hidden, 1.0)
+    return first_neurons(hidden, 1.0)
 
 
 def extract(tree: Tree, index: Index) -> Tree:
@@ -179,7 +179,7 @@ def coverage(index: Index, like: Tree) -> dict[str, Tensor]:
     return masks
 
 
-def numel(index: Index, like: Tree) -> int:
+def count_parameters(index: Index, like: Tree) -> int:
     """Return how many numbers belong to the choice: |A_k|."""
     return sum(_taken(like[key].to("meta"), *_meta(index[key])).numel() for key in index)
 
@@ -235,7 +235,7 @@ def _meta(both: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Ten
     return None if rows is None else rows.to("meta"), None if columns is None else columns.to("meta")
 
 
-def narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
+def build_narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
     """Return a network of the active neurons alone; parameters have the names that they have in the whole.
 
     It computes what the whole one does whose other neurons give zero. Nothing is initialised: load the part of a tree
@@ -245,8 +245,8 @@ def narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
     Raises:
         ConfigError: The network is no chain of layers whose neurons can be told apart.
     """
-    index, found, width = chain(layers).index(active), nn.Sequential(), 0
-    for name, layer in every(layers):
+    index, found, width = read_chain(layers).index(active), nn.Sequential(), 0
+    for name, layer in named_layers(layers):
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Linear():
                 rows, columns = index[f"{name}.weight"]

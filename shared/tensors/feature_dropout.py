@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 Granularity: TypeAlias = Literal["column", "channel", "element"]
 
 
-def draw(shape: tuple[int, ...], p: float, granularity: Granularity, generator: Generator) -> Tensor:
+def draw_delta(shape: tuple[int, ...], p: float, granularity: Granularity, generator: Generator) -> Tensor:
     """Return delta for a batch of features of shape (B, ...), true with probability 1 - p.
 
     Of shape (D,) for columns, (C,) for the channels of (B, C, ...), and (B, ...) for elements.

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from shared.errors import CorruptFile
 from shared.protocol.payload import digest
-from shared.runtime.durable import aside, drop_oldest, explained, sync
-from shared.tensors.tree import State, Tree, raw
+from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
+from shared.tensors.tree import State, Tree, tensor_bytes
 
 ALIGN = 8
 DTYPES: Mapping[torch.dtype, str] = {
@@ -46,7 +46,7 @@ def save(path: Path, state: State, spare: Path | None = None, *, durable: bool =
         Unwritable: The disk is full or cannot be written; the old content is untouched.
     """
     partial = path.with_name(path.name + ".part")
-    with explained(partial):
+    with explain_disk_errors(partial):
         try:
             if spare and spare.exists():
                 spare.replace(partial)
@@ -77,7 +77,7 @@ def _parts(state: State) -> Iterator[bytes | memoryview]:
     data = json.dumps(header, separators=(",", ":")).encode()
     data += b" " * (-len(data) % ALIGN)
     yield len(data).to_bytes(8, "little") + data
-    yield from (raw(leaf) for leaf in leaves.values())
+    yield from (tensor_bytes(leaf) for leaf in leaves.values())
 
 
 def load(path: Path) -> State:
@@ -109,8 +109,8 @@ def set_aside(path: Path) -> Path:
     Raises:
         Unwritable: The disk is read-only.
     """
-    unused = aside(path)
-    with explained(path):
+    unused = unused_name(path)
+    with explain_disk_errors(path):
         path.rename(unused)
         drop_oldest(path.parent.glob("*.corrupt-*"))
     return unused
@@ -120,4 +120,4 @@ def _digest(tree: Tree, facts: str) -> bytes:
     """Cover the header's content too: a bit that rots there would rename a tensor or change a fact."""
     described = [(key, str(leaf.dtype), list(leaf.shape)) for key, leaf in sorted(tree.items())]
     header = memoryview(json.dumps([facts, described]).encode())
-    return digest([header, *(raw(tree[key]) for key in sorted(tree))])
+    return digest([header, *(tensor_bytes(tree[key]) for key in sorted(tree))])

@@ -35,25 +35,28 @@ def sparsity(step: int, total: int, final: float) -> float:
     return final * (1.0 - (1.0 - step / total) ** 3)
 
 
-def taylor(weights: Tensor, gradient: Tensor) -> Tensor:
+def taylor_importance(weights: Tensor, gradient: Tensor) -> Tensor:
     """Return |w g|, number by number. Equation (9)."""
     return torch.mul(weights, gradient).abs_()
 
 
-def magnitude(weights: Tensor, _gradient: Tensor) -> Tensor:
+def magnitude_importance(weights: Tensor, _gradient: Tensor) -> Tensor:
     """Return |w|: what others rank by."""
     return weights.abs()
 
 
-IMPORTANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"taylor": taylor, "magnitude": magnitude}
+IMPORTANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "taylor": taylor_importance,
+    "magnitude": magnitude_importance,
+}
 
 
-def most(layers: Sequence[Channels]) -> int:
+def max_prunable(layers: Sequence[Channels]) -> int:
     """Return how many weights can be zero while each output channel keeps one."""
     return sum(channels * (weights - 1) for channels, weights in layers)
 
 
-def kept(importance: Tensor, weights: Tensor, count: int, layers: Sequence[Channels]) -> Tensor:
+def select_kept(importance: Tensor, weights: Tensor, count: int, layers: Sequence[Channels]) -> Tensor:
     """Return the mask without the `count` least important weights, true where a weight stays.
 
     Of equal importance, those nearest to zero go first, so that what is zero stays so; then those that stand first. The
@@ -62,14 +65,14 @@ def kept(importance: Tensor, weights: Tensor, count: int, layers: Sequence[Chann
     Args:
         importance: Of shape (n,), without NaN; it is used up.
         weights: Of shape (n,): of all layers, one after the other, each output channel by output channel.
-        count: How many to prune, at most `most(layers)`.
+        count: How many to prune, at most `max_prunable(layers)`.
         layers: Their shapes.
     """
     ranks, values = importance.numpy(), weights.numpy()
     if count <= 0:
         return torch.ones(len(ranks), dtype=torch.bool)
     ranks[_best(ranks, values, layers)] = math.inf
-    bound = smallest(ranks, count)
+    bound = find_smallest(ranks, count)
     mask = ranks > bound
     if surplus := len(ranks) - count - np.count_nonzero(mask):
         ties = np.flatnonzero(ranks == bound)
@@ -91,7 +94,7 @@ def _best(ranks: NDArray[np.float32], values: NDArray[np.float32], layers: Seque
     return np.concatenate(found)
 
 
-def smallest(values: NDArray[np.float32], count: int) -> float:
+def find_smallest(values: NDArray[np.float32], count: int) -> float:
     """Return the `count`-th smallest of values of shape (n,), 1 <= count <= n.
 
     A sample says between which two values it lies; only what is between them is sorted out. Where the sample misled,
@@ -114,7 +117,7 @@ def smallest(values: NDArray[np.float32], count: int) -> float:
     return float(np.partition(middle, count - below - 1)[count - below - 1])
 
 
-def prune(values: Tensor, mask: Tensor) -> None:
+def apply_mask(values: Tensor, mask: Tensor) -> None:
     """Set what the mask leaves out to zero, in place; both of shape (n,). numpy's product is seven times torch's."""
     array = values.numpy()
     np.multiply(array, mask.numpy(), out=array)

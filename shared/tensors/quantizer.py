@@ -29,7 +29,7 @@ _TABLE_BITS = 16
 """Up to so many bits, what each code stands for is looked up where there are more values than knots."""
 
 
-def levels(values: Tensor, bits: int, generator: Generator) -> tuple[Tensor, float, float]:
+def quantize(values: Tensor, bits: int, generator: Generator) -> tuple[Tensor, float, float]:
     """Round every value to one of its two neighbouring knots, at random.
 
     Args:
@@ -44,13 +44,13 @@ def levels(values: Tensor, bits: int, generator: Generator) -> tuple[Tensor, flo
     Raises:
         ValueError: A value is NaN or infinite, or `bits` is out of range.
     """
-    low, high = span(values)
+    low, high = magnitude_range(values)
     if not math.isfinite(high):
         raise ValueError("a value to quantize is NaN or infinite")
-    return codes(values, bits, low, high, generator), low, high
+    return quantize_codes(values, bits, low, high, generator), low, high
 
 
-def span(values: Tensor) -> tuple[float, float]:
+def magnitude_range(values: Tensor) -> tuple[float, float]:
     """Return the least and the greatest magnitude, as 32-bit floats hold them; NaN if one is; zeros of no values."""
     parts = values.detach().flatten().split(_CHUNK) if values.numel() else ()
     extremes = [torch.stack(torch.aminmax(part.abs())) for part in parts]
@@ -60,8 +60,19 @@ def span(values: Tensor) -> tuple[float, float]:
     return low.amin().item(), high.amax().item()
 
 
-def codes(values: Tensor, bits: int, low: float, high: float, generator: Generator) -> Tensor:
-    """Return the codes of values whose magnitudes lie in `low` to `high`; both as `span` gives them, and finite."""
+def quantize_codes(values: Tensor, bits: int, low: float, high: float, generator: Generator) -> Tensor:
+    """Quantize values of a known range of magnitudes, at random; equations (11) and (12).
+
+    Args:
+        values: Of any shape, floating.
+        bits: q, 1 to 32.
+        low: The least magnitude, finite, as `magnitude_range` gives it.
+        high: The greatest, likewise.
+        generator: What is drawn from, one number a value.
+
+    Returns:
+        Codes of the values' shape, of the smallest dtype that holds them.
+    """
     if not 1 <= bits <= MAX_BITS:
         raise ValueError(f"bits must be 1 to {MAX_BITS}, not {bits}")
     flat = values.detach().flatten()

@@ -39,7 +39,7 @@ class Mean:
     facts: dict[str, Scalar] = field(default_factory=dict)
 
 
-def sub(a: Tree, b: Tree) -> Tree:
+def subtract(a: Tree, b: Tree) -> Tree:
     """Return a - b, leaf by leaf."""
     return {key: a[key] - b[key] for key in a}
 
@@ -94,7 +94,7 @@ def _add_scaled(total: Tensor, value: Tensor, share: float | Tensor) -> None:
         total.addcmul_(value, share.to(total.dtype))
 
 
-def finish(mean: Mean) -> Tree:
+def finish_mean(mean: Mean) -> Tree:
     """Return total / weight; zero where nobody held a coordinate. Uses up the mean's tensors."""
     result: Tree = {}
     for key, total in mean.total.items():
@@ -106,7 +106,7 @@ def finish(mean: Mean) -> Tree:
     return result
 
 
-def raw(tensor: Tensor) -> memoryview:
+def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the tensor's bytes in C order; a view where it lies so already."""
     whole = tensor.detach().contiguous()  # of one value or none, whatever its strides are
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -26,7 +26,7 @@ from shared.protocol.topics import matches
 from shared.runtime.tasks import background
 from shared.transport.base import Broker, Inbox, Presence
 from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, PACKET_TOO_LARGE, SILENT, TAKEN_OVER, Connection
-from shared.transport.packet_limit import Limit, announce, arrived, ended, refused
+from shared.transport.packet_limit import Limit, apply_connack, apply_connection_end, apply_delivery, apply_refusal
 from shared.transport.tcp_info import Traffic
 
 FIRST_S, LAST_S = 0.5, 30.0
@@ -187,7 +187,7 @@ class MqttTransport:
         connection = Connection(self._spoken(), self.client_id, born, self._take, self.traffic)
         try:
             await connection.open(self.connect_s)
-            self._limit = announce(self._limit, connection.packet_bytes)
+            self._limit = apply_connack(self._limit, connection.packet_bytes)
             await self._renew(connection)
             if born:
                 try:
@@ -240,11 +240,11 @@ class MqttTransport:
     def _learn(self, connection: Connection, reason: str) -> bool:
         """Take smaller payloads if the broker seems to have closed the connection because of a large one."""
         carried = connection.carried
-        limit = arrived(self._limit, carried.acknowledged)
+        limit = apply_delivery(self._limit, carried.acknowledged)
         if reason == PACKET_TOO_LARGE:
-            limit = refused(limit, carried.doubtful)
+            limit = apply_refusal(limit, carried.doubtful)
         elif reason != SILENT:  # a link that died, and a broker that hangs, refuse nothing
-            limit = ended(limit, carried.doubtful)
+            limit = apply_connection_end(limit, carried.doubtful)
         before, self._limit = self._limit, limit
         if is_smaller := limit.payload_bytes < before.payload_bytes:
             size = carried.doubtful

@@ -36,30 +36,30 @@ class Limit:
         return self.learnt if self.announced is None else self.announced
 
 
-def announce(limit: Limit, packet_bytes: int | None) -> Limit:
+def apply_connack(limit: Limit, packet_bytes: int | None) -> Limit:
     """Return the limit on a new connection, whose CONNACK named the largest packet, or none."""
     announced = None if packet_bytes is None else min(MOST_BYTES, max(0, packet_bytes - ROOM_BYTES))
     return replace(limit, announced=announced)
 
 
-def arrived(limit: Limit, size: int) -> Limit:
+def apply_delivery(limit: Limit, size: int) -> Limit:
     """Return the limit after a payload of `size` has been acknowledged: it cannot have been the cause of an end."""
     return replace(limit, suspect=0) if size >= limit.suspect else limit
 
 
-def refused(limit: Limit, size: int) -> Limit:
+def apply_refusal(limit: Limit, size: int) -> Limit:
     """Return the limit after the broker has called a payload of `size` too large."""
     return replace(limit, learnt=min(limit.learnt, max(LEAST_BYTES, size // 2)), suspect=0)
 
 
-def ended(limit: Limit, size: int) -> Limit:
+def apply_connection_end(limit: Limit, size: int) -> Limit:
     """Return the limit after the broker has closed a connection before a payload of `size` was acknowledged.
 
     Nothing is held against a payload that the broker allows by its own word, or that is too small for a guess.
     """
     if limit.announced is not None or size <= LEAST_BYTES:
         return limit
-    return refused(limit, size) if limit.suspect else replace(limit, suspect=size)
+    return apply_refusal(limit, size) if limit.suspect else replace(limit, suspect=size)
 
 
 @dataclass

@@ -38,7 +38,7 @@ class Session:
         """Begin a new session: return its birth and its will, which carry the same number."""
         self._last = number = max(self._last, self._stored()) + 1
         self._store(number)
-        return presence(self.device, self.site, self.instance, number)
+        return build_presence(self.device, self.site, self.instance, number)
 
     def _stored(self) -> int:
         try:
@@ -63,7 +63,7 @@ class Session:
         self._warned = True
 
 
-def presence(device: str, site: str, instance: str, number: int) -> Presence:
+def build_presence(device: str, site: str, instance: str, number: int) -> Presence:
     """Return the birth and the will of the session `number` of a process."""
     birth = Status(device=device, session=number, instance=instance, online=True, state="ready", version=_version())
     will = Status(device=device, session=number, instance=instance, online=False)

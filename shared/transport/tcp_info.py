@@ -51,7 +51,7 @@ class Counts:
     min_rtt_s: float
 
 
-def parse(info: bytes, connection: int, address: str, at: float) -> Counts | None:
+def parse_tcp_info(info: bytes, connection: int, address: str, at: float) -> Counts | None:
     """Return what a `struct tcp_info` says; None where the kernel is too old to say it."""
     if len(info) < _OLDEST_BYTES:
         return None
@@ -124,7 +124,7 @@ class Traffic:
             address = str(self._socket.getsockname()[0])
         except OSError:
             return None
-        return parse(info, self._connection, address, self.clock())
+        return parse_tcp_info(info, self._connection, address, self.clock())
 
     def _came(self) -> tuple[float, int] | None:
         """Return when the last bytes came, however late we look, and how many came so far."""

@@ -115,7 +115,7 @@ def train(side: int, batch: int) -> None:
     """Be the worker: a real training step, set up and metered as the trainer does."""
     from shared.runtime import malloc  # noqa: PLC0415
 
-    malloc.huge_pages()
+    malloc.enable_huge_pages()
     import torch  # noqa: PLC0415 - the measuring process has no need of it
     from torch.nn.functional import cross_entropy  # noqa: PLC0415
 

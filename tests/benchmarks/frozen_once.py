@@ -17,8 +17,8 @@ from shared.models.small import cnn
 from shared.models.spu import spu_emnist
 from shared.protocol.messages import Hyper
 from shared.runtime import malloc
-from shared.subnetworks.frozen_network import frozen
-from shared.subnetworks.neurons import Active, chain, coverage, draw, extract, narrowed
+from shared.subnetworks.frozen_network import freeze
+from shared.subnetworks.neurons import Active, build_narrowed, coverage, draw_neurons, extract, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
 
@@ -82,28 +82,28 @@ def stepping(
 def variants(name: str) -> dict[str, Callable[[], None]]:
     """Return a step of each kind."""
     layers, batch = made(name)
-    tree, hidden = tree_of(layers), chain(layers).hidden
+    tree, hidden = tree_of(layers), read_chain(layers).hidden
     steps = {"dense": stepping(layers, dict(layers.named_parameters()), batch)}
     for keep in (*KEEPS, 1.0):
-        active = draw(hidden, keep, 0)
+        active = draw_neurons(hidden, keep, 0)
         for kind in ("exact", "detached") if keep < 1 else ("exact",):
-            part = frozen(layers, tree, active, detached=kind == "detached")
+            part = freeze(layers, tree, active, detached=kind == "detached")
             steps[f"{kind} {keep:g}"] = stepping(part, part.weights, batch)
     for keep in KEEPS:
-        active = draw(hidden, keep, 0)
-        part = frozen(layers, tree, active, batch[0].shape)
+        active = draw_neurons(hidden, keep, 0)
+        part = freeze(layers, tree, active, batch[0].shape)
         steps[f"chosen {keep:g}"] = stepping(part, part.weights, batch)
-        small = narrowed(layers, active)
-        small.load_state_dict(extract(tree, chain(layers).index(active)), strict=False)
+        small = build_narrowed(layers, active)
+        small.load_state_dict(extract(tree, read_chain(layers).index(active)), strict=False)
         steps[f"narrowed {keep:g}"] = stepping(small, dict(small.named_parameters()), batch)
-    active = draw(hidden, KEEPS[0], 0)
+    active = draw_neurons(hidden, KEEPS[0], 0)
     steps[f"masks {KEEPS[0]:g}"] = _masked(name, active)
     steps[f"hooks {KEEPS[0]:g}"] = _hooked(name, active)
     return steps
 
 
 def _masks(layers: nn.Sequential, active: Active) -> dict[str, Tensor]:
-    shown = coverage(chain(layers).index(active), layers.state_dict())
+    shown = coverage(read_chain(layers).index(active), layers.state_dict())
     return {key: mask.float() for key, mask in shown.items()}
 
 
@@ -147,9 +147,9 @@ def timed(name: str, turns: int) -> dict[str, float]:
 def held(name: str, keep: float) -> dict[str, float]:
     """Train a few steps; return bytes that a step must keep, and the most that was this process's own at once."""
     layers, batch = made(name)
-    tree, hidden = tree_of(layers), chain(layers).hidden
+    tree, hidden = tree_of(layers), read_chain(layers).hidden
     if keep < 1:
-        part = frozen(layers.to("meta"), tree, draw(hidden, keep, 0))
+        part = freeze(layers.to("meta"), tree, draw_neurons(hidden, keep, 0))
         forward, weights, whole = part, part.weights, part.whole
     else:
         forward, weights, whole = layers, dict(layers.named_parameters()), dict(layers.state_dict())

@@ -15,7 +15,7 @@ from shared.codecs.bits import pack, unpack
 from shared.models.build import initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
-from shared.tensors.quantizer import codes, dequantize, span
+from shared.tensors.quantizer import dequantize, magnitude_range, quantize_codes
 from shared.tensors.tree import Tree
 
 TURNS = 7
@@ -75,12 +75,14 @@ def _codecs(values: int) -> list[Figure]:
     copy_s, generator = _memcpy(values), torch.Generator().manual_seed(1)
     tree = {str(place): torch.randn(1000, values // 4000, generator=generator) for place in range(4)}
     tree = {key: leaf * (torch.rand(leaf.shape, generator=generator) >= PRUNED) for key, leaf in tree.items()}
-    low, high = span(tree["0"])
-    found = codes(tree["0"], 8, low, high, generator)
+    low, high = magnitude_range(tree["0"])
+    found = quantize_codes(tree["0"], 8, low, high, generator)
     figures = [
         Figure("draw", 4e9 / values * _seconds(lambda: torch.rand(values // 4, generator=generator)), "ns/value"),
         Figure(
-            "round to 8 bits", 4e9 / values * _seconds(lambda: codes(tree["0"], 8, low, high, generator)), "ns/value"
+            "round to 8 bits",
+            4e9 / values * _seconds(lambda: quantize_codes(tree["0"], 8, low, high, generator)),
+            "ns/value",
         ),
         Figure("knots of 8 bits", 4e9 / values * _seconds(lambda: dequantize(found, 8, low, high)), "ns/value"),
     ]

@@ -33,7 +33,7 @@ from shared.data.digits import read
 from shared.data.spec import Data
 from shared.models.build import blank, initial, seeded
 from shared.protocol.messages import Hyper, Spec
-from shared.tensors.pruning import prune
+from shared.tensors.pruning import apply_mask
 from shared.tensors.tree import State, Tree
 
 SPARSITIES = (0.0, 0.35, 0.7, 0.9)
@@ -72,7 +72,7 @@ def _steps(shares: Sequence[float], turns: int) -> list[Figure]:
     for share in shares:
         bottom, inputs = _bottom(1.0)
         weights = bottom.vector[: bottom.count]
-        prune(weights, torch.rand(bottom.count, generator=torch.Generator().manual_seed(1)) >= share)
+        apply_mask(weights, torch.rand(bottom.count, generator=torch.Generator().manual_seed(1)) >= share)
         name = f"VGG-19 cut {CUT}, sparsity {share:g}"
         figures.append(
             Figure(f"{name}: step, dense with zeros", _taken(lambda b=bottom, x=inputs: _step(b, x), turns), "CPU s")

@@ -59,7 +59,7 @@ def main() -> None:
     """Do what the command line names."""
     path, count, threads = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     malloc.tune()
-    malloc.huge_pages()
+    malloc.enable_huge_pages()
     torch.set_num_threads(threads)
     taken, spent = alone(load(path, path.parent), count)
     sys.stdout.write(json.dumps([taken, spent, psutil.Process().memory_info().rss]) + "\n")

@@ -9,7 +9,7 @@ from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from shared.protocol import payload
 from shared.protocol.messages import Transfer, Update
-from shared.runtime.durable import explained
+from shared.runtime.durable import explain_disk_errors
 
 BYTES = Random(3).randbytes(1 << 20)
 
@@ -21,7 +21,7 @@ def make(folder: Path, limit: int = outbox.LIMIT_BYTES) -> Outbox:
 def put(box: Outbox, number: int, data: bytes = BYTES, state: bytes = b"") -> None:
     """Commit an update as a trainer does."""
     draft = box.draft("trial", number)
-    with explained(draft), outbox.open_payload(draft) as file:
+    with explain_disk_errors(draft), outbox.open_payload(draft) as file:
         file.write(data)
         file.truncate()
     if state:

@@ -11,7 +11,7 @@ import torch
 from shared.errors import CorruptFile
 from shared.protocol.payload import digest
 from shared.tensors import file
-from shared.tensors.tree import State, raw
+from shared.tensors.tree import State, tensor_bytes
 from tests.fuzz.frames import folder
 from tests.fuzz.trees import cut_and_spliced, damaged
 
@@ -39,8 +39,8 @@ def read(data: bytes) -> str:
     file.save(path, state)
     again = file.load(path)
     assert again.facts == state.facts
-    assert {key: digest([raw(leaf)]) for key, leaf in again.tree.items()} == {
-        key: digest([raw(leaf)]) for key, leaf in state.tree.items()
+    assert {key: digest([tensor_bytes(leaf)]) for key, leaf in again.tree.items()} == {
+        key: digest([tensor_bytes(leaf)]) for key, leaf in state.tree.items()
     }
     return f"accepted: {len(state.tree)} tensors"
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.protocol.messages import Hyper
-from shared.subnetworks.neurons import Active, chain, coverage, draw
+from shared.subnetworks.neurons import Active, coverage, draw_neurons, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
 
@@ -85,12 +85,12 @@ def batch(name: str, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def some(layers: nn.Sequential, keep: float) -> Active:
-    return draw(chain(layers).hidden, keep, seed=3)
+    return draw_neurons(read_chain(layers).hidden, keep, seed=3)
 
 
 def masks(layers: nn.Sequential, active: Active) -> dict[str, Tensor]:
     """Return 1 where a coordinate of a leaf is active, for all leaves of the index."""
-    made = chain(layers)
+    made = read_chain(layers)
     tree = layers.state_dict()
     found = coverage(made.index(active), tree)
     return {key: found.get(key, torch.ones(tree[key].shape, dtype=torch.bool)) for key in made.leaves}

@@ -12,8 +12,8 @@ import torch
 from shared import registry
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
-from shared.models.cost import table
-from shared.models.evaluate import skeleton
+from shared.models.cost import cut_table
+from shared.models.evaluate import build_skeleton
 from shared.protocol.messages import Spec
 
 SOURCE = """
@@ -89,8 +89,8 @@ def test_an_allowed_builder_is_a_model_like_any_other(module):
     first, again = initial(spec, 7).tree(), initial(spec, 7).tree()
     assert first["0.weight"].shape == (5, 4)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    assert all(leaf.is_meta for leaf in skeleton(spec).parameters())
-    assert [cut.shape for cut in table(spec).cuts] == [(5,)]
+    assert all(leaf.is_meta for leaf in build_skeleton(spec).parameters())
+    assert [cut.shape for cut in cut_table(spec).cuts] == [(5,)]
     assert "no option 'depth'; known: hidden" in refusal("fieldnets:net", depth=3)
 
 
@@ -156,7 +156,7 @@ def test_a_builder_that_fails_in_its_own_way_says_so(module, kind):
 def test_layers_that_fail_in_their_own_way_take_no_such_examples(module):
     registry.allow(["fieldnets:moody"])
     with pytest.raises(ConfigError, match=r"does not take examples of shape .* no attribute 'no_such_thing'"):
-        table(Spec(name="fieldnets:moody"))
+        cut_table(Spec(name="fieldnets:moody"))
 
 
 @pytest.mark.parametrize("entry", ["fieldnets", "fieldnets:", "*", "*:*", "fieldnets.*:net", "field nets:net", "a:b:c"])
@@ -165,11 +165,11 @@ def test_an_allow_list_that_cannot_be_meant_is_refused(entry):
     registry.allow([])
     with pytest.raises(ConfigError, match="neither module:function nor module:"):
         registry.allow([entry])
-    assert registry.allowed() == []
+    assert registry.allowed_entries() == []
 
 
 def test_allowing_replaces_what_was_allowed():
     registry.allow(["b:c", "a:*"])
-    assert registry.allowed() == ["a:*", "b:c"]
+    assert registry.allowed_entries() == ["a:*", "b:c"]
     registry.allow([])
-    assert registry.allowed() == []
+    assert registry.allowed_entries() == []

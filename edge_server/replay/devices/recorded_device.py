@@ -23,7 +23,7 @@ from edge_server.trace.schema import DecisionRow, Presence, Sample, Step, TaskRo
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.models.build import blank
-from shared.models.evaluate import skeleton
+from shared.models.evaluate import build_skeleton
 from shared.protocol.messages import Assignment, Hyper
 from shared.registry import build
 from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES
@@ -326,7 +326,7 @@ Shares: TypeAlias = dict[tuple[str, int], float]
 def weights_of(trace: Trace) -> int:
     """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
     plan = trace.header.plan
-    leaves = dict(skeleton(plan.model).named_parameters())
+    leaves = dict(build_skeleton(plan.model).named_parameters())
     if any(one.steps for one in trace.decisions):
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         told = Assignment(seed=plan.seed, hyper=plan.hyper)

@@ -125,7 +125,7 @@ def aggregate(state: State, mean: Mean) -> State:
         return state
     weight, weights = mean.weight[sparse_update.VALUES], weights_of(state.tree)
     held = weight > 0 if isinstance(weight, Tensor) else None
-    found = tree.finish(mean)
+    found = tree.finish_mean(mean)
     vector = found.pop(sparse_update.VALUES).to(next(iter(weights.values())).dtype)
     if held is not None:
         vector = torch.where(held, vector, sparse_update.flat(weights))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shared.codecs import bits
 from shared.errors import WireError
-from shared.tensors.pruning import smallest
+from shared.tensors.pruning import find_smallest
 from shared.tensors.tree import Tree, check_like
 
 VALUES, MASK, INDEX = "values", "mask", "index"
@@ -55,7 +55,7 @@ def most_important(importance: Tensor, count: int) -> Tensor:
         return torch.ones(count, dtype=torch.bool)
     if not count:
         return torch.zeros(len(ranks), dtype=torch.bool)
-    bound = smallest(ranks, len(ranks) - count)
+    bound = find_smallest(ranks, len(ranks) - count)
     mask = ranks > bound
     mask[np.flatnonzero(ranks == bound)[: count - np.count_nonzero(mask)]] = True
     return torch.from_numpy(mask)

@@ -91,7 +91,7 @@ def _held(result: Result) -> dict[str, Tensor]:
 
 def aggregate(state: State, mean: Mean) -> State:
     """Return the state with the mean as its client part; BatchNorm's counters are rounded."""
-    found = tree.finish(mean)
+    found = tree.finish_mean(mean)
     for key, leaf in found.items():
         like = state.tree[key]
         found[key] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)

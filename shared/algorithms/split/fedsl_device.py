@@ -34,9 +34,9 @@ from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
 from shared.protocol.messages import Assignment, Missed, mix
-from shared.tensors.feature_dropout import draw, drop, undrop
-from shared.tensors.pruning import IMPORTANCE, Channels, kept, most, prune, sparsity
-from shared.tensors.quantizer import dequantize, levels
+from shared.tensors.feature_dropout import draw_delta, drop, undrop
+from shared.tensors.pruning import IMPORTANCE, Channels, apply_mask, max_prunable, select_kept, sparsity
+from shared.tensors.quantizer import dequantize, quantize
 from shared.tensors.tree import State, Tree
 
 PRUNED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -206,17 +206,17 @@ class Mask:
         active, fresh = self.active[: bottom.count], self._zeros is None
         zeros = _zeros(weights) if self._zeros is None else self._zeros
         now = sparsity(-(-step // self._settings.steps_per_round), self._rounds, self._settings.sparsity)
-        wanted = min(math.floor(now * bottom.count), most(bottom.layers))
+        wanted = min(math.floor(now * bottom.count), max_prunable(bottom.layers))
         if zeros < wanted:
             importance = IMPORTANCE[self._settings.importance](weights, gradient)
-            active.copy_(kept(importance, weights, wanted, bottom.layers))
+            active.copy_(select_kept(importance, weights, wanted, bottom.layers))
         if zeros < wanted or fresh:
             before = torch.dot(weights, weights).item()
-            prune(weights, active)
+            apply_mask(weights, active)
             self._zeros = _zeros(weights)
             if before:
                 self.norm_ratio = max(self.norm_ratio, 1 - torch.dot(weights, weights).item() / before)
-        prune(gradient, active)
+        apply_mask(gradient, active)
 
 
 def _zeros(weights: Tensor) -> int:
@@ -258,7 +258,9 @@ def local(
             continue
         generator.manual_seed(mix(assignment.seed, step, "step"))  # so that a missed step changes no later draw
         features, buffers = bottom.forward(inputs)
-        delta = draw(tuple(features.shape), settings.drop, settings.granularity, generator) if settings.drop else None
+        delta = (
+            draw_delta(tuple(features.shape), settings.drop, settings.granularity, generator) if settings.drop else None
+        )
         up = _up(settings, features.detach(), delta, labels)
         down = yield up
         due = step + (down.steps if isinstance(down, Missed) else 1)
@@ -310,7 +312,7 @@ def _move(
     if settings.bits < FLOAT_BITS:
         gradient = bottom.gradient.numpy()
         active = mask.active.numpy() if mask else slice(None)
-        codes, low, high = levels(torch.from_numpy(gradient[active]), settings.bits, generator)
+        codes, low, high = quantize(torch.from_numpy(gradient[active]), settings.bits, generator)
         gradient[active] = dequantize(codes, settings.bits, low, high).numpy()
     if decay:
         bottom.vector.mul_(1 - rate * decay)

@@ -22,8 +22,8 @@ from shared.algorithms.local_training import Stopping, leaving, personal_model, 
 from shared.algorithms.subnetwork.server_half import begin, came, is_whole, keep_of, neurons
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.frozen_network import frozen, pays
-from shared.subnetworks.neurons import chain, everything, extract, merge, ordered
+from shared.subnetworks.frozen_network import freeze, is_worth_freezing
+from shared.subnetworks.neurons import all_neurons, extract, first_neurons, merge, read_chain
 from shared.tensors.tree import State, Tree
 
 
@@ -48,7 +48,7 @@ def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.
         if is_whole(active, model):
             own, loss = trained(model.layers, merged, batches, assignment.hyper)
         else:
-            network = frozen(model.layers, merged, active, inputs_of(model, assignment))
+            network = freeze(model.layers, merged, active, inputs_of(model, assignment))
             loss = descent(network, list(network.weights.items()), batches, assignment.hyper)
             own = network.tree()
         require_finite(own)
@@ -72,7 +72,7 @@ def init(model: Model, seed: int) -> State:
     """
     state = begin(model, seed)
     outline = {key: leaf.to("meta") for key, leaf in state.tree.items()}
-    frozen(model.layers, outline, everything(chain(model.layers).hidden))
+    freeze(model.layers, outline, all_neurons(read_chain(model.layers).hidden))
     return state
 
 
@@ -86,6 +86,6 @@ def step_share(model: Model, assignment: Assignment) -> float:
 
     All of it, where the network is so small that all of them are made.
     """
-    keep, layout, inputs = keep_of(assignment), chain(model.layers), inputs_of(model, assignment)
-    own = not inputs or pays(model.layers, layout.index(ordered(layout.hidden, keep)), inputs)
+    keep, layout, inputs = keep_of(assignment), read_chain(model.layers), inputs_of(model, assignment)
+    own = not inputs or is_worth_freezing(model.layers, layout.index(first_neurons(layout.hidden, keep)), inputs)
     return (2 + keep**2) / 3 if own else 1.0

@@ -43,7 +43,7 @@ from shared.algorithms.subnetwork.server_half import absorbing, begin, broadcast
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.neurons import ROUNDING, Active, Index, chain, extract, narrowed, ordered
+from shared.subnetworks.neurons import ROUNDING, Active, Index, build_narrowed, extract, first_neurons, read_chain
 from shared.tensors import tree as trees
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Mean, State, Tree, check_like
@@ -140,8 +140,8 @@ class Nested:
         Raises:
             WireError: It is not that.
         """
-        layout = chain(model.layers)
-        active = [ordered(layout.hidden, share) for share in every.shares[: own + 1]]
+        layout = read_chain(model.layers)
+        active = [first_neurons(layout.hidden, share) for share in every.shares[: own + 1]]
         indices = tuple(layout.index(one) for one in active)
         names = [key for key in layout.leaves if is_statistic(key)]
         wanted = {every.named(key, width): (key, width) for width in range(own + 1) for key in names}
@@ -152,7 +152,7 @@ class Nested:
         check_like({name: down[name] for name in wanted}, like)
         leaves = {key: _laid(values[key]).requires_grad_() for key in layout.leaves if not is_statistic(key)}
         leaves |= {name: down[name].clone() for name in wanted}
-        return cls(every, leaves, tuple(narrowed(model.layers, one) for one in active), indices)
+        return cls(every, leaves, tuple(build_narrowed(model.layers, one) for one in active), indices)
 
     @property
     def own(self) -> int:
@@ -250,15 +250,15 @@ def fjord(
 
 def first(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons of a device's own width."""
-    return ordered(chain_of(state.facts).hidden, every.shares[every.up_to(keep_of(assignment))])
+    return first_neurons(chain_of(state.facts).hidden, every.shares[every.up_to(keep_of(assignment))])
 
 
 def _init(every: Widths, model: Model, seed: int) -> State:
     """Begin the statistics of every width as the network's own."""
-    state, layout = begin(model, seed), chain(model.layers)
+    state, layout = begin(model, seed), read_chain(model.layers)
     more = Tree()
     for width, share in enumerate(every.shares[:-1]):
-        part = extract(state.tree, layout.index(ordered(layout.hidden, share)))
+        part = extract(state.tree, layout.index(first_neurons(layout.hidden, share)))
         more |= {every.named(key, width): leaf for key, leaf in part.items() if is_statistic(key)}
     return State(state.tree | more, state.facts)
 

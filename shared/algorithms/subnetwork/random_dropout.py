@@ -29,7 +29,7 @@ from shared.algorithms.local_training import Stopping, leaving
 from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, drawn, keep_of, neurons, smaller_step
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.neurons import PREFIX, Active, narrowed, ordered
+from shared.subnetworks.neurons import PREFIX, Active, build_narrowed, first_neurons
 from shared.tensors.tree import State, Tree
 
 
@@ -62,7 +62,7 @@ def train_what_came(
 
 def smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
     """Return the network of the active neurons alone, with their values, in training mode."""
-    layers = narrowed(model.layers, active)
+    layers = build_narrowed(model.layers, active)
     layers.load_state_dict(values, strict=False)  # all but BatchNorm's counts of batches
     return layers.train()
 
@@ -81,4 +81,4 @@ def fjord_fixed(
 
 def first(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the first neurons of every layer, as many as a device's share of them is."""
-    return ordered(chain_of(state.facts).hidden, keep_of(assignment))
+    return first_neurons(chain_of(state.facts).hidden, keep_of(assignment))

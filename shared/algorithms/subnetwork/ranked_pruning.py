@@ -77,12 +77,12 @@ from shared.subnetworks.neurons import (
     PREFIX,
     Active,
     Chain,
-    chain,
-    everything,
+    all_neurons,
+    count_kept,
     extract,
-    ordered,
+    first_neurons,
     pack,
-    size_of,
+    read_chain,
     unpack,
 )
 from shared.tensors.tree import Mean, State, Tree, check_like
@@ -114,7 +114,7 @@ def strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Tensor]:
         keep: Share of each layer's neurons, above zero.
     """
     return {
-        name: merit.argsort(descending=True, stable=True)[: size_of(len(merit), keep)].sort().values
+        name: merit.argsort(descending=True, stable=True)[: count_kept(len(merit), keep)].sort().values
         for name, merit in merits.items()
     }
 
@@ -129,7 +129,7 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
         """Device half: choose, at first; train the part, send it, keep it."""
         active, index, values = came(model, down)
-        layout, tally, passes, marks = chain(model.layers), Tally(), epochs(batches), Tree()
+        layout, tally, passes, marks = read_chain(model.layers), Tally(), epochs(batches), Tree()
         if chooses(told):
             active = _chosen(state, layout.hidden, keep_of(told))
             if not active:
@@ -171,7 +171,7 @@ def given(state: State, device: str, _assignment: Assignment) -> Active:
     """Return the neurons that a device has chosen; all of them before it did."""
     hidden = chain_of(state.facts).hidden
     mask = state.facts.get(MASK + device)
-    return everything(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)
+    return all_neurons(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)
 
 
 def _used(model: Model, state: State, down: Tree, told: Assignment) -> Tree:
@@ -209,7 +209,7 @@ def _chosen(state: State, hidden: Mapping[str, int], keep: float) -> dict[str, T
     if not any(key.startswith(PREFIX) for key in state.tree):
         return {}
     active = unpack(state.tree, hidden)
-    return active if all(len(active[name]) == size_of(count, keep) for name, count in hidden.items()) else {}
+    return active if all(len(active[name]) == count_kept(count, keep) for name, count in hidden.items()) else {}
 
 
 def _choose(
@@ -221,7 +221,7 @@ def _choose(
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
     weights = dict(layers.named_parameters())
-    gradients = {name: torch.zeros_like(weights[f"{name}.weight"]) for name in chain(layers).hidden}
+    gradients = {name: torch.zeros_like(weights[f"{name}.weight"]) for name in read_chain(layers).hidden}
 
     def gather() -> None:
         for name, total in gradients.items():
@@ -244,7 +244,7 @@ def check_update(assignment: Assignment, down: Tree, up: Tree) -> None:
         server_half.check_update(assignment, down, up)
         return
     layout = Chain.parse(str(assignment.values[CHAIN]))
-    active = ordered(layout.hidden, keep_of(assignment))
+    active = first_neurons(layout.hidden, keep_of(assignment))
     like = extract(down, layout.index(active)) | pack(active, layout.hidden)
     if up.keys() != like.keys():
         raise WireError("a device's first update has not the tensors of its choice", reason="unknown-tensor")

@@ -27,11 +27,11 @@ from shared.subnetworks.neurons import (
     Active,
     Chain,
     Index,
-    chain,
-    draw,
-    everything,
+    all_neurons,
+    draw_neurons,
     extract,
     pack,
+    read_chain,
     spread,
     unpack,
 )
@@ -55,7 +55,7 @@ def begin(model: Model, seed: int) -> State:
         ConfigError: The model is no chain whose neurons can be told apart.
     """
     tree = {key: leaf.clone() for key, leaf in model.tree().items()}
-    return State(tree, {CHAIN: chain(model.layers).text(), **origin(model, seed)})
+    return State(tree, {CHAIN: read_chain(model.layers).text(), **origin(model, seed)})
 
 
 def chain_of(facts: Mapping[str, Scalar]) -> Chain:
@@ -93,7 +93,7 @@ def smaller_step(_model: Model, assignment: Assignment) -> float:
 
 def drawn(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons that a round's seed draws for a device."""
-    return draw(chain_of(state.facts).hidden, keep_of(assignment), assignment.seed)
+    return draw_neurons(chain_of(state.facts).hidden, keep_of(assignment), assignment.seed)
 
 
 def broadcasting(choose: Choice) -> Callable[[State, str, Assignment], Tree]:
@@ -113,7 +113,7 @@ def broadcasting(choose: Choice) -> Callable[[State, str, Assignment], Tree]:
 
 def is_whole(active: Active, model: Model) -> bool:
     """Tell whether these are all the neurons that a model has."""
-    return _is_whole(active, chain(model.layers))
+    return _is_whole(active, read_chain(model.layers))
 
 
 def _is_whole(active: Active, layout: Chain) -> bool:
@@ -123,7 +123,7 @@ def _is_whole(active: Active, layout: Chain) -> bool:
 @lru_cache(maxsize=4)
 def _everybody(text: str) -> Tree:
     hidden = Chain.parse(text).hidden
-    return pack(everything(hidden), hidden)
+    return pack(all_neurons(hidden), hidden)
 
 
 def came(model: Model, down: Tree) -> tuple[Active, Index, Tree]:
@@ -132,7 +132,7 @@ def came(model: Model, down: Tree) -> tuple[Active, Index, Tree]:
     Raises:
         WireError: It is not that.
     """
-    layout = chain(model.layers)
+    layout = read_chain(model.layers)
     active = unpack(down, layout.hidden)
     index, like = layout.index(active), model.tree()
     values = {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
@@ -187,7 +187,7 @@ def absorbing(choose: Choice) -> Callable[[Mean, str, Assignment, Result], Mean]
 def aggregate(state: State, mean: Mean) -> State:
     """Take the mean of the values where anybody holds one; all else stays as it was, to the bit."""
     held = {key: torch.as_tensor(weight) > 0 for key, weight in mean.weight.items()}
-    means = trees.finish(mean)
+    means = trees.finish_mean(mean)
     after = {
         key: torch.where(held[key], means[key].to(leaf.dtype), leaf) if key in means else leaf
         for key, leaf in state.tree.items()

@@ -18,7 +18,7 @@ from device_agent.diagnosis import examine
 from device_agent.diagnosis.checks import Check
 from device_agent.probes import runtime
 from edge_server.fleet.broker import free_port, running
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from tests.device_agent.process import write_config
 from tests.trees import as_nobody, grow, open_to_all
 
@@ -138,7 +138,7 @@ def test_a_calibration_that_rotted_is_told(tmp_path) -> None:
 def test_a_running_agent_is_no_fault(tmp_path, libraries) -> None:
     config = write_config(tmp_path, free_port())
     (tmp_path / "state").mkdir()
-    with held(tmp_path / "state"):
+    with hold_lock(tmp_path / "state"):
         during = {check.name: check for check in until_libraries(config)}
     after = {check.name: check for check in until_libraries(config)}
     assert during["agent"].state == "ok"

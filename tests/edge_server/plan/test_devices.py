@@ -16,7 +16,7 @@ from edge_server.replay.feasibility import require_possible
 from edge_server.replay.trainer import Scale
 from edge_server.rounds.check_plan import load
 from edge_server.trace.export import sort_by_fleet
-from shared.data.cache import Shelf
+from shared.data.cache import DataCache
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan
 
@@ -159,4 +159,4 @@ def test_the_example_of_a_cell_can_be_replayed():
     fleet = devices(plan)
     assert len(fleet) == 60 == plan.cohort.min_devices
     behaviours = [behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
-    require_possible(plan, fleet, behaviours, Scale(Shelf()))
+    require_possible(plan, fleet, behaviours, Scale(DataCache()))

@@ -11,7 +11,7 @@ import torch
 from device_agent.exchange import outbox
 from edge_server.replay.jobs import Desk
 from shared.codecs.dense import dense
-from shared.data.cache import Shelf
+from shared.data.cache import DataCache
 from shared.data.spec import Data, Even
 from shared.models.build import initial
 from shared.protocol import payload
@@ -46,7 +46,7 @@ def done(folder: Path, together: bool, changes: list[dict]) -> list[tuple[str | 
     place = folder / str(together)
     orders = [ordered(place, device, **one) for device, one in enumerate(changes)]
     found = []
-    for ending, one in zip(Desk(Shelf(), together=together).do(orders), orders, strict=True):
+    for ending, one in zip(Desk(DataCache(), together=together).do(orders), orders, strict=True):
         draft = Path(one.job.draft)
         if ending is not None:
             found.append((ending, None, {}))

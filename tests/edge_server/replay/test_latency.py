@@ -11,7 +11,7 @@ from edge_server.plan.links import WirelessLink
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
-from shared.models.cost import table
+from shared.models.cost import cut_table
 from shared.protocol.messages import Spec
 from tests.edge_server.harness import write_plan
 
@@ -28,7 +28,7 @@ def rates() -> tuple[float, float]:
 def test_both_parts_of_a_round_s_latency_make_a_u_over_the_cuts_of_vgg_19():
     """By bytes over rates, batch 64, an average every 5 mini-batches: 598 + 59 ms at cut 4, 149 + 2415 ms at cut 12."""
     up, down = rates()
-    cuts = table(Spec(name="vgg19"), batch_size=64).cuts
+    cuts = cut_table(Spec(name="vgg19"), batch_size=64).cuts
     activations = {one.cut: 8000 * (one.features_bytes / up + one.gradient_bytes / down) for one in cuts}
     model = {one.cut: 8000 * 4 * one.below.parameters * (1 / up + 1 / down) / 5 for one in cuts}
     assert activations == pytest.approx({2: 1196, 4: 598, 8: 299, 12: 149.5, 16: 37.4}, rel=0.002)

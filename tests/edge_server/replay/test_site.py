@@ -19,7 +19,7 @@ from edge_server.replay.jobs import Desk, Jobs
 from edge_server.replay.pool import Here
 from edge_server.replay.site import Cast, play
 from edge_server.replay.trainer import Scale
-from shared.data.cache import Shelf
+from shared.data.cache import DataCache
 from shared.models.cost import step_flops
 from shared.protocol.measurements import Provenance
 from shared.protocol.messages import Spec
@@ -32,7 +32,7 @@ TEN = Behaviour(compute=lambda _work, _t: Effort(10.0), up=constant(8e3), down=c
 
 def played(plan, folder, behaviours):
     """Replay a plan with these behaviours; return the final model and the records."""
-    scale = Scale(Shelf())
+    scale = Scale(DataCache())
     store = SqliteStore(folder / "run", durable=False)
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:

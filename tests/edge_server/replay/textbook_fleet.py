@@ -18,7 +18,7 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.plan.plan import Plan, devices, share
 from shared.codecs.dense import dense
-from shared.data.cache import Shelf
+from shared.data.cache import DataCache
 from shared.models.build import initial
 from shared.protocol import payload, wire
 from shared.protocol.measurements import Cost, Provenance, Spent
@@ -102,7 +102,7 @@ def kind(table) -> str:
 
 def fleet_of(plan: Plan) -> list[Device]:
     """Return the textbook's devices; those with traces lack what only the trace can say."""
-    fleet, shelf = devices(plan), Shelf()
+    fleet, shelf = devices(plan), DataCache()
     return [_device(plan, device, shelf.count(share(plan, fleet, index))) for index, device in enumerate(fleet)]
 
 

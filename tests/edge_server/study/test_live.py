@@ -24,7 +24,7 @@ from edge_server.study.run import PART, AsRun, Runner, conduct
 from edge_server.study.summary import StudySummary
 from edge_server.study.terminal import run_study
 from shared.errors import ConfigError
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.processes import started, until
 from tests.edge_server.study.studies import HEAD, grid_of
 
@@ -201,7 +201,7 @@ def test_a_study_is_run_once_at_a_time(tmp_path):
     """Two at one folder would remove each other's half cells."""
     folder = tmp_path / "runs" / NAME
     folder.mkdir(parents=True)
-    with held(folder), pytest.raises(ConfigError, match="in use by another process"):
+    with hold_lock(folder), pytest.raises(ConfigError, match="in use by another process"):
         study_of(tmp_path, GRID, in_this_process)
 
 

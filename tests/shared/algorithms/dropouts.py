@@ -14,7 +14,7 @@ from shared.algorithms.fedavg import local_sgd
 from shared.models.base import Model
 from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper
-from shared.subnetworks.neurons import PREFIX, chain, coverage, unpack
+from shared.subnetworks.neurons import PREFIX, coverage, read_chain, unpack
 from shared.tensors.tree import Mean, State, Tree
 from tests.shared.algorithms.small import Own, examples, normed
 
@@ -51,7 +51,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.state = self.algorithm.init(network(), 5)
-        self.layout = chain(network().layers)
+        self.layout = read_chain(network().layers)
 
     def data(self, device: str):
         return examples((1, 6, 6), 10 + 4 * (ord(device) - ord("a")), seed=ord(device))  # BatchNorm takes no single one

@@ -16,7 +16,7 @@ from shared.errors import ConfigError, WireError
 from shared.protocol import payload
 from shared.protocol.messages import Blob, Payload, Spec
 from shared.registry import build
-from shared.tensors.tree import Mean, Tree, accumulate, check_like, finish
+from shared.tensors.tree import Mean, Tree, accumulate, check_like, finish_mean
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SHAPES = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=5)
@@ -101,7 +101,7 @@ def test_a_mean_over_all_or_over_holders():
         for tree in trees:
             coded = over_the_wire(CODECS["masked"](coverage=coverage), tree)
             mean = accumulate(mean, coded.tree, 1.0, coded.coverage)
-        means[coverage] = finish(mean)["w"].tolist()
+        means[coverage] = finish_mean(mean)["w"].tolist()
     assert means == {"all": [[1.0, 6.0, 0.0]], "holders": [[2.0, 6.0, 0.0]]}
 
 

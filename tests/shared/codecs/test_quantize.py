@@ -16,7 +16,7 @@ from shared.errors import ConfigError, WireError
 from shared.protocol import payload
 from shared.protocol.messages import Blob, Payload, Spec
 from shared.registry import build
-from shared.tensors.quantizer import dequantize, levels
+from shared.tensors import quantizer
 from shared.tensors.tree import Tree, check_like
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=4)
@@ -76,8 +76,10 @@ def test_it_is_the_quantizer_of_the_mathematics():
     leaf = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     content = payload.digest([memoryview((5).to_bytes(8, "little")), memoryview(leaf.numpy().tobytes())])
     generator = torch.Generator().manual_seed(int.from_bytes(content[:8], "little", signed=True))
-    codes, low, high = levels(leaf, 4, generator)
-    assert torch.equal(over_the_wire(quantize(bits=4, seed=5), {"w": leaf})["w"], dequantize(codes, 4, low, high))
+    codes, low, high = quantizer.quantize(leaf, 4, generator)
+    assert torch.equal(
+        over_the_wire(quantize(bits=4, seed=5), {"w": leaf})["w"], quantizer.dequantize(codes, 4, low, high)
+    )
 
 
 def test_the_layout_by_hand():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.data.cache import Shelf
+from shared.data.cache import DataCache
 from shared.data.load import load
 from shared.data.spec import Client, Data, Dirichlet, Even, Shards
 from shared.errors import ConfigError
@@ -37,7 +37,7 @@ def test_every_share_is_that_of_load_and_the_file_is_read_once(path, kind):
         for k in range(4)
     ]
     expected = [load(spec) for spec in specs]
-    shelf = Shelf()
+    shelf = DataCache()
     shelf.load(specs[0])
     path.unlink()
     for spec, examples in zip(specs, expected, strict=True):
@@ -51,7 +51,7 @@ def test_every_share_is_that_of_load_and_the_file_is_read_once(path, kind):
 
 def test_two_partitions_of_one_set_are_kept_apart(path):
     """Whatever differs but the device's own place."""
-    shelf = Shelf()
+    shelf = DataCache()
     parts = [
         shelf.load(Data(source="npz", path=str(path), partition=Even(parts=parts, index=1, seed=seed)))
         for parts, seed in ((4, 0), (4, 1), (5, 0))
@@ -62,7 +62,7 @@ def test_two_partitions_of_one_set_are_kept_apart(path):
 
 def test_an_unknown_client_is_named_with_those_there_are(path):
     """As `load` does, the first time and later."""
-    shelf = Shelf()
+    shelf = DataCache()
     for name in ("w0", "w7"):
         spec = Data(source="npz", path=str(path), client_column="who", partition=Client(client=name))
         if name == "w0":

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.data.examples import Examples, as_inputs, batches, split_holdout, trained_on
+from shared.data.examples import Examples, as_inputs, batches, count_trained_on, split_holdout
 from shared.data.spec import Data
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -65,7 +65,7 @@ def test_how_many_are_trained_on_is_told_without_the_examples(holdout, validatio
     """Whoever estimates work counts as the split does: holdout first, validation of the rest."""
     for count in (0, 1, 2, 3, 10, 37):
         train, _ = split_holdout(split_holdout(numbered(count), holdout, 0)[0], validation, 1)
-        assert trained_on(count, Data(source="digits", holdout=holdout, validation=validation)) == len(train)
+        assert count_trained_on(count, Data(source="digits", holdout=holdout, validation=validation)) == len(train)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])

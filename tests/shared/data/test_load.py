@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shared.data.load import SOURCES, load
-from shared.data.partition import even
+from shared.data.partition import split_evenly
 from shared.data.spec import Client, Data, Even
 
 
@@ -40,7 +40,9 @@ def test_limit_draws_the_same_examples_every_time(path):
 def test_limit_comes_before_the_partition(path):
     few = load(Data(source="npz", path=path, limit=20))
     parts = [load(Data(source="npz", path=path, limit=20, partition=Even(parts=4, index=i))) for i in range(4)]
-    assert [values(part) for part in parts] == [values(few.subset(i)) for i in even(few.labels, parts=4, seed=0)]
+    assert [values(part) for part in parts] == [
+        values(few.subset(i)) for i in split_evenly(few.labels, parts=4, seed=0)
+    ]
 
 
 def test_a_clients_share(path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.data.examples import Examples
-from shared.data.partition import dirichlet, even, shards, take
+from shared.data.partition import split_dirichlet, split_evenly, split_shards, take
 from shared.data.spec import Client, Dirichlet, Even, Shards
 from shared.errors import ConfigError
 
@@ -35,76 +35,76 @@ def shares(labels, parts):
 
 @given(LABELS, PARTS, SEEDS, st.floats(0.01, 1000))
 def test_dirichlet_gives_each_example_once(labels, parts, seed, alpha):
-    got = dirichlet(labels, alpha=alpha, parts=parts, seed=seed)
+    got = split_dirichlet(labels, alpha=alpha, parts=parts, seed=seed)
     require_exact_cover(got, len(labels))
     assert len(got) == parts
-    assert as_lists(dirichlet(labels, alpha=alpha, parts=parts, seed=seed)) == as_lists(got)
+    assert as_lists(split_dirichlet(labels, alpha=alpha, parts=parts, seed=seed)) == as_lists(got)
 
 
 @given(LABELS, PARTS, SEEDS, st.integers(1, 2))
 def test_shards_give_each_example_once(labels, parts, seed, several):
-    got = shards(labels, parts=parts, shards_per_device=several, seed=seed)
+    got = split_shards(labels, parts=parts, shards_per_device=several, seed=seed)
     require_exact_cover(got, len(labels))
     assert len(got) == parts
-    assert as_lists(shards(labels, parts=parts, shards_per_device=several, seed=seed)) == as_lists(got)
+    assert as_lists(split_shards(labels, parts=parts, shards_per_device=several, seed=seed)) == as_lists(got)
 
 
 @given(LABELS, PARTS, SEEDS)
 def test_even_gives_each_example_once_and_equal_sizes(labels, parts, seed):
-    got = even(labels, parts=parts, seed=seed)
+    got = split_evenly(labels, parts=parts, seed=seed)
     require_exact_cover(got, len(labels))
     assert {len(part) for part in got} <= {len(labels) // parts, -(-len(labels) // parts)}
-    assert as_lists(even(labels, parts=parts, seed=seed)) == as_lists(got)
+    assert as_lists(split_evenly(labels, parts=parts, seed=seed)) == as_lists(got)
 
 
 def test_seeds_give_other_splits():
     for split in (
-        lambda seed: dirichlet(TEN_CLASSES, alpha=1.0, parts=5, seed=seed),
-        lambda seed: shards(TEN_CLASSES, parts=5, seed=seed),
-        lambda seed: even(TEN_CLASSES, parts=5, seed=seed),
+        lambda seed: split_dirichlet(TEN_CLASSES, alpha=1.0, parts=5, seed=seed),
+        lambda seed: split_shards(TEN_CLASSES, parts=5, seed=seed),
+        lambda seed: split_evenly(TEN_CLASSES, parts=5, seed=seed),
     ):
         assert as_lists(split(0)) != as_lists(split(1))
 
 
 def test_a_large_alpha_is_nearly_even_and_a_small_one_is_not():
     """With 5 parts each class of 60 has 12 in each; at alpha 0.05 most of it lies in one part."""
-    level = shares(TEN_CLASSES, dirichlet(TEN_CLASSES, alpha=1e6, parts=5, seed=0))
+    level = shares(TEN_CLASSES, split_dirichlet(TEN_CLASSES, alpha=1e6, parts=5, seed=0))
     assert (level - EACH // 5).abs().max() <= 1
-    steep = shares(TEN_CLASSES, dirichlet(TEN_CLASSES, alpha=0.05, parts=5, seed=0))
+    steep = shares(TEN_CLASSES, split_dirichlet(TEN_CLASSES, alpha=0.05, parts=5, seed=0))
     assert steep.max(dim=0).values.float().mean() > 0.7 * EACH
 
 
 def test_dirichlet_draws_again_until_all_have_enough():
-    loose = dirichlet(TEN_CLASSES, alpha=0.3, parts=10, seed=1, min_examples=0)
-    tight = dirichlet(TEN_CLASSES, alpha=0.3, parts=10, seed=1, min_examples=30)
+    loose = split_dirichlet(TEN_CLASSES, alpha=0.3, parts=10, seed=1, min_examples=0)
+    tight = split_dirichlet(TEN_CLASSES, alpha=0.3, parts=10, seed=1, min_examples=30)
     assert min(map(len, loose)) < 30 <= min(map(len, tight))
     require_exact_cover(tight, len(TEN_CLASSES))
 
 
 def test_dirichlet_gives_up_with_the_remedy():
     with pytest.raises(ConfigError, match="raise alpha, or lower parts"):
-        dirichlet(TEN_CLASSES, alpha=1e-3, parts=20, seed=0, min_examples=30)
+        split_dirichlet(TEN_CLASSES, alpha=1e-3, parts=20, seed=0, min_examples=30)
     with pytest.raises(ConfigError, match="lower parts"):
-        dirichlet(TEN_CLASSES, alpha=1.0, parts=100, seed=0, min_examples=8)
+        split_dirichlet(TEN_CLASSES, alpha=1.0, parts=100, seed=0, min_examples=8)
     for alpha in (0.0, -1.0, float("inf"), float("nan"), 1.7e308):
         with pytest.raises(ConfigError, match="alpha"):
-            dirichlet(TEN_CLASSES, alpha=alpha, parts=3, seed=0)
+            split_dirichlet(TEN_CLASSES, alpha=alpha, parts=3, seed=0)
 
 
 def test_shards_are_runs_of_one_class():
     """10 classes of 60 in 20 shards of 30: no shard straddles classes, so each device has at most 2."""
-    parts = shards(TEN_CLASSES, parts=10, shards_per_device=2, seed=0)
+    parts = split_shards(TEN_CLASSES, parts=10, shards_per_device=2, seed=0)
     assert all(len(part) == 60 and len(TEN_CLASSES[part].unique()) <= 2 for part in parts)
 
 
 def test_more_parts_than_examples():
     few = torch.zeros(3, dtype=torch.int64)
     for split in (
-        lambda: even(few, parts=4, seed=0),
-        lambda: shards(few, parts=2, shards_per_device=2, seed=0),
-        lambda: shards(few, parts=2, shards_per_device=0, seed=0),
-        lambda: even(few, parts=0, seed=0),
-        lambda: dirichlet(few, alpha=1.0, parts=10**12, seed=0),
+        lambda: split_evenly(few, parts=4, seed=0),
+        lambda: split_shards(few, parts=2, shards_per_device=2, seed=0),
+        lambda: split_shards(few, parts=2, shards_per_device=0, seed=0),
+        lambda: split_evenly(few, parts=0, seed=0),
+        lambda: split_dirichlet(few, alpha=1.0, parts=10**12, seed=0),
     ):
         with pytest.raises(ConfigError):
             split()
@@ -143,16 +143,16 @@ def test_an_index_out_of_range(index):
 
 def test_the_draws_are_those_of_other_devices():
     """Devices with other versions of numpy must share alike: these numbers change only if numpy's generator does."""
-    assert even(TEN_CLASSES, parts=5, seed=0)[0][:6].tolist() == [5, 12, 18, 20, 26, 36]
-    assert [len(part) for part in dirichlet(TEN_CLASSES, alpha=0.5, parts=5, seed=0)] == [92, 114, 120, 161, 113]
-    assert shards(TEN_CLASSES, parts=5, seed=0)[0][:3].tolist() == [4, 6, 14]
+    assert split_evenly(TEN_CLASSES, parts=5, seed=0)[0][:6].tolist() == [5, 12, 18, 20, 26, 36]
+    assert [len(part) for part in split_dirichlet(TEN_CLASSES, alpha=0.5, parts=5, seed=0)] == [92, 114, 120, 161, 113]
+    assert split_shards(TEN_CLASSES, parts=5, seed=0)[0][:3].tolist() == [4, 6, 14]
 
 
 def test_an_empty_part_is_refused():
     """Six examples of one class at alpha 1e-9 all fall to one of two parts."""
     one_class = Examples(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64))
     parts = [Dirichlet(alpha=1e-9, parts=2, index=index, min_examples=0) for index in range(2)]
-    sizes = [len(part) for part in dirichlet(one_class.labels, alpha=1e-9, parts=2, seed=0)]
+    sizes = [len(part) for part in split_dirichlet(one_class.labels, alpha=1e-9, parts=2, seed=0)]
     assert sorted(sizes) == [0, 6]
     assert len(take(one_class, parts[sizes.index(6)])) == 6
     with pytest.raises(ConfigError, match="empty"):

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.build import initial
-from shared.models.cost import Part, table
+from shared.models.cost import Part, cut_table
 from shared.protocol.messages import Spec
 
 VGG19 = [
@@ -22,7 +22,7 @@ VGG19 = [
 
 def test_vgg_19_is_cut_as_the_paper_cuts_it():
     """FedSL's networks on CIFAR-10 at batch 64: features, parameters, prunable ones, MMAC a sample, their megabytes."""
-    found = table(Spec(name="vgg19"))
+    found = cut_table(Spec(name="vgg19"))
     assert found.whole.parameters == 20_040_522
     rows = [
         (
@@ -37,15 +37,15 @@ def test_vgg_19_is_cut_as_the_paper_cuts_it():
 
 def test_bytes_are_those_of_the_protocols_trees():
     """At batch B: 4·B·D bytes of features and a byte for each label, 8 beyond 256 classes; 4·B·D and a loss back."""
-    (cut,) = table(Spec(name="mlp", options={"hidden": 32}), batch_size=5).cuts
+    (cut,) = cut_table(Spec(name="mlp", options={"hidden": 32}), batch_size=5).cuts
     assert (cut.features_bytes, cut.gradient_bytes) == (4 * 5 * 32 + 5, 4 * 5 * 32 + 4)
-    (most,) = table(Spec(name="mlp", options={"hidden": 32, "classes": 256}), batch_size=5).cuts
-    (more,) = table(Spec(name="mlp", options={"hidden": 32, "classes": 257}), batch_size=5).cuts
+    (most,) = cut_table(Spec(name="mlp", options={"hidden": 32, "classes": 256}), batch_size=5).cuts
+    (more,) = cut_table(Spec(name="mlp", options={"hidden": 32, "classes": 257}), batch_size=5).cuts
     assert (most.features_bytes, more.features_bytes) == (4 * 5 * 32 + 5, 4 * 5 * 32 + 8 * 5)
 
 
 def test_a_perceptron_costs_what_its_shapes_say():
-    found = table(Spec(name="mlp", options={"features": 64, "hidden": 32, "classes": 10}))
+    found = cut_table(Spec(name="mlp", options={"features": 64, "hidden": 32, "classes": 10}))
     assert found.whole == Part(parameters=65 * 32 + 33 * 10, prunable=64 * 32 + 32 * 10, forward_macs=64 * 32 + 32 * 10)
     assert found.cuts[0].below == Part(parameters=65 * 32, prunable=64 * 32, forward_macs=64 * 32)
 
@@ -54,7 +54,7 @@ def test_a_perceptron_costs_what_its_shapes_say():
 def test_it_is_what_running_the_network_shows(name):
     """Shapes, and multiplications counted while they are done, at every cut; parameters as they lie in memory."""
     model = initial(Spec(name=name), 1)
-    for cut in table(Spec(name=name)).cuts:
+    for cut in cut_table(Spec(name=name)).cuts:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             features = model.below(cut.cut).eval()(torch.zeros(1, *model.example))
         assert tuple(features.shape[1:]) == cut.shape
@@ -65,7 +65,7 @@ def test_it_is_what_running_the_network_shows(name):
 
 def test_resnet_20_is_as_heavy_as_its_paper_says():
     """40.6 million multiplications; all but BatchNorm and the head's biases prunable."""
-    whole = table(Spec(name="resnet20")).whole
+    whole = cut_table(Spec(name="resnet20")).whole
     assert f"{whole.forward_macs / 1e6:.1f}" == "40.6"
     assert whole.prunable == 267_696 + 640
 
@@ -73,11 +73,11 @@ def test_resnet_20_is_as_heavy_as_its_paper_says():
 def test_other_examples_give_other_cuts():
     """28 x 28 pixels shrink to 14, 7, 4, 2 and 1: a row that is left over counts."""
     spec = Spec(name="vgg13", options={"channels": 1})
-    assert [cut.shape[1:] for cut in table(spec, (1, 28, 28)).cuts] == [(14, 14), (7, 7), (4, 4), (2, 2), (1, 1)]
+    assert [cut.shape[1:] for cut in cut_table(spec, (1, 28, 28)).cuts] == [(14, 14), (7, 7), (4, 4), (2, 2), (1, 1)]
 
 
 def test_examples_that_do_not_fit_are_the_users_mistake():
     with pytest.raises(ConfigError, match=r"examples of shape \(3, 7\)"):
-        table(Spec(name="cnn"), (3, 7))
+        cut_table(Spec(name="cnn"), (3, 7))
     with pytest.raises(ConfigError, match="nosuch"):
-        table(Spec(name="nosuch"))
+        cut_table(Spec(name="nosuch"))

@@ -167,10 +167,10 @@ def test_parameters_are_as_many_as_papers_say(spec, count):
 def test_fedspus_networks_send_what_its_paper_counts(name, sizes, bitmaps):
     """Active parameters, running statistics included, of a fifth to all of the neurons, and bytes of bitmaps."""
     layers = blank(Spec(name=name)).layers
-    found = neurons.chain(layers)
+    found = neurons.read_chain(layers)
     tree = dict(layers.state_dict())
-    drawn = [neurons.draw(found.hidden, keep, 3) for keep in (0.2, 0.4, 0.6, 0.8, 1.0)]
-    assert [neurons.numel(found.index(one), tree) for one in drawn] == sizes
+    drawn = [neurons.draw_neurons(found.hidden, keep, 3) for keep in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert [neurons.count_parameters(found.index(one), tree) for one in drawn] == sizes
     assert sum(leaf.nbytes for leaf in neurons.pack(drawn[0], found.hidden).values()) == bitmaps
 
 

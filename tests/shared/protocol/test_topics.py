@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.errors import ConfigError
 from shared.protocol import topics
-from shared.protocol.topics import ANY, channel_of, device_of, matches, topic
+from shared.protocol.topics import ANY, matches, parse_channel, parse_device, topic
 
 PLAYER = "sport/tennis/player1"
 
@@ -42,7 +42,7 @@ def test_names_and_their_parts():
     for channel in ("status", "report", "task", "model", "want", "update", "ack", "cut", "log"):
         name = topic("attic", "pi-4", channel)
         assert name == f"fieldfleet/v1/attic/pi-4/{channel}"
-        assert (device_of(name), channel_of(name)) == ("pi-4", channel)
+        assert (parse_device(name), parse_channel(name)) == ("pi-4", channel)
         assert matches(topic("attic", ANY, channel), name)
         assert not matches(topic("cellar", ANY, channel), name)
         assert not matches(topic("attic", ANY, "other"), name)
@@ -50,13 +50,13 @@ def test_names_and_their_parts():
 
 @pytest.mark.parametrize("name", ["", "status", "fieldfleet/v1/attic/status", "fieldfleet/v1/a/b/c/d", "/" * 5])
 def test_a_topic_of_another_form_has_no_device(name):
-    assert device_of(name) == ""
+    assert parse_device(name) == ""
 
 
 @pytest.mark.parametrize("name", ["a", "0", "pi-4", "Jetson_Nano.2", "x" * 64])
 def test_names_that_may_be_used(name):
     assert topics.is_name(name)
-    assert topics.checked_name(name, "device") == name
+    assert topics.check_name(name, "device") == name
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_names_that_mqtt_or_a_file_system_would_misread(name):
     """One line names what is wrong and what to use; our own reserved words are refused as well."""
     assert not topics.is_name(name)
     with pytest.raises(ConfigError, match=r"^site .*: use 1 to 64 letters, digits") as caught:
-        topics.checked_name(name, "site")
+        topics.check_name(name, "site")
     assert "\n" not in str(caught.value)
 
 
@@ -76,5 +76,5 @@ def test_names_that_mqtt_or_a_file_system_would_misread(name):
 def test_valid_names_never_collide(names):
     """Two sites, devices or channels that differ make topics that differ, and no filter confuses them."""
     site, device, other = names
-    assert device_of(topic(site, device, "task")) == device
+    assert parse_device(topic(site, device, "task")) == device
     assert matches(topic(site, device, "task"), topic(site, other, "task")) == (device == other)

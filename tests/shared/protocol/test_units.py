@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol.units import BINARY_BYTES, BYTES, JOULES, SECONDS, fitting, prefixed
+from shared.protocol.units import BINARY_BYTES, BYTES, JOULES, SECONDS, choose_unit, decimal_units
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ from shared.protocol.units import BINARY_BYTES, BYTES, JOULES, SECONDS, fitting,
         (1000.0, BYTES, "kB"),
         (1000.0, BINARY_BYTES, "B"),
         (2.0**20, BINARY_BYTES, "MiB"),
-        (1.5e9, prefixed("Hz"), "GHz"),
+        (1.5e9, decimal_units("Hz"), "GHz"),
     ],
 )
 def test_the_largest_unit_that_a_figure_reaches(value, units, name) -> None:
-    assert fitting(value, units).name == name
+    assert choose_unit(value, units).name == name
 
 
 @pytest.mark.parametrize(("value", "name"), [(0.0, "kB"), (5e6, "MB"), (5e12, "MB")])
 def test_only_among_the_units_that_are_named(value, name) -> None:
-    assert fitting(value, BYTES, between=("MB", "kB")).name == name
+    assert choose_unit(value, BYTES, between=("MB", "kB")).name == name

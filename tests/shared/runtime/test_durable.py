@@ -8,12 +8,12 @@ import time
 import pytest
 
 from shared.errors import Unwritable
-from shared.runtime.durable import drop_oldest, explained, replace_file
+from shared.runtime.durable import drop_oldest, explain_disk_errors, replace_file
 
 
 def test_a_full_disk(disk):
     disk.fill()
-    with pytest.raises(Unwritable) as told, explained(disk.path / "entry"):
+    with pytest.raises(Unwritable) as told, explain_disk_errors(disk.path / "entry"):
         (disk.path / "file").write_bytes(b"x")
     assert str(told.value) == f"{disk.path}/entry: No space left on device, 0.0 MiB free; make room there"
 
@@ -21,7 +21,7 @@ def test_a_full_disk(disk):
 def test_a_disk_that_is_read_only(disk):
     disk.read_only(yes=True)
     told = r"Read-only file system, 4\.0 MiB free; it is read-only: .*mount it writable"
-    with pytest.raises(Unwritable, match=told), explained(disk.path):
+    with pytest.raises(Unwritable, match=told), explain_disk_errors(disk.path):
         (disk.path / "file").write_bytes(b"x")
 
 
@@ -29,7 +29,10 @@ def test_a_limit_of_file_sizes(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(Unwritable, match=r"File too large, .* MiB free; raise the limit"), explained(tmp_path):
+        with (
+            pytest.raises(Unwritable, match=r"File too large, .* MiB free; raise the limit"),
+            explain_disk_errors(tmp_path),
+        ):
             (tmp_path / "file").write_bytes(bytes(1001))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -37,15 +40,15 @@ def test_a_limit_of_file_sizes(tmp_path):
 
 def test_what_no_room_would_mend_is_left_as_it_is(tmp_path):
     """A missing file, a folder in a file's place: an operator who makes room would be sent the wrong way."""
-    with pytest.raises(IsADirectoryError), explained(tmp_path):
+    with pytest.raises(IsADirectoryError), explain_disk_errors(tmp_path):
         tmp_path.write_bytes(b"x")
-    with pytest.raises(FileNotFoundError), explained(tmp_path):
+    with pytest.raises(FileNotFoundError), explain_disk_errors(tmp_path):
         (tmp_path / "absent").read_bytes()
 
 
 def test_an_explanation_is_not_explained_again(tmp_path):
     first = Unwritable("where it happened")
-    with pytest.raises(Unwritable) as told, explained(tmp_path):
+    with pytest.raises(Unwritable) as told, explain_disk_errors(tmp_path):
         raise first
     assert told.value is first
 

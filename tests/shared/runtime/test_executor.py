@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shared.runtime.executor import Effect, charging, in_thread, inline, uninterrupted
+from shared.runtime.executor import Effect, build_charging_worker, in_thread, inline, uninterrupted
 
 
 def work(a: int, *, b: int) -> tuple[int, int]:
@@ -49,7 +49,7 @@ def test_work_is_charged_by_its_name_and_arguments(virtually):
     """An effect runs at once, its result comes seconds later; an error costs nothing, nor does work without a name."""
 
     async def use() -> list[float]:
-        loop, worker = asyncio.get_running_loop(), charging({"step": lambda count=1: 2.5 * count})
+        loop, worker = asyncio.get_running_loop(), build_charging_worker({"step": lambda count=1: 2.5 * count})
         ran: list[float] = []
         await worker(Effect("step", lambda _count: ran.append(loop.time())), 2)
         with pytest.raises(ValueError, match="no"):

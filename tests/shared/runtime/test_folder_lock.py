@@ -3,23 +3,23 @@
 import pytest
 
 from shared.errors import ConfigError
-from shared.runtime.folder_lock import held
+from shared.runtime.folder_lock import hold_lock
 from tests.trees import as_nobody, open_to_all
 
 
 def test_a_folder_is_held_once_and_free_again_afterwards(tmp_path):
     """The second holder is told what to do; a lock is not left behind."""
-    with held(tmp_path), pytest.raises(ConfigError, match="in use by another process"), held(tmp_path):
+    with hold_lock(tmp_path), pytest.raises(ConfigError, match="in use by another process"), hold_lock(tmp_path):
         pytest.fail("two hold it")
-    with held(tmp_path):
+    with hold_lock(tmp_path):
         pass
 
 
 def test_a_lock_that_another_user_made_is_for_the_operator_to_give():
     """A board is calibrated by root, and its agent is somebody else."""
     with open_to_all() as folder:
-        with held(folder):
+        with hold_lock(folder):
             pass
         folder.chmod(0o777)
-        with as_nobody(), pytest.raises(ConfigError, match="Permission denied"), held(folder):
+        with as_nobody(), pytest.raises(ConfigError, match="Permission denied"), hold_lock(folder):
             pytest.fail("it is not theirs")

@@ -68,7 +68,7 @@ FAULTS = """
 import resource, sys
 from shared.runtime import malloc
 if sys.argv[1] == "huge":
-    malloc.huge_pages()
+    malloc.enable_huge_pages()
 import torch
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.full((16 << 20,), 1.0)
@@ -95,7 +95,7 @@ def test_a_large_tensor_costs_few_page_faults():
 STEPS = """
 import resource, sys
 from shared.runtime import malloc
-malloc.huge_pages()
+malloc.enable_huge_pages()
 if sys.argv[1] == "tuned":
     malloc.tune(*malloc.STEPS)
 import torch

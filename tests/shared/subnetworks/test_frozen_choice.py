@@ -8,8 +8,8 @@ from torch import nn
 
 from shared.models.small import cnn
 from shared.models.spu import spu_emnist
-from shared.subnetworks.frozen_network import pays
-from shared.subnetworks.neurons import chain, ordered
+from shared.subnetworks.frozen_network import is_worth_freezing
+from shared.subnetworks.neurons import first_neurons, read_chain
 from tests.shared.frozen_nets import NETS, batch, net
 
 
@@ -20,8 +20,8 @@ def _mlp(width: int) -> nn.Sequential:
 
 
 def _pays(layers: nn.Sequential, keep: float, size: tuple[int, ...]) -> bool:
-    layout = chain(layers)
-    return pays(layers.to("meta"), layout.index(ordered(layout.hidden, keep)), size)
+    layout = read_chain(layers)
+    return is_worth_freezing(layers.to("meta"), layout.index(first_neurons(layout.hidden, keep)), size)
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.4, 0.6, 0.8])

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Hyper
-from shared.subnetworks.frozen_network import Trainable, frozen
-from shared.subnetworks.neurons import chain, everything, extract
+from shared.subnetworks.frozen_network import Trainable, freeze
+from shared.subnetworks.neurons import all_neurons, extract, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
 from tests.shared.frozen_nets import NETS, batch, masks, net, some, textbook, tree_of
@@ -41,7 +41,7 @@ def _train(trainable: Trainable, name: str, steps: int = 3, hyper: Hyper = HARD)
 def test_exactly_the_active_part_changes_and_all_else_keeps_its_bits(name, keep, detached, plain):
     layers = net(name)
     tree, active = tree_of(layers), some(layers, keep)
-    trainable = frozen(layers, tree, active, _size(name, plain=plain), detached=detached)
+    trainable = freeze(layers, tree, active, _size(name, plain=plain), detached=detached)
     assert (trainable.plain is not None) == plain
     got = _train(trainable, name)
     shown = masks(layers, active)
@@ -63,7 +63,7 @@ def test_exactly_the_active_part_changes_and_all_else_keeps_its_bits(name, keep,
 def test_three_steps_are_those_of_the_textbook(name, keep, plain):
     layers = net(name)
     tree, active = tree_of(layers), some(layers, keep)
-    got = _train(frozen(layers, tree, active, _size(name, plain=plain)), name)
+    got = _train(freeze(layers, tree, active, _size(name, plain=plain)), name)
     expected = textbook(layers, active, [batch(name, seed) for seed in range(3)], HARD)
     for key, leaf in expected.items():
         torch.testing.assert_close(got[key], leaf, rtol=1e-5, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
@@ -75,7 +75,7 @@ def test_three_steps_are_those_of_the_textbook(name, keep, plain):
 def test_gradients_are_those_of_training_everything(name, keep, plain):
     layers = net(name)
     active, (inputs, labels) = some(layers, keep), batch(name)
-    trainable = frozen(layers, tree_of(layers), active, _size(name, plain=plain))
+    trainable = freeze(layers, tree_of(layers), active, _size(name, plain=plain))
     loss = functional.cross_entropy(trainable(inputs), labels)
     loss.backward()
     layers.train()
@@ -98,8 +98,8 @@ def test_gradients_are_those_of_training_everything(name, keep, plain):
 @each
 def test_of_everything_a_step_is_the_dense_one(name):
     layers = net(name)
-    active, tree = everything(chain(layers).hidden), tree_of(layers)
-    got = _train(frozen(layers, tree, active), name, steps=1)
+    active, tree = all_neurons(read_chain(layers).hidden), tree_of(layers)
+    got = _train(freeze(layers, tree, active), name, steps=1)
     momenta, (inputs, labels) = Tree(), batch(name, 0)
     layers.train()
     functional.cross_entropy(layers(inputs), labels).backward()
@@ -113,13 +113,13 @@ def test_of_everything_a_step_is_the_dense_one(name):
 def test_a_frozen_neuron_takes_part_in_what_comes_out(name):
     layers = net(name)
     active, (inputs, _), tree = some(layers, 0.5), batch(name), tree_of(layers)
-    before = frozen(layers, tree, active)(inputs)
-    last = list(chain(layers).leaves.values())[-1]
-    hidden = [key for key in chain(layers).hidden if key != last.rows][-1]
+    before = freeze(layers, tree, active)(inputs)
+    last = list(read_chain(layers).leaves.values())[-1]
+    hidden = [key for key in read_chain(layers).hidden if key != last.rows][-1]
     still = next(row for row in range(len(tree[f"{hidden}.weight"])) if row not in active[hidden])
     changed = {key: leaf.clone() for key, leaf in tree.items()}
     changed[f"{hidden}.weight"][still] += 1
-    assert not torch.allclose(frozen(layers, changed, active)(inputs), before)
+    assert not torch.allclose(freeze(layers, changed, active)(inputs), before)
 
 
 @each
@@ -127,7 +127,7 @@ def test_detached_gradients_are_those_of_neurons_that_are_constants(name):
     """Each layer's frozen outputs pass through `detach` in the textbook, which is what the option says."""
     layers = net(name)
     active, (inputs, labels) = some(layers, 0.5), batch(name)
-    trainable = frozen(layers, tree_of(layers), active, detached=True)
+    trainable = freeze(layers, tree_of(layers), active, detached=True)
     functional.cross_entropy(trainable(inputs), labels).backward()
     layers.train()
     flowing = inputs
@@ -150,7 +150,7 @@ def test_running_statistics_of_frozen_neurons_follow_if_they_are_told_to(plain):
     layers = net("norms")
     tree, active = tree_of(layers), some(layers, 0.5)
     size = _size("norms", plain=plain)
-    got = _train(frozen(layers, tree, active, size, drifting=True), "norms", steps=1)
+    got = _train(freeze(layers, tree, active, size, drifting=True), "norms", steps=1)
     layers.train()(batch("norms", 0)[0])
     for key, leaf in layers.state_dict().items():
         if "running" in key:
@@ -161,7 +161,7 @@ def test_running_statistics_of_frozen_neurons_follow_if_they_are_told_to(plain):
 @ways
 def test_what_is_sent_is_the_active_part_of_the_tree(name, plain):
     layers = net(name)
-    trainable = frozen(layers, tree_of(layers), some(layers, 0.5), _size(name, plain=plain))
+    trainable = freeze(layers, tree_of(layers), some(layers, 0.5), _size(name, plain=plain))
     tree = _train(trainable, name)
     part = trainable.part()
     for key, leaf in extract(tree, trainable.index).items():
@@ -175,7 +175,7 @@ def test_neither_the_tree_nor_the_batch_is_written_to_and_the_network_needs_no_s
         layers, (inputs, labels) = net(name), batch(name)
         tree, copy = tree_of(layers), inputs.clone()
         before = {key: leaf.clone() for key, leaf in tree.items()}
-        trainable = frozen(net(name).to("meta"), tree, some(layers, 0.5), _size(name, plain=plain))
+        trainable = freeze(net(name).to("meta"), tree, some(layers, 0.5), _size(name, plain=plain))
         functional.cross_entropy(trainable(inputs), labels).backward()
         descend(trainable.weights.items(), Tree(), HARD)
         assert torch.equal(inputs, copy)
@@ -196,7 +196,7 @@ def test_a_step_keeps_active_input_channels_a_bit_a_relu_and_a_byte_a_window():
         return leaf
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda leaf: leaf):
-        frozen(layers, tree_of(layers), active)(inputs)
+        freeze(layers, tree_of(layers), active)(inputs)
     pooled, second, flat = 2 * 2 * 16, 2 * 16 * 16, 2 * 3 * 16  # the first of active neurons alone
     del kept[inputs.untyped_storage().data_ptr()]
     assert sum(kept.values()) == pooled + pooled // 8 + 4 * 2 * 2 * 16 + second // 8 + 4 * flat
@@ -209,10 +209,10 @@ def test_what_cannot_be_frozen_is_refused():
         nn.Sequential(nn.Conv2d(1, 2, 2, padding="same"), nn.Flatten(), nn.Linear(8, 2)),
     ):
         with pytest.raises(ConfigError):
-            frozen(layers, tree_of(layers), some(layers, 1.0))
+            freeze(layers, tree_of(layers), some(layers, 1.0))
 
 
 def test_a_batch_of_one_value_a_channel_is_refused_as_torch_does():
     layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     with pytest.raises(ValueError, match="one value"):
-        frozen(layers, tree_of(layers), some(layers, 1.0))(torch.zeros(1, 3))
+        freeze(layers, tree_of(layers), some(layers, 1.0))(torch.zeros(1, 3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.subnetworks.neurons import chain, coverage, extract, narrowed
+from shared.subnetworks.neurons import build_narrowed, coverage, extract, read_chain
 from tests.shared.frozen_nets import NETS, batch, net, some, tree_of
 
 each = pytest.mark.parametrize("name", NETS)
@@ -17,8 +17,8 @@ keeps = pytest.mark.parametrize("keep", [0.2, 0.6, 1.0])
 def test_it_has_the_names_and_shapes_of_the_part(name, keep):
     layers = net(name)
     active = some(layers, keep)
-    part = extract(tree_of(layers), chain(layers).index(active))
-    small = narrowed(layers, active)
+    part = extract(tree_of(layers), read_chain(layers).index(active))
+    small = build_narrowed(layers, active)
     counts = {key for key in layers.state_dict() if key.endswith("num_batches_tracked")}
     assert {key: leaf.shape for key, leaf in small.state_dict().items() if key not in counts} == {
         key: leaf.shape for key, leaf in part.items()
@@ -32,11 +32,11 @@ def test_it_has_the_names_and_shapes_of_the_part(name, keep):
 def test_it_computes_what_the_whole_does_whose_other_neurons_give_zero(name, keep, training):
     layers = net(name).train(training)
     active, (inputs, _), tree = some(layers, keep), batch(name), tree_of(layers)
-    index = chain(layers).index(active)
-    small = narrowed(net(name).to("meta"), active).train(training)
+    index = read_chain(layers).index(active)
+    small = build_narrowed(net(name).to("meta"), active).train(training)
     small.load_state_dict(extract(tree, index), strict=False)
     shown = coverage(index, tree)
-    for key, leaf in chain(layers).leaves.items():
+    for key, leaf in read_chain(layers).leaves.items():
         if leaf.columns:  # nobody reads an inactive neuron
             of_columns = shown[key].any(0, keepdim=True)
             tree[key] = torch.where(of_columns, tree[key], 0.0)

@@ -12,35 +12,35 @@ from shared.errors import ConfigError, WireError
 from shared.models.build import blank
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons as actives
-from shared.subnetworks.frozen_network import frozen
+from shared.subnetworks.frozen_network import freeze
 from shared.subnetworks.neurons import (
     Chain,
-    chain,
-    draw,
-    everything,
+    all_neurons,
+    build_narrowed,
+    count_kept,
+    draw_neurons,
     extract,
+    first_neurons,
     merge,
-    narrowed,
-    ordered,
     pack,
-    size_of,
+    read_chain,
     spread,
     unpack,
 )
-from shared.tensors.tree import raw
+from shared.tensors.tree import tensor_bytes
 from tests.shared.algorithms.small import normed
 
 HIDDEN = {"0": 10, "3": 7}
 
 
 def bits(leaf: torch.Tensor) -> bytes:
-    return bytes(raw(leaf))
+    return bytes(tensor_bytes(leaf))
 
 
 def test_a_share_of_neurons_is_rounded_down_and_never_none():
     """The paper's networks: 0.2 of 6 filters is one; of decimals that binary lacks, 0.29 of 100 are 29."""
-    assert [size_of(6, keep) for keep in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)] == [1, 1, 2, 3, 4, 6]
-    assert (size_of(100, 0.29), size_of(10, 0.7), size_of(1, 0.01)) == (29, 7, 1)
+    assert [count_kept(6, keep) for keep in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)] == [1, 1, 2, 3, 4, 6]
+    assert (count_kept(100, 0.29), count_kept(10, 0.7), count_kept(1, 0.01)) == (29, 7, 1)
 
 
 def test_every_neuron_is_drawn_as_often_as_another_and_layers_are_independent():
@@ -48,7 +48,7 @@ def test_every_neuron_is_drawn_as_often_as_another_and_layers_are_independent():
     ones = torch.zeros(10)
     pairs = torch.zeros(10, 7)
     for seed in range(4000):
-        drawn = draw(HIDDEN, 0.4, seed)
+        drawn = draw_neurons(HIDDEN, 0.4, seed)
         assert [len(one) for one in drawn.values()] == [4, 2]
         assert all(bool((one.diff() > 0).all()) for one in drawn.values())
         ones[drawn["0"]] += 1
@@ -58,11 +58,15 @@ def test_every_neuron_is_drawn_as_often_as_another_and_layers_are_independent():
 
 
 def test_the_same_seed_draws_the_same_and_a_whole_share_is_everything():
-    assert all(torch.equal(one, draw(HIDDEN, 0.5, 3)[name]) for name, one in draw(HIDDEN, 0.5, 3).items())
-    assert any(not torch.equal(one, draw(HIDDEN, 0.5, 4)[name]) for name, one in draw(HIDDEN, 0.5, 3).items())
-    for whole in (draw(HIDDEN, 1.0, 9), everything(HIDDEN)):
+    assert all(
+        torch.equal(one, draw_neurons(HIDDEN, 0.5, 3)[name]) for name, one in draw_neurons(HIDDEN, 0.5, 3).items()
+    )
+    assert any(
+        not torch.equal(one, draw_neurons(HIDDEN, 0.5, 4)[name]) for name, one in draw_neurons(HIDDEN, 0.5, 3).items()
+    )
+    for whole in (draw_neurons(HIDDEN, 1.0, 9), all_neurons(HIDDEN)):
         assert {name: one.tolist() for name, one in whole.items()} == {"0": [*range(10)], "3": [*range(7)]}
-    assert {name: one.tolist() for name, one in ordered(HIDDEN, 0.3).items()} == {"0": [0, 1, 2], "3": [0, 1]}
+    assert {name: one.tolist() for name, one in first_neurons(HIDDEN, 0.3).items()} == {"0": [0, 1, 2], "3": [0, 1]}
 
 
 def test_the_share_of_active_parameters_is_p_or_p_squared():
@@ -71,8 +75,8 @@ def test_the_share_of_active_parameters_is_p_or_p_squared():
         *(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.MaxPool2d(2), nn.Flatten()),
         *(nn.Linear(4 * 9, 20, bias=False), nn.ReLU(), nn.Linear(20, 5)),
     )
-    layout, tree = chain(layers), dict(layers.state_dict())
-    index = layout.index(draw(layout.hidden, 0.25, 1))
+    layout, tree = read_chain(layers), dict(layers.state_dict())
+    index = layout.index(draw_neurons(layout.hidden, 0.25, 1))
     masks = actives.coverage(index, tree)
     assert {key: float(mask.float().mean()) for key, mask in masks.items()} == {
         **dict.fromkeys(("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"), 0.25),
@@ -86,7 +90,7 @@ def test_the_share_of_active_parameters_is_p_or_p_squared():
 def test_a_channel_owns_its_block_of_columns_behind_a_flatten():
     """By what Flatten does with a picture of which one channel is not zero."""
     layers = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 6, 3))
-    layout = chain(layers)
+    layout = read_chain(layers)
     for channel in range(5):
         picture = torch.zeros(1, 5, 2, 3)
         picture[0, channel] = 1
@@ -97,12 +101,12 @@ def test_a_channel_owns_its_block_of_columns_behind_a_flatten():
 @pytest.mark.parametrize("keep", [0.2, 0.5, 1.0])
 def test_what_is_merged_is_what_is_taken_out_again_and_nothing_else_changes_a_bit(keep):
     layers = normed().layers
-    layout, ours = chain(layers), dict(layers.state_dict())
+    layout, ours = read_chain(layers), dict(layers.state_dict())
     ours["0.weight"][0, 0, 0, 0] = -0.0
     ours["7.weight"][0, 0] = float("nan")
     kept = {key: bits(leaf) for key, leaf in ours.items()}
     theirs = {key: torch.randn_like(leaf, dtype=torch.float32) for key, leaf in ours.items()}
-    index = layout.index(draw(layout.hidden, keep, 2))
+    index = layout.index(draw_neurons(layout.hidden, keep, 2))
     part = extract(theirs, index)
     merged = merge(ours, part, index)
     assert {key: bits(leaf) for key, leaf in ours.items()} == kept, "merging makes new leaves"
@@ -116,19 +120,19 @@ def test_what_is_merged_is_what_is_taken_out_again_and_nothing_else_changes_a_bi
         assert bits(leaf[~mask]) == bits(ours[key][~mask])
         assert bits(leaf[mask]) == bits(theirs[key][mask])
         assert bits(spread(part, index, ours)[key]) == bits(torch.where(mask, theirs[key], 0.0))
-    assert actives.numel(index, ours) == sum(leaf.numel() for leaf in part.values())
+    assert actives.count_parameters(index, ours) == sum(leaf.numel() for leaf in part.values())
 
 
 def test_a_chain_survives_being_a_fact_of_a_state():
-    layout = chain(blank(Spec(name="cnn")).layers)
+    layout = read_chain(blank(Spec(name="cnn")).layers)
     assert Chain.parse(layout.text()) == layout
 
 
 def test_a_network_whose_neurons_cannot_be_told_apart_is_refused():
     with pytest.raises(ConfigError, match="layer 1 is a Bilinear"):
-        chain(nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2)))
+        read_chain(nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2)))
     with pytest.raises(ConfigError, match="no layer has weights"):
-        chain(nn.Sequential(nn.ReLU()))
+        read_chain(nn.Sequential(nn.ReLU()))
 
 
 class Doubled(nn.Sequential):
@@ -157,7 +161,7 @@ TWICE = nn.Linear(4, 4)
 def test_what_is_no_plain_chain_is_refused(layers, says):
     """A user's own network may be any of these; neurons left out of one would be others than those that are meant."""
     with pytest.raises(ConfigError, match=says):
-        chain(layers)
+        read_chain(layers)
 
 
 def test_a_layer_without_parameters_may_stand_in_several_places():
@@ -168,12 +172,12 @@ def test_a_layer_without_parameters_may_stand_in_several_places():
         *(nn.Flatten(), nn.Linear(24, 8), relu, nn.Linear(8, 3)),
     )
     tree, inputs = dict(layers.state_dict()), torch.rand(2, 1, 8, 8)
-    active = everything(chain(layers).hidden)
-    smaller = narrowed(layers, active)
+    active = all_neurons(read_chain(layers).hidden)
+    smaller = build_narrowed(layers, active)
     smaller.load_state_dict(tree)
     wanted = layers(inputs)
     torch.testing.assert_close(smaller(inputs), wanted, rtol=0, atol=1e-6)
-    torch.testing.assert_close(frozen(layers, tree, active)(inputs), wanted, rtol=0, atol=1e-6)
+    torch.testing.assert_close(freeze(layers, tree, active)(inputs), wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 20])
@@ -182,7 +186,7 @@ def test_a_bitmap_has_a_bit_a_neuron_from_the_lowest_on(count):
     for chosen in ([0], [count - 1], [*range(count)], [*range(0, count, 2)]):
         packed = pack({"0": torch.tensor(chosen)}, hidden)
         assert packed["active/0"].nbytes == -(-count // 8)
-        number = int.from_bytes(bytes(raw(packed["active/0"])), "little")
+        number = int.from_bytes(bytes(tensor_bytes(packed["active/0"])), "little")
         assert [place for place in range(count) if number >> place & 1] == chosen
         assert unpack(packed, hidden)["0"].tolist() == chosen
 
@@ -198,5 +202,5 @@ def test_a_bitmap_that_is_none_is_refused(bad):
 
 def test_shares_that_grow_hold_one_another_in_order():
     """What nested sub-networks rely on."""
-    for smaller, larger in pairwise(ordered(HIDDEN, keep) for keep in (0.2, 0.4, 0.6, 1.0)):
+    for smaller, larger in pairwise(first_neurons(HIDDEN, keep) for keep in (0.2, 0.4, 0.6, 1.0)):
         assert all(set(smaller[name].tolist()) <= set(larger[name].tolist()) for name in HIDDEN)

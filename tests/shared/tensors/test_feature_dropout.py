@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.tensors.feature_dropout import Granularity, draw, drop, gather, spread, undrop
+from shared.tensors.feature_dropout import Granularity, draw_delta, drop, gather, spread, undrop
 
 GRANULARITIES = get_args(Granularity)
 SHAPE = (3, 4, 2, 5)
@@ -31,7 +31,7 @@ def test_mean_and_variance_are_the_formulas(granularity, p):
     """E a~ = a and Var a~ = p / (1 - p) a^2, over 20 000 draws, within 5 standard errors and 5 %."""
     features = torch.randn(2, 3, 2, generator=seeded()).double()
     generator, draws = seeded(2), 20_000
-    found = torch.stack([dense(features, draw((2, 3, 2), p, granularity, generator), p) for _ in range(draws)])
+    found = torch.stack([dense(features, draw_delta((2, 3, 2), p, granularity, generator), p) for _ in range(draws)])
     variance = p / (1 - p) * features.square()
     assert ((found.mean(0) - features).abs() <= 5 * (variance / draws).sqrt()).all()
     torch.testing.assert_close(found.var(0), variance, rtol=0.05, atol=0)
@@ -40,11 +40,11 @@ def test_mean_and_variance_are_the_formulas(granularity, p):
 def test_what_shares_a_delta():
     """A column is the same for all examples, a channel for all its columns as well, an element for itself."""
     ones = torch.ones(SHAPE)
-    column = dense(ones, draw(SHAPE, 0.5, "column", seeded()), 0.5)
+    column = dense(ones, draw_delta(SHAPE, 0.5, "column", seeded()), 0.5)
     assert (column == column[:1]).all()
-    channel = dense(ones, draw(SHAPE, 0.5, "channel", seeded()), 0.5)
+    channel = dense(ones, draw_delta(SHAPE, 0.5, "channel", seeded()), 0.5)
     assert (channel == channel[:1, :, :1, :1]).all()
-    element = dense(ones, draw(SHAPE, 0.5, "element", seeded()), 0.5)
+    element = dense(ones, draw_delta(SHAPE, 0.5, "element", seeded()), 0.5)
     assert set(element.unique().tolist()) == {0.0, 2.0}
     assert not (element == element[:1]).all()
     assert len(column[0].unique()) == len(channel[0, :, 0, 0].unique()) == 2
@@ -54,7 +54,7 @@ def test_what_shares_a_delta():
 def test_without_dropout_everything_travels_as_it_is(granularity):
     """p = 0 keeps every unit, and scales by one."""
     features = torch.randn(SHAPE, generator=seeded())
-    delta = draw(SHAPE, 0.0, granularity, seeded())
+    delta = draw_delta(SHAPE, 0.0, granularity, seeded())
     assert delta.all()
     assert torch.equal(dense(features, delta, 0.0), features)
 
@@ -66,7 +66,7 @@ def test_the_gradient_is_autograds(granularity, seed, p):
     """dF/dA of A~ = A delta / (1 - p), from the gradient of what travelled alone, to 1e-12."""
     generator = seeded(seed)
     features = torch.randn(SHAPE, generator=generator, dtype=torch.float64, requires_grad=True)
-    delta = draw(SHAPE, p, granularity, generator)
+    delta = draw_delta(SHAPE, p, granularity, generator)
     shaped = {"column": (1, *SHAPE[1:]), "channel": (1, SHAPE[1], 1, 1), "element": SHAPE}[granularity]
     whole = features * delta.view(shaped) / (1 - p)
     upstream = torch.randn(SHAPE, generator=generator, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_the_gradient_is_autograds(granularity, seed, p):
 def test_what_is_gathered_comes_back_in_its_place(granularity):
     """Kept units side by side in order; dropped ones take no room, and are zero afterwards. None may be left at all."""
     features = torch.arange(1.0, 121.0).view(SHAPE)
-    delta = draw(SHAPE, 0.5, granularity, seeded())
+    delta = draw_delta(SHAPE, 0.5, granularity, seeded())
     rows = gather(features, delta)
     assert rows.shape == (3, int(delta.sum()) * (1 if granularity == "column" else 10))
     back = spread(rows, delta, SHAPE)
@@ -91,5 +91,5 @@ def test_what_is_gathered_comes_back_in_its_place(granularity):
 
 
 def test_the_seed_decides():
-    assert torch.equal(draw(SHAPE, 0.5, "column", seeded(3)), draw(SHAPE, 0.5, "column", seeded(3)))
-    assert not torch.equal(draw(SHAPE, 0.5, "column", seeded(3)), draw(SHAPE, 0.5, "column", seeded(4)))
+    assert torch.equal(draw_delta(SHAPE, 0.5, "column", seeded(3)), draw_delta(SHAPE, 0.5, "column", seeded(3)))
+    assert not torch.equal(draw_delta(SHAPE, 0.5, "column", seeded(3)), draw_delta(SHAPE, 0.5, "column", seeded(4)))

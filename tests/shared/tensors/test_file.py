@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from shared.errors import CorruptFile
 from shared.tensors import file as tensorfile
-from shared.tensors.tree import State, raw
+from shared.tensors.tree import State, tensor_bytes
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -31,7 +31,7 @@ def assert_same(a: State, b: State) -> None:
     assert sorted(a.tree) == sorted(b.tree)
     for key, leaf in a.tree.items():
         assert (leaf.dtype, leaf.shape) == (b.tree[key].dtype, b.tree[key].shape)
-        assert bytes(raw(leaf)) == bytes(raw(b.tree[key]))
+        assert bytes(tensor_bytes(leaf)) == bytes(tensor_bytes(b.tree[key]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.tensors.pruning import IMPORTANCE, kept, magnitude, most, prune, smallest, sparsity, taylor
+from shared.tensors.pruning import (
+    IMPORTANCE,
+    apply_mask,
+    find_smallest,
+    magnitude_importance,
+    max_prunable,
+    select_kept,
+    sparsity,
+    taylor_importance,
+)
 
 
 def test_the_schedule_by_hand():
@@ -37,8 +46,8 @@ def test_half_the_sparsity_is_reached_after_a_fifth_of_the_run():
 def test_importance_by_hand():
     """|w g| number by number: no inner product, in which -6 and 6 would cancel. Nothing given is changed."""
     weights, gradient = torch.tensor([2.0, -3.0, 0.0]), torch.tensor([-3.0, -2.0, 5.0])
-    assert taylor(weights, gradient).tolist() == [6.0, 6.0, 0.0]
-    assert magnitude(weights, gradient).tolist() == [2.0, 3.0, 0.0]
+    assert taylor_importance(weights, gradient).tolist() == [6.0, 6.0, 0.0]
+    assert magnitude_importance(weights, gradient).tolist() == [2.0, 3.0, 0.0]
     assert weights.tolist() == [2.0, -3.0, 0.0]
     assert set(IMPORTANCE) == {"taylor", "magnitude"}
 
@@ -59,7 +68,7 @@ def test_importance_is_the_first_order_change_of_the_loss():
         without[j] = 0
         change = (loss(without) - loss(weights)).abs()
         bound = curvature[j, j] * weights[j] ** 2 / 2
-        assert (change - taylor(weights, gradient)[j]).abs() <= bound + 1e-12
+        assert (change - taylor_importance(weights, gradient)[j]).abs() <= bound + 1e-12
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
@@ -69,7 +78,7 @@ def test_the_threshold_is_that_of_a_full_sort(count, data):
     generator = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     values = generator.normal(size=count).astype(np.float32).round(data.draw(st.integers(0, 6)))
     place = data.draw(st.integers(1, count))
-    assert smallest(values, place) == np.sort(values)[place - 1]
+    assert find_smallest(values, place) == np.sort(values)[place - 1]
 
 
 @pytest.mark.parametrize("arrange", [np.sort, lambda values: np.sort(values)[::-1], np.abs], ids=["up", "down", "abs"])
@@ -78,20 +87,20 @@ def test_the_threshold_of_many_values(arrange, share):
     """Of more than a chunk of them, in orders that a sample could be misled by."""
     values = arrange(np.random.default_rng(1).normal(size=600_000).astype(np.float32))
     place = max(1, int(share * len(values)))
-    assert smallest(values, place) == np.sort(values)[place - 1]
+    assert find_smallest(values, place) == np.sort(values)[place - 1]
 
 
 def test_a_sample_that_misleads_costs_time_and_nothing_else():
     """Every value that is looked at is small, all others are large."""
     values = np.full(100_000, 9.0, np.float32) + np.arange(100_000, dtype=np.float32) / 100_000
     values[::101] = 0.0
-    assert smallest(values, 50_000) == np.sort(values)[49_999]
+    assert find_smallest(values, 50_000) == np.sort(values)[49_999]
 
 
 def test_a_mask_by_hand():
     """Two channels of three: the three least go, but the second channel keeps its best, so that 3 goes instead."""
     importance = torch.tensor([5.0, 3.0, 4.0, 0.1, 0.2, 0.3])
-    mask = kept(importance, torch.ones(6), 3, [(2, 3)])
+    mask = select_kept(importance, torch.ones(6), 3, [(2, 3)])
     assert mask.tolist() == [True, False, True, False, False, True]
 
 
@@ -109,8 +118,8 @@ def test_exactly_so_many_go_and_every_channel_keeps_one(layers, share, seed, dea
     importance = torch.randn(count, generator=generator).abs().mul(4).round()
     importance[: count // 2] *= not dead
     weights = torch.randn(count, generator=generator)
-    wanted = int(share * most(layers))
-    mask = kept(importance.clone(), weights, wanted, layers)
+    wanted = int(share * max_prunable(layers))
+    mask = select_kept(importance.clone(), weights, wanted, layers)
     assert int((~mask).sum()) == wanted
     start = 0
     for channels, each in layers:
@@ -123,16 +132,16 @@ def test_exactly_so_many_go_and_every_channel_keeps_one(layers, share, seed, dea
 def test_most_leaves_one_weight_a_channel():
     """64 filters of 3 x 3 x 3 and 10 of 5: all but 74."""
     layers = [(64, 27), (10, 5)]
-    assert most(layers) == 64 * 27 + 50 - 74
-    mask = kept(torch.rand(1778), torch.rand(1778), most(layers), layers)
+    assert max_prunable(layers) == 64 * 27 + 50 - 74
+    mask = select_kept(torch.rand(1778), torch.rand(1778), max_prunable(layers), layers)
     assert int(mask.sum()) == 74
 
 
 def test_zeros_go_first_among_equals():
     """Where nothing has importance, what is zero already goes, then the smaller: masks are nested even there."""
     weights = torch.tensor([0.3, 0.0, -0.1, 0.0, 0.2, 0.1])
-    assert kept(torch.zeros(6), weights, 2, [(1, 6)]).tolist() == [True, False, True, False, True, True]
-    assert kept(torch.zeros(6), weights, 3, [(1, 6)]).tolist() == [True, False, False, False, True, True]
+    assert select_kept(torch.zeros(6), weights, 2, [(1, 6)]).tolist() == [True, False, True, False, True, True]
+    assert select_kept(torch.zeros(6), weights, 3, [(1, 6)]).tolist() == [True, False, False, False, True, True]
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -144,22 +153,22 @@ def test_masks_are_nested(seed, dead):
     before = torch.ones(120, dtype=torch.bool)
     for step in range(1, 11):
         gradient = torch.randn(120, generator=generator) * (torch.rand(120, generator=generator) >= dead)
-        wanted = min(math.floor(sparsity(step, 10, 0.9) * 120), most(layers))
-        mask = kept(taylor(weights, gradient), weights, wanted, layers)
+        wanted = min(math.floor(sparsity(step, 10, 0.9) * 120), max_prunable(layers))
+        mask = select_kept(taylor_importance(weights, gradient), weights, wanted, layers)
         assert int((~mask).sum()) == wanted
         assert not (mask & ~before).any()
-        prune(weights, mask)
+        apply_mask(weights, mask)
         assert torch.equal(weights != 0, mask)
         before = mask
 
 
 def test_nothing_to_prune():
     """A count of zero keeps all; so does a network of which nothing may go."""
-    assert kept(torch.rand(4), torch.rand(4), 0, [(2, 2)]).all()
-    assert most([(5, 1)]) == 0
+    assert select_kept(torch.rand(4), torch.rand(4), 0, [(2, 2)]).all()
+    assert max_prunable([(5, 1)]) == 0
 
 
 def test_pruning_is_in_place():
     values = torch.tensor([1.0, -2.0, 3.0])
-    prune(values, torch.tensor([True, False, True]))
+    apply_mask(values, torch.tensor([True, False, True]))
     assert values.tolist() == [1.0, 0.0, 3.0]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.tensors.quantizer import codes, dequantize, knots, levels, span
+from shared.tensors.quantizer import dequantize, knots, magnitude_range, quantize, quantize_codes
 
 DRAWS = 20_000
 VALUES = torch.tensor([0.9, -0.7, 0.55, -0.3, 0.1, 0.25, -1.3, 2.0])
@@ -19,7 +19,7 @@ def seeded(seed: int = 1) -> torch.Generator:
 
 
 def quantized(values: torch.Tensor, bits: int, seed: int = 1) -> torch.Tensor:
-    found, low, high = levels(values, bits, seeded(seed))
+    found, low, high = quantize(values, bits, seeded(seed))
     return dequantize(found, bits, low, high)
 
 
@@ -53,7 +53,7 @@ def test_the_bound_is_met_in_the_middle():
 def test_two_bits_by_hand():
     """Magnitudes 1 to 4 and q = 2: knots 1, 2, 3, 4, all of which stay; codes have the sign on top of two bits."""
     values = torch.tensor([[1.0, -2.0], [3.0, -4.0]])
-    found, low, high = levels(values, 2, seeded())
+    found, low, high = quantize(values, 2, seeded())
     assert (found.tolist(), low, high) == ([[0, 4 + 1], [2, 4 + 3]], 1.0, 4.0)
     assert torch.equal(dequantize(found, 2, low, high), values)
     assert knots(2, low, high).tolist() == [1, 2, 3, 4, -1, -2, -3, -4]
@@ -90,7 +90,7 @@ def test_knots_are_fixed_points(bits, values, seed):
 def test_none_of_many_values_leaves_its_knot(bits, low):
     """Where between two knots a value lies is known to some digits only; those that lack do not move it."""
     once = quantized(torch.rand(50_000, generator=seeded()) + low, bits)
-    once[:2] = torch.tensor(span(once))
+    once[:2] = torch.tensor(magnitude_range(once))
     assert torch.equal(quantized(once, bits, 2), once)
 
 
@@ -98,7 +98,7 @@ def test_none_of_many_values_leaves_its_knot(bits, low):
 def test_what_is_looked_up_is_what_is_computed(bits):
     """Many codes are read from a table, few are computed: the same bits."""
     values = torch.randn(1 << (bits + 1), generator=seeded()) if bits < 17 else torch.randn(100, generator=seeded())
-    found, low, high = levels(values, bits, seeded())
+    found, low, high = quantize(values, bits, seeded())
     whole = dequantize(found, bits, low, high)
     assert torch.equal(whole, torch.cat([dequantize(one, bits, low, high) for one in found.split(1)]))
 
@@ -107,7 +107,7 @@ def test_equal_magnitudes_and_nothing_come_back():
     """g_max = g_min leaves no step to take: what is given is returned; of no value nothing is."""
     same = torch.tensor([0.3, -0.3, 0.3])
     assert torch.equal(quantized(same, 4), same)
-    assert levels(torch.empty(0, 3), 4, seeded())[1:] == (0.0, 0.0)
+    assert quantize(torch.empty(0, 3), 4, seeded())[1:] == (0.0, 0.0)
     assert quantized(torch.empty(0, 3), 4).shape == (0, 3)
 
 
@@ -148,20 +148,20 @@ def test_what_is_no_number_is_refused(bad, place):
     values = torch.ones(100_000)
     values[place] = bad
     with pytest.raises(ValueError, match="NaN or infinite"):
-        levels(values, 8, seeded())
+        quantize(values, 8, seeded())
 
 
 @pytest.mark.parametrize("bits", [0, -1, 33])
 def test_bits_out_of_range(bits):
     with pytest.raises(ValueError, match="bits"):
-        codes(torch.ones(2), bits, 0.0, 1.0, seeded())
+        quantize_codes(torch.ones(2), bits, 0.0, 1.0, seeded())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floats(dtype):
     """Their range is that of 32-bit floats: 1e300 has none."""
-    found, low, high = levels(torch.tensor([0.5, -2.0, 1.0], dtype=dtype), 8, seeded())
+    found, low, high = quantize(torch.tensor([0.5, -2.0, 1.0], dtype=dtype), 8, seeded())
     assert (low, high) == (0.5, 2.0)
     assert (dequantize(found, 8, low, high) - torch.tensor([0.5, -2.0, 1.0])).abs().max() <= 1.5 / 255
     if dtype == torch.float64:
-        assert span(torch.tensor([1e300], dtype=dtype)) == (float("inf"), float("inf"))
+        assert magnitude_range(torch.tensor([1e300], dtype=dtype)) == (float("inf"), float("inf"))

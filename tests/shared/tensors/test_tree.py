@@ -20,7 +20,7 @@ def mean_of(*contributions) -> tree.Tree:
     mean = Mean()
     for contribution in contributions:
         mean = tree.accumulate(mean, *contribution)
-    return tree.finish(mean)
+    return tree.finish_mean(mean)
 
 
 def test_weighted_mean_by_hand():
@@ -107,8 +107,8 @@ def test_add_and_sub():
     """a + (b - a) = b leaf by leaf; leaves that b lacks are a's own tensors."""
     a = {"w": torch.tensor([1.0, 2.0]), "kept": torch.tensor([3])}
     b = {"w": torch.tensor([5.0, 1.0])}
-    assert tree.sub(b, a)["w"].tolist() == [4.0, -1.0]
-    moved = tree.add(a, tree.sub(b, a))
+    assert tree.subtract(b, a)["w"].tolist() == [4.0, -1.0]
+    moved = tree.add(a, tree.subtract(b, a))
     assert moved["w"].tolist() == [5.0, 1.0]
     assert moved["kept"] is a["kept"]
     assert a["w"].tolist() == [1.0, 2.0]
@@ -117,12 +117,16 @@ def test_add_and_sub():
 def test_raw_is_a_view_in_c_order():
     """A contiguous leaf is not copied; any other comes in C order; a scalar has bytes, an empty leaf none."""
     leaf = torch.arange(6, dtype=torch.int8).reshape(2, 3)
-    view = tree.raw(leaf)
+    view = tree.tensor_bytes(leaf)
     leaf[0, 0] = 9
     assert view[0] == 9
-    assert bytes(tree.raw(leaf.T)) == bytes([9, 3, 1, 4, 2, 5])
-    assert bytes(tree.raw(torch.arange(4.0)[::2])) == b"\0\0\0\0\0\0\0@"
-    assert (tree.raw(leaf).nbytes, tree.raw(torch.tensor(1.0)).nbytes, tree.raw(torch.zeros(0, 3)).nbytes) == (6, 4, 0)
+    assert bytes(tree.tensor_bytes(leaf.T)) == bytes([9, 3, 1, 4, 2, 5])
+    assert bytes(tree.tensor_bytes(torch.arange(4.0)[::2])) == b"\0\0\0\0\0\0\0@"
+    assert (
+        tree.tensor_bytes(leaf).nbytes,
+        tree.tensor_bytes(torch.tensor(1.0)).nbytes,
+        tree.tensor_bytes(torch.zeros(0, 3)).nbytes,
+    ) == (6, 4, 0)
 
 
 LIKE = {"w": torch.zeros(2, 3), "n": torch.tensor(0), "h": torch.zeros(2, dtype=torch.bfloat16), "e": torch.zeros(0)}

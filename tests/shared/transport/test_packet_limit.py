@@ -23,10 +23,10 @@ from shared.transport.packet_limit import (
     ROOM_BYTES,
     Carried,
     Limit,
-    announce,
-    arrived,
-    ended,
-    refused,
+    apply_connack,
+    apply_connection_end,
+    apply_delivery,
+    apply_refusal,
 )
 from shared.transport.simulated_link import Link, Rate
 from tests.shared.transport.mosquitto import configured
@@ -36,11 +36,11 @@ KIB = 1024
 
 def test_the_brokers_word_counts_for_its_connection():
     """Less room for the topic and MQTT's header, and only until a connection comes on which it says something else."""
-    limit = announce(Limit(), 2 * KIB * KIB)
+    limit = apply_connack(Limit(), 2 * KIB * KIB)
     assert limit.payload_bytes == 2 * KIB * KIB - ROOM_BYTES
-    assert announce(limit, 300).payload_bytes == 44
-    assert announce(limit, 10).payload_bytes == 0
-    assert announce(limit, None).payload_bytes == announce(limit, 2**32 - 1).payload_bytes == MOST_BYTES
+    assert apply_connack(limit, 300).payload_bytes == 44
+    assert apply_connack(limit, 10).payload_bytes == 0
+    assert apply_connack(limit, None).payload_bytes == apply_connack(limit, 2**32 - 1).payload_bytes == MOST_BYTES
 
 
 def test_room_is_enough_for_the_longest_topic():
@@ -51,28 +51,36 @@ def test_room_is_enough_for_the_longest_topic():
 
 def test_one_end_is_an_accident_two_in_a_row_are_a_refusal():
     """256 KiB twice in doubt: half of it. Then again in doubt, but acknowledged in between: an accident."""
-    once = ended(Limit(), 256 * KIB)
+    once = apply_connection_end(Limit(), 256 * KIB)
     assert once.payload_bytes == MOST_BYTES
-    twice = ended(once, 256 * KIB)
+    twice = apply_connection_end(once, 256 * KIB)
     assert twice.payload_bytes == 128 * KIB
-    assert ended(arrived(ended(twice, 128 * KIB), 128 * KIB), 128 * KIB).payload_bytes == 128 * KIB
+    assert (
+        apply_connection_end(apply_delivery(apply_connection_end(twice, 128 * KIB), 128 * KIB), 128 * KIB).payload_bytes
+        == 128 * KIB
+    )
 
 
 def test_a_smaller_acknowledgement_clears_nothing():
     """That 100 KiB arrived says nothing about 256."""
-    assert ended(arrived(ended(Limit(), 256 * KIB), 100 * KIB), 256 * KIB).payload_bytes == 128 * KIB
+    assert (
+        apply_connection_end(
+            apply_delivery(apply_connection_end(Limit(), 256 * KIB), 100 * KIB), 256 * KIB
+        ).payload_bytes
+        == 128 * KIB
+    )
 
 
 def test_an_end_without_a_large_payload_says_nothing():
     """Neither for nor against the one that is suspected."""
-    suspect = ended(Limit(), 256 * KIB)
-    assert ended(suspect, 0) == ended(suspect, LEAST_BYTES) == suspect
+    suspect = apply_connection_end(Limit(), 256 * KIB)
+    assert apply_connection_end(suspect, 0) == apply_connection_end(suspect, LEAST_BYTES) == suspect
 
 
 def test_what_the_broker_allows_is_never_suspected():
     """It has announced 1 MiB: whatever ends its connections, it is not 256 KiB."""
-    limit = announce(Limit(), KIB * KIB)
-    assert ended(ended(limit, 256 * KIB), 256 * KIB) == limit
+    limit = apply_connack(Limit(), KIB * KIB)
+    assert apply_connection_end(apply_connection_end(limit, 256 * KIB), 256 * KIB) == limit
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
@@ -81,7 +89,7 @@ def test_it_only_shrinks_and_never_below_the_least(sizes, clear):
     """Whatever happens: monotone, and frames of 16 KiB always pass."""
     limit = Limit()
     for size in sizes:
-        after = refused(limit, size) if clear else ended(limit, size)
+        after = apply_refusal(limit, size) if clear else apply_connection_end(limit, size)
         assert LEAST_BYTES <= after.payload_bytes <= limit.payload_bytes
         limit = after
 

@@ -10,7 +10,7 @@ from threading import Event
 
 import pytest
 
-from shared.transport.tcp_info import Traffic, parse
+from shared.transport.tcp_info import Traffic, parse_tcp_info
 
 LINUX_4_9, LINUX_4_10 = 168, 192
 """Bytes of the kernel's answer: up to the delivery rate, and with the busy time and its two shares."""
@@ -27,7 +27,7 @@ def info(length: int) -> bytes:
 
 
 def test_every_figure_stands_where_the_kernel_puts_it() -> None:
-    counts = parse(info(280), 1, "192.0.2.1", 50.0)
+    counts = parse_tcp_info(info(280), 1, "192.0.2.1", 50.0)
     assert counts
     assert (counts.acked_bytes, counts.received_bytes, counts.busy_s) == (5_000_000, 7_000_000, 4.0)
     assert (counts.rtt_s, counts.min_rtt_s, counts.at, counts.address) == (0.2, 0.02, 50.0, "192.0.2.1")
@@ -39,21 +39,21 @@ def test_every_figure_stands_where_the_kernel_puts_it() -> None:
 def test_what_is_sent_or_waits_to_be_is_under_way(offset: int) -> None:
     answer = bytearray(info(280))
     answer[offset] = 1
-    counts = parse(bytes(answer), 1, "", 0.0)
+    counts = parse_tcp_info(bytes(answer), 1, "", 0.0)
     assert counts
     assert not counts.is_idle
 
 
 def test_an_old_kernel_leaves_out_what_it_does_not_know() -> None:
     """4.9 (JetPack 4) counts no busy time; before 4.6 there is no least round trip, and nothing is told at all."""
-    old, new = parse(info(LINUX_4_9), 1, "", 0.0), parse(info(LINUX_4_10), 1, "", 0.0)
+    old, new = parse_tcp_info(info(LINUX_4_9), 1, "", 0.0), parse_tcp_info(info(LINUX_4_10), 1, "", 0.0)
     assert old
     assert old.busy_s is None
     assert old.acked_bytes == 5_000_000
     assert new
     assert new.busy_s == 4.0
     for length in (0, 1, 104, 151):
-        assert parse(info(length), 1, "", 0.0) is None
+        assert parse_tcp_info(info(length), 1, "", 0.0) is None
 
 
 @dataclass

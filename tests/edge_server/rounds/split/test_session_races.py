@@ -12,7 +12,7 @@ from edge_server.rounds.split.gradients_out import MOST_WANTS, GradientsOut
 from shared.algorithms import ALGORITHMS
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip
-from shared.protocol.topics import channel_of
+from shared.protocol.topics import parse_channel
 from shared.transfer import frames as chunks
 from shared.transfer.pace import Pace
 from shared.transfer.sender import Sender
@@ -37,7 +37,7 @@ class Slow(MemoryTransport):
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         """Publish, a Skip late."""
-        is_word = channel_of(topic) == "gradient" and not chunks.is_frame(payload)
+        is_word = parse_channel(topic) == "gradient" and not chunks.is_frame(payload)
         if is_word and isinstance(wire.decode(payload), Skip):
             await asyncio.sleep(SLOW_S)
         await super().publish(topic, payload, retain=retain, assured=assured)

@@ -19,7 +19,7 @@ from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Missed
 from shared.tensors import file
-from shared.tensors.pruning import most, sparsity
+from shared.tensors.pruning import max_prunable, sparsity
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import drive
 from tests.shared.algorithms.small import HYPER, Fleet, Own, short
@@ -137,7 +137,7 @@ def test_zeros_are_as_many_as_the_schedule_says_and_nested():
         driven = drive(fleet.algorithm, fleet.skeleton, fleet.state, shorter, fleet.own(shorter))
         result = driven.results["a"]
         active = weights_of(result.tree) != 0
-        wanted = min(math.floor(sparsity(steps, 12, 0.7) * count), most(layers))
+        wanted = min(math.floor(sparsity(steps, 12, 0.7) * count), max_prunable(layers))
         assert int((~active).sum()) == wanted
         assert result.metrics["sparsity"] == wanted / count
         assert (result.tree["0.bias"] != 0).all()

@@ -18,7 +18,7 @@ from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import initial, seeded
 from shared.protocol.messages import Hyper, Spec
-from shared.subnetworks.neurons import PREFIX, chain, coverage, draw, extract, numel
+from shared.subnetworks.neurons import PREFIX, count_parameters, coverage, draw_neurons, extract, read_chain
 from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.small import Own, examples, normed
 
@@ -60,8 +60,8 @@ def test_a_device_changes_what_is_active_and_keeps_all_else_to_the_bit(network):
     own = State(fresh(network, 1), {"old": 1})
     down = algorithm.broadcast(state, "a", told["a"])
     after, result = algorithm.local(network, own, down, Own(examples((1, 6, 6), 10), told["a"]), told["a"])
-    layout = chain(network.layers)
-    index = layout.index(draw(layout.hidden, 0.5, told["a"].seed))
+    layout = read_chain(network.layers)
+    index = layout.index(draw_neurons(layout.hidden, 0.5, told["a"].seed))
     masks = coverage(index, own.tree)
     assert after.facts == {"old": 1}
     assert same(result.tree, extract(after.tree, index))
@@ -81,8 +81,8 @@ def test_what_came_is_merged_before_anything_is_trained(network):
     own = State(fresh(network, 1))
     down = algorithm.broadcast(state, "a", one)
     after, result = algorithm.local(network, own, down, Own(examples((1, 6, 6), 10), one), one)
-    layout = chain(network.layers)
-    masks = coverage(layout.index(draw(layout.hidden, 0.5, one.seed)), own.tree)
+    layout = read_chain(network.layers)
+    masks = coverage(layout.index(draw_neurons(layout.hidden, 0.5, one.seed)), own.tree)
     for key, leaf in after.tree.items():
         expected = torch.where(masks[key], state.tree[key], own.tree[key]) if key in masks else leaf
         assert torch.equal(leaf, expected), key
@@ -99,8 +99,8 @@ def test_a_first_participation_begins_with_what_the_run_began_with():
     down = algorithm.broadcast(moved, "a", told)
     assert same(algorithm.personal.parameters(model, State(), down, told), initial(SPEC, 5).tree())
     after, _ = algorithm.local(model, State(), down, Own(examples((1, 8, 8), 9), told), told)
-    layout = chain(model.layers)
-    for key, mask in coverage(layout.index(draw(layout.hidden, 0.5, told.seed)), state.tree).items():
+    layout = read_chain(model.layers)
+    for key, mask in coverage(layout.index(draw_neurons(layout.hidden, 0.5, told.seed)), state.tree).items():
         assert torch.equal(after.tree[key][~mask], state.tree[key][~mask])
     assert same(algorithm.personal.parameters(model, after, down, told), after.tree)
 
@@ -128,8 +128,8 @@ def folded(algorithm, network, state, told, order):
 
 
 def draw_index(network, told):
-    layout = chain(network.layers)
-    return layout.index(draw(layout.hidden, told.values["keep"], told.seed))
+    layout = read_chain(network.layers)
+    return layout.index(draw_neurons(layout.hidden, told.values["keep"], told.seed))
 
 
 @pytest.mark.parametrize("devices", ["abcde", "bce", "c", "ad"])
@@ -201,8 +201,8 @@ def test_bytes_are_the_formula_and_those_of_dropout(network, keep):
         _, result = algorithm.local(network, own, down, Own(examples((1, 6, 6), 10), told), told)
         sizes.add(tuple(dense().encode(tree, None)[0].num_bytes for tree in (down, result.tree)))
         algorithm.check_update(told, down, {key: leaf.to("meta") for key, leaf in result.tree.items()})
-    layout = chain(network.layers)
-    active = numel(layout.index(draw(layout.hidden, keep, told.seed)), state.tree)
+    layout = read_chain(network.layers)
+    active = count_parameters(layout.index(draw_neurons(layout.hidden, keep, told.seed)), state.tree)
     bitmaps = sum(-(-count // 8) for count in layout.hidden.values())
     assert sizes == {(bitmaps + 4 * active, 4 * active)}
 

@@ -20,7 +20,7 @@ from shared.models.base import Model
 from shared.models.build import initial
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import build
-from shared.subnetworks.neurons import ordered
+from shared.subnetworks.neurons import first_neurons
 from shared.tensors.tree import State
 from tests.shared.algorithms.conftest import MODEL
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, same
@@ -41,7 +41,7 @@ def still() -> Model:
 
 def block(site: Site, key: str, share: float) -> tuple[slice, ...]:
     """Return where the numbers of a width are in a leaf."""
-    both = site.layout.index(ordered(site.layout.hidden, share))[key]
+    both = site.layout.index(first_neurons(site.layout.hidden, share))[key]
     place = tuple(slice(None) if chosen is None else slice(len(chosen)) for chosen in both)
     return place[: site.state.tree[key].ndim]
 
@@ -68,7 +68,7 @@ def test_what_goes_down_is_the_own_width_and_the_statistics_of_all_up_to_it():
     site = Site(fjord(widths=WIDTHS), SHARES)
     site.tell("abcd")
     for device, widths in (("a", 2), ("b", 1), ("c", 3)):
-        down, hidden = bare(site.down[device]), ordered(site.layout.hidden, SHARES[device])
+        down, hidden = bare(site.down[device]), first_neurons(site.layout.hidden, SHARES[device])
         assert down["3.weight"].shape[:2] == (len(hidden["3"]), len(hidden["0"]))
         names = [f"{norm}.{name}{mark}" for norm in NORMS for name in STATISTICS for mark in ("@0", "@1", "")[:widths]]
         assert sorted(key for key in down if "running" in key) == sorted(names)
@@ -90,7 +90,7 @@ def test_a_network_of_a_width_is_the_first_neurons_of_the_whole():
         nested = Nested.received(model, site.down["c"], widths_of(WIDTHS), 2)
         outputs = nested(width, inputs)
         functional.cross_entropy(outputs, labels).backward()
-        index = site.layout.index(ordered(site.layout.hidden, share))
+        index = site.layout.index(first_neurons(site.layout.hidden, share))
         leaves = {}
         for key in index:
             whole, place = torch.zeros_like(site.state.tree[key]), block(site, key, share)

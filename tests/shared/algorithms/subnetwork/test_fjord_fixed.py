@@ -7,7 +7,7 @@ import torch
 
 from shared.algorithms.subnetwork.random_dropout import fjord_fixed, random_dropout
 from shared.codecs.dense import dense
-from shared.subnetworks.neurons import extract, numel, ordered
+from shared.subnetworks.neurons import count_parameters, extract, first_neurons
 from shared.tensors.tree import State
 from tests.shared.algorithms.dropouts import Site, bare, network, require_mean, same
 
@@ -21,7 +21,7 @@ def test_a_device_is_given_the_first_neurons_of_every_layer_and_keeps_nothing():
         before = site.state.tree
         site.round("abc")
         for device, share in SHARES.items():
-            index = site.layout.index(ordered(site.layout.hidden, share))
+            index = site.layout.index(first_neurons(site.layout.hidden, share))
             assert same(bare(site.down[device]), extract(before, index))
             assert site.devices[device] == State()
             served = site.algorithm.personal.parameters(network(), State(), site.down[device], site.told[device])
@@ -32,10 +32,10 @@ def test_means_are_over_those_who_hold_a_coordinate():
     site = Site(fjord_fixed(), SHARES)
     before = {key: leaf.clone() for key, leaf in site.state.tree.items()}
     results = site.round("abc")
-    require_mean(site, before, results, {d: ordered(site.layout.hidden, share) for d, share in SHARES.items()})
+    require_mean(site, before, results, {d: first_neurons(site.layout.hidden, share) for d, share in SHARES.items()})
     before = {key: leaf.clone() for key, leaf in site.state.tree.items()}
     results = site.round("ab")
-    require_mean(site, before, results, {d: ordered(site.layout.hidden, SHARES[d]) for d in "ab"})
+    require_mean(site, before, results, {d: first_neurons(site.layout.hidden, SHARES[d]) for d in "ab"})
     assert torch.equal(site.state.tree["0.weight"][3], before["0.weight"][3])
 
 
@@ -46,5 +46,5 @@ def test_bytes_are_those_of_dropout(keep):
         site = Site(build(), {"a": keep})
         site.round("a")
         carried.add(tuple(dense().encode(t, None)[0].num_bytes for t in (site.down["a"], site.results["a"].tree)))
-    count = numel(site.layout.index(ordered(site.layout.hidden, keep)), network().tree())
+    count = count_parameters(site.layout.index(first_neurons(site.layout.hidden, keep)), network().tree())
     assert carried == {(sum(-(-one // 8) for one in site.layout.hidden.values()) + 4 * count, 4 * count)}

@@ -11,7 +11,7 @@ from shared.algorithms.local_training import LOSS, STOPPED
 from shared.algorithms.subnetwork.random_dropout import random_dropout
 from shared.models.build import initial
 from shared.protocol.messages import Hyper, Spec
-from shared.subnetworks.neurons import chain, draw, extract, spread
+from shared.subnetworks.neurons import draw_neurons, extract, read_chain, spread
 from shared.tensors.tree import State
 from tests.shared.algorithms.small import Own, examples
 
@@ -24,8 +24,8 @@ def test_one_step_is_a_step_of_the_whole_network_whose_other_neurons_are_zero():
     algorithm, model = random_dropout(keep=0.5), initial(SPEC, 5)
     state = algorithm.init(model, 5)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
-    data, layout = examples((1, 8, 8), 9), chain(model.layers)
-    index = layout.index(draw(layout.hidden, 0.5, told.seed))
+    data, layout = examples((1, 8, 8), 9), read_chain(model.layers)
+    index = layout.index(draw_neurons(layout.hidden, 0.5, told.seed))
     whole = spread(extract(state.tree, index), index, state.tree)
     leaves = {key: leaf.clone().requires_grad_() for key, leaf in whole.items()}
     functional.cross_entropy(functional_call(model.layers, leaves, (data.inputs,)), data.labels).backward()
@@ -41,8 +41,8 @@ def test_a_device_serves_the_smaller_network_that_it_was_given():
     algorithm, model = random_dropout(keep=0.5, early_stopping=True), initial(SPEC, 5)
     state = algorithm.init(model, 5)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
-    down, data, layout = algorithm.broadcast(state, "a", told), examples((1, 8, 8), 9), chain(model.layers)
-    index = layout.index(draw(layout.hidden, 0.5, told.seed))
+    down, data, layout = algorithm.broadcast(state, "a", told), examples((1, 8, 8), 9), read_chain(model.layers)
+    index = layout.index(draw_neurons(layout.hidden, 0.5, told.seed))
     served = algorithm.personal.parameters(model, State(), down, told)
     outputs = functional_call(model.layers, served, (data.inputs,))
     whole = spread(extract(state.tree, index), index, state.tree)

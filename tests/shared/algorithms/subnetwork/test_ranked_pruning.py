@@ -16,7 +16,7 @@ from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.ranked_pruning import hermes, ranked, weight_l2
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed, WireError
-from shared.subnetworks.neurons import PREFIX, everything, extract, numel, pack, spread, unpack
+from shared.subnetworks.neurons import PREFIX, all_neurons, count_parameters, extract, pack, spread, unpack
 from shared.tensors import file
 from shared.tensors.tree import State
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, require_mean, same
@@ -39,7 +39,7 @@ def test_the_first_time_all_comes_and_ever_after_the_part_alone():
     site.round("ab")
     first = {device: chosen(site, device) for device in "ab"}
     for device in "ab":
-        everybody = site.layout.index(everything(site.layout.hidden))
+        everybody = site.layout.index(all_neurons(site.layout.hidden))
         assert same(bare(site.down[device]), extract(network().tree(), everybody))
         marks = {key: leaf for key, leaf in site.results[device].tree.items() if key.startswith(PREFIX)}
         assert same(marks, pack(first[device], site.layout.hidden))
@@ -182,7 +182,7 @@ def test_bytes_are_the_formula_and_fedspus_from_the_second_time_on(keep):
         site.round("a")
         carried[build] = [dense().encode(tree, None)[0].num_bytes for tree in (site.down["a"], site.results["a"].tree)]
         if build is hermes:
-            count = numel(site.layout.index(chosen(site, "a")), network().tree())
+            count = count_parameters(site.layout.index(chosen(site, "a")), network().tree())
             bitmaps = sum(-(-one // 8) for one in site.layout.hidden.values())
             assert first == bitmaps + 4 * count
             assert carried[build] == [bitmaps + 4 * count, 4 * count]
