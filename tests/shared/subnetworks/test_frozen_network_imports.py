@@ -12,12 +12,12 @@ PROGRAM = """
 import sys
 import torch
 from torch.nn import functional
-from shared.subnetworks.neurons import chain, ordered
-from shared.subnetworks.frozen_network import frozen
+from shared.subnetworks.neurons import first_neurons, read_chain
+from shared.subnetworks.frozen_network import freeze
 from shared.models.spu import spu_emnist
 
 layers = spu_emnist(width=4).layers
-part = frozen(layers, dict(layers.state_dict()), ordered(chain(layers).hidden, 0.5), {size})
+part = freeze(layers, dict(layers.state_dict()), first_neurons(read_chain(layers).hidden, 0.5), {size})
 functional.cross_entropy(part(torch.randn(2, 1, 28, 28)), torch.tensor([0, 1])).backward()
 assert all(leaf.grad is not None for leaf in part.weights.values())
 print(*(name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules), "done")
