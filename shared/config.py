@@ -36,7 +36,12 @@ def read(path: Path, kind: type[T]) -> T:
 
 
 def parse(data: bytes, kind: type[T], path: Path) -> T:
-    """Return the contents of the file at `path`, which are `data`, as `kind`.
+    """Parse the contents of a file into a typed struct.
+
+    Args:
+        data: What the file holds, UTF-8.
+        kind: The struct.
+        path: Where the file is; its suffix says whether it is JSON, and errors name it.
 
     Raises:
         ConfigError: They are too long or not TOML (JSON, by its suffix); a key is unknown, missing or of a wrong type.

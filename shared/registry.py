@@ -1,6 +1,4 @@
-"""Turn a `Spec` that a plan or a message names into the thing it stands for.
-
-A user's own builder, `module:function`, imported only where the operator of this process has allowed it.
+"""Registry of builders by name, and the allow-list of a user's own builders, `module:function`.
 
 What a task from the server or a plan in somebody's trace names must not choose what a process imports: to import is to
 run, and a function of the standard library with options of a stranger's choice is as good as a shell.

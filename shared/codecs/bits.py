@@ -1,4 +1,4 @@
-"""Numbers of a few bits each, packed without gaps, as quickly as memory allows.
+"""Bit packing: numbers of a few bits each, without gaps, as quickly as memory allows.
 
 Of numbers wider than 8 bits the lowest bytes come first, then the next, while more than 8 bits are left. The rest, 1 to
 8 bits a number, is packed one after the other, from the lowest bit of a byte on. `count` numbers of `width` bits take
@@ -43,6 +43,11 @@ def pack(numbers: Numbers, width: int) -> Bytes:
 
 def unpack(packed: Bytes, count: int, width: int) -> Numbers:
     """Return the numbers, of the smallest unsigned dtype that holds them.
+
+    Args:
+        packed: As `pack` gives it, of shape (⌈count · width / 8⌉,).
+        count: How many numbers.
+        width: Bits of each, 1 to 32.
 
     Raises:
         WireError: There are not exactly as many bytes as they take, or a bit behind the last number is set.

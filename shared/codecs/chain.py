@@ -1,4 +1,4 @@
-"""A codec over another: the first says what is sent, the next how that is.
+"""Chain of codecs: the first says what is sent, the next how that is.
 
 `codecs = "masked,quantize"` leaves zeros out and quantizes the others: of n values in sparse leaves and nnz not zero,
 ⌈nnz (q + 1) / 8⌉ + 8 + ⌈n / 8⌉ bytes with `quantize_scope = "tree"`. Options of each have its name before their own, as

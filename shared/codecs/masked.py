@@ -1,4 +1,4 @@
-"""Zeros left out: one bit a value says whether it is sent, and those that are not zero are sent as they are.
+"""Sparse codec: a bitmap of what is not zero, and those values as they are.
 
 Floating leaves of two or more dimensions (option `dims`), the weights of convolutions and linear layers, are taken for
 sparse whatever they hold: those are what pruning touches, and the bytes are a function of the counts alone. All others,

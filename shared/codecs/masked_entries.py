@@ -1,4 +1,4 @@
-"""How a codec that sends some leaves as they are, and others in a form of its own, names what it sends.
+"""Payload entries of codecs that send some leaves as they are, and others in a form of their own.
 
 `=name` is a leaf as it is. `~name` is the outline of one whose values are elsewhere: its dtype, and its shape behind an
 extent of 0, so that it has no bytes. Every other entry is the codec's own. Leaves stand in the tree's order.

@@ -1,4 +1,4 @@
-"""Pictures a little changed every time they are trained on, so that a network does not learn them by heart.
+"""Augment pictures by random crops and mirrors every time they are trained on.
 
 The device draws the changes from its task's seed: the same wherever the task is done, and whoever repeats it.
 """

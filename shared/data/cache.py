@@ -1,4 +1,4 @@
-"""Data sets for a process that does the work of many devices: read once, shared out once."""
+"""Cache of data sets for a process that does the work of many devices: read once, partitioned once."""
 
 from __future__ import annotations
 

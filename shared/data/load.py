@@ -1,4 +1,4 @@
-"""From a `Data` spec to this process's examples."""
+"""Load a `Data` spec's examples: source, limit, partition, standardisation."""
 
 from __future__ import annotations
 

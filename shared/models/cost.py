@@ -1,8 +1,6 @@
-"""What each legal cut of a network means: who holds how much of it, who computes how much, what passes between them.
+"""Parameters, FLOPs and traffic of a network, by legal cut and by training step.
 
 All of it follows from shapes; nothing is computed and no tensor takes memory.
-
-How much arithmetic one training step of a network is: counted from its shapes, without running it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How good parameters are on examples, without a second copy of either.
-
-Whether layers train or evaluate: what BatchNorm and dropout go by.
-"""
+"""Accuracy and loss of parameters on examples, without a second copy; training and evaluation mode."""
 
 from __future__ import annotations
 
@@ -55,6 +52,11 @@ def build_skeleton(spec: Spec) -> nn.Module:
 def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
     """Refuse a network that cannot answer for these examples, before anybody trains.
 
+    Args:
+        network: Of any storage, or none.
+        tree: Its parameters and buffers.
+        examples: Inputs of shape (N, ...), labels of shape (N,).
+
     Raises:
         ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
     """
@@ -72,7 +74,14 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
 
 @torch.no_grad()
 def score(network: nn.Module, tree: Tree, examples: Examples, batch_size: int = 512) -> Score:
-    """Evaluate parameters on examples, by their running statistics; no copy of the parameters is made."""
+    """Evaluate parameters on examples, by their running statistics; no copy of the parameters is made.
+
+    Args:
+        network: Of any storage, or none.
+        tree: Its parameters and buffers.
+        examples: Inputs of shape (N, ...), labels of shape (N,).
+        batch_size: Examples evaluated at a time.
+    """
     loss_sum, right = 0.0, 0
     with in_mode(network, train=False):
         for begin in range(0, len(examples), batch_size):

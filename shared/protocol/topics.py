@@ -31,7 +31,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def topic(site: str, device: str, channel: str) -> str:
-    """Return a topic name; device `ANY` makes it a filter for every device."""
+    """Return a topic name; device `ANY` makes it a filter for every device.
+
+    Args:
+        site: Id of the site.
+        device: Id of the device, or `ANY`.
+        channel: One of the channels of this file.
+    """
     return f"{ROOT}/{site}/{device}/{channel}"
 
 

@@ -1,4 +1,4 @@
-"""Whether a network is a plain chain: layers one after the other, each of which finds the neurons below where they are.
+"""Check that a network is a plain chain: layers in order, each of which finds the neurons below where they are.
 
 Methods that leave neurons out build the network anew from its layers: what a chain does not show, such as a `forward`
 of its own, weights under two names, or axes that are mixed, would be lost in silence.

@@ -1,4 +1,4 @@
-"""Layers without parameters, forward and backward: of a ReLU a bit a number is kept, of pooling a byte a window."""
+"""Forward and backward of ReLU, pooling and Flatten: of a ReLU a bit a number is kept, of pooling a byte a window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers with parameters, forward and backward, that keep and compute only what gradients of active neurons need.
+"""Forward and backward of layers with parameters, of active neurons alone; the rest is frozen.
 
 Active neurons come first in every tensor here: of n rows of a weight the first k are trained, and of those the first j
 columns. The backward of a layer with weights is
@@ -44,6 +44,12 @@ class Step(Protocol):
         """Return the gradient of the inputs if it is asked for, and those of the layer's parameters by name.
 
         `upstream` may be used up. Of a detached or narrow step it has the channels of active neurons alone.
+
+        Args:
+            upstream: Gradient of the outputs, (B, n, ...); it may be used up.
+            kept: Tensors that `forward` kept.
+            note: What `forward` noted beside them.
+            further: Whether the gradient of the inputs is asked for.
         """
         ...
 

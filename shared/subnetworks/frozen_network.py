@@ -1,4 +1,4 @@
-"""Training of some neurons of a network while the rest stays frozen, at the price of what is trained.
+"""Train the active neurons of a network while the rest stays frozen, at the price of what is trained.
 
 Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, equations (3) and (4). https://arxiv.org/abs/2403.11464
 

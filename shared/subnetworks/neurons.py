@@ -136,7 +136,13 @@ def count_kept(count: int, keep: float) -> int:
 
 
 def draw_neurons(hidden: Mapping[str, int], keep: float, seed: int) -> dict[str, Tensor]:
-    """Draw a share of every hidden layer's neurons, uniformly and without replacement."""
+    """Draw a share of every hidden layer's neurons, uniformly and without replacement.
+
+    Args:
+        hidden: Neurons of each hidden layer, by name.
+        keep: Share of them to draw, in (0, 1].
+        seed: What the draw is a function of.
+    """
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randperm(count, generator=generator)[: count_kept(count, keep)].sort().values
@@ -160,12 +166,24 @@ def extract(tree: Tree, index: Index) -> Tree:
 
 
 def merge(full: Tree, part: Tree, index: Index) -> Tree:
-    """Return the full tree with a part of it replaced; all else keeps its bits, whole leaves without being copied."""
+    """Return the full tree with a part of it replaced; all else keeps its bits, whole leaves without being copied.
+
+    Args:
+        full: Leaves of full shape, (n, m, ...).
+        part: Leaves of active rows and columns alone, (k, j, ...).
+        index: Which rows and columns these are.
+    """
     return full | {key: _put(full[key].clone(), leaf, *index[key]) for key, leaf in part.items()}
 
 
 def spread(part: Tree, index: Index, like: Tree) -> Tree:
-    """Return a part in leaves of full shape, zero elsewhere."""
+    """Return a part in leaves of full shape, zero elsewhere.
+
+    Args:
+        part: Leaves of active rows and columns alone, (k, j, ...).
+        index: Which rows and columns these are.
+        like: Leaves of full shape, (n, m, ...).
+    """
     return {key: _put(torch.zeros_like(like[key]), leaf, *index[key]) for key, leaf in part.items()}
 
 

@@ -23,22 +23,41 @@ Granularity: TypeAlias = Literal["column", "channel", "element"]
 
 
 def draw_delta(shape: tuple[int, ...], p: float, granularity: Granularity, generator: Generator) -> Tensor:
-    """Return delta for a batch of features of shape (B, ...), true with probability 1 - p.
+    """Draw delta for a batch of features, true with probability 1 - p.
 
     Of shape (D,) for columns, (C,) for the channels of (B, C, ...), and (B, ...) for elements.
+
+    Args:
+        shape: Of the batch: (B, ...).
+        p: Probability that a unit is dropped, in [0, 1).
+        granularity: What a unit is.
+        generator: What is drawn from.
     """
     size = {"column": (math.prod(shape[1:]),), "channel": (shape[1],), "element": shape}[granularity]
     return torch.rand(size, generator=generator) >= p
 
 
 def drop(features: Tensor, delta: Tensor, p: float) -> Tensor:
-    """Return what travels of features (B, ...): equation (3), dropped columns or channels left out, shape (B, D')."""
+    """Return what travels of features (B, ...): equation (3), dropped columns or channels left out, shape (B, D').
+
+    Args:
+        features: Of shape (B, ...).
+        delta: Which units are kept, as `draw_delta` gives it.
+        p: Probability that a unit is dropped.
+    """
     travelling = features * delta if delta.shape == features.shape else gather(features, delta)
     return travelling.div_(1 - p)
 
 
 def undrop(gradient: Tensor, delta: Tensor, p: float, shape: tuple[int, ...]) -> Tensor:
-    """Return dF/da of shape (B, ...) from dF/da~ as it travels: the chain rule of `drop`."""
+    """Return dF/da of shape (B, ...) from dF/da~ as it travels: the chain rule of `drop`.
+
+    Args:
+        gradient: dF/da~, of shape (B, D') as features travel.
+        delta: Which units were kept.
+        p: Probability that a unit is dropped.
+        shape: Of the features: (B, ...).
+    """
     dense = gradient * delta if delta.shape == shape else spread(gradient, delta, shape)
     return dense.div_(1 - p)
 
@@ -50,7 +69,13 @@ def gather(features: Tensor, delta: Tensor) -> Tensor:
 
 
 def spread(rows: Tensor, delta: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return features of shape (B, ...) with the kept units in their places and zeros elsewhere: `gather` undone."""
+    """Return features of shape (B, ...) with the kept units in their places and zeros elsewhere: `gather` undone.
+
+    Args:
+        rows: Kept units side by side, of shape (B, D').
+        delta: Which units these are.
+        shape: Of the features: (B, ...).
+    """
     features = rows.new_zeros((shape[0], len(delta), math.prod(shape[1:]) // len(delta)))
     index = delta.nonzero().flatten()
     features.index_copy_(1, index, rows.reshape(shape[0], len(index), features.shape[2]))

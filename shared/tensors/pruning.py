@@ -1,4 +1,4 @@
-"""Which weights to prune: their importance, how many by when, one ranking over all the layers together.
+"""Prune weights by global magnitude or Taylor importance, with a cubic sparsity schedule.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks, equations
 (9) and (10). Importance by Taylor expansion is that of Molchanov et al., Importance Estimation for Neural Network
@@ -31,7 +31,13 @@ _CHUNK = 1 << 18
 
 
 def sparsity(step: int, total: int, final: float) -> float:
-    """Return rho_t, the share of weights to be zero at step t of T; 0 at step 0, `final` at the last. Equation (10)."""
+    """Return rho_t, the share of weights to be zero at step t of T; 0 at step 0, `final` at the last. Equation (10).
+
+    Args:
+        step: t, steps taken.
+        total: T, steps of the schedule.
+        final: rho_f, the share at the last step.
+    """
     return final * (1.0 - (1.0 - step / total) ** 3)
 
 

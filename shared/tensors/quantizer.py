@@ -107,7 +107,14 @@ def _code_dtype(bits: int) -> torch.dtype:
 
 
 def dequantize(codes: Tensor, bits: int, low: float, high: float) -> Tensor:
-    """Return the knots that codes stand for, 32-bit floats of their shape; the outermost are `low` and `high`."""
+    """Return the knots that codes stand for, 32-bit floats of their shape; the outermost are `low` and `high`.
+
+    Args:
+        codes: Of any shape, as `quantize` gives them.
+        bits: q, 1 to 32.
+        low: g_min, the least magnitude.
+        high: g_max, the greatest.
+    """
     flat = codes.flatten()
     table = knots(bits, low, high) if bits <= _TABLE_BITS and 1 << bits < len(flat) else None
     values = torch.empty(flat.shape, dtype=torch.float32)
@@ -125,7 +132,13 @@ def _values(codes: Tensor, bits: int, low: float, high: float) -> Tensor:
 
 
 def knots(bits: int, low: float, high: float) -> Tensor:
-    """Return what each of the 2^(q + 1) codes stands for, 32-bit floats."""
+    """Return what each of the 2^(q + 1) codes stands for, 32-bit floats.
+
+    Args:
+        bits: q.
+        low: g_min, the least magnitude.
+        high: g_max, the greatest.
+    """
     magnitudes = _magnitudes(torch.arange(1 << bits), bits, low, high)
     return torch.cat([magnitudes, -magnitudes])
 

@@ -1,4 +1,4 @@
-"""The one seam between this project and any network."""
+"""Transport interface: publish and subscribe by topic; the one seam to any network."""
 
 from __future__ import annotations
 

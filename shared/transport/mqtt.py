@@ -1,10 +1,9 @@
-"""The MQTT transport: a connection that renews itself.
+"""MQTT transport: publish, subscribe, and reconnect with exponential back-off.
 
 What the protocol needs is in our own messages; of MQTT it takes topics, QoS 0 and 1, retained messages and the will,
 so that MQTT 5 and 3.1.1 serve alike.
 
-When to connect again: soon after a broker's restart, seldom to one that throws us out, never in step with others.
-
+It connects again soon after a broker's restart, seldom to one that throws us out, never in step with others.
 Exponential back-off with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015,
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/): sleep = random between 0 and
 min(cap, base * 2^attempt). Here an attempt that connects counts as failed too, unless the connection lasts.

@@ -149,6 +149,12 @@ class Connection:
         The first payload of a size that this connection has not carried yet goes with QoS 1 in any case: the answer
         tells that the broker takes such.
 
+        Args:
+            topic: Where to.
+            payload: What.
+            qos: 0 or 1.
+            retain: Whether the broker keeps it for later subscribers.
+
         Raises:
             Unreachable: The connection is gone, or the payload too large for MQTT.
         """

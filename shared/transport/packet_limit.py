@@ -1,4 +1,4 @@
-"""How large a payload the broker takes: what it announces, or what is learnt from how it refuses.
+"""Largest payload that a broker takes: what it announces, or what is learnt from how it refuses.
 
 MQTT 5 brokers announce their largest packet in CONNACK. Others say nothing and close the connection when a packet is
 too large, just as a link does that breaks: one such end proves nothing, two in a row are taken for a refusal.

@@ -1,4 +1,4 @@
-"""Who a process is on the network: an id, a session number that only grows, a word that no other process has."""
+"""Session numbers, birth messages and MQTT wills of a process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,14 @@ class Session:
 
 
 def build_presence(device: str, site: str, instance: str, number: int) -> Presence:
-    """Return the birth and the will of the session `number` of a process."""
+    """Build the birth and the will of a process's session.
+
+    Args:
+        device: Id of the device.
+        site: Id of the site.
+        instance: A word that no other process has.
+        number: Of the session; it only grows.
+    """
     birth = Status(device=device, session=number, instance=instance, online=True, state="ready", version=_version())
     will = Status(device=device, session=number, instance=instance, online=False)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))

@@ -1,4 +1,4 @@
-"""What the kernel counts of our TCP connection: bytes, and the time in which there was something to carry.
+"""TCP counters of the kernel (`tcp_info`): bytes of our connection, round trips, and the time it was busy.
 
 Linux's `struct tcp_info` only grows at its end (include/uapi/linux/tcp.h): a shorter answer is an older kernel, and
 what it does not hold is not known. Kernel 4.9 has all of it but `tcpi_busy_time`.
@@ -52,7 +52,14 @@ class Counts:
 
 
 def parse_tcp_info(info: bytes, connection: int, address: str, at: float) -> Counts | None:
-    """Return what a `struct tcp_info` says; None where the kernel is too old to say it."""
+    """Parse a `struct tcp_info`; None where the kernel is too old for it.
+
+    Args:
+        info: Bytes that the kernel gave.
+        connection: Which connection they are of.
+        address: This end's IP address.
+        at: Monotonic seconds when they were read.
+    """
     if len(info) < _OLDEST_BYTES:
         return None
     unacked, last_sent_ms, rtt_us, unsent, min_rtt_us = (
