@@ -1,4 +1,4 @@
-"""Command line of a device."""
+"""Command line of the device agent."""
 
 from __future__ import annotations
 

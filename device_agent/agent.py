@@ -1,6 +1,6 @@
-"""The device's whole life: report, wait for a task, fetch, train, hand the update to the outbox, again.
+"""Device agent: report, wait for a task, fetch, train, hand the update to the outbox, again.
 
-What a device does with a task, as a table. Delivery of updates runs beside it and is not part of it.
+The life of a task is a transition table. Delivery of updates runs beside it and is not part of it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ from shared.runtime.tasks import background
 from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
 
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+"""How often one task is trained when trainers die of it."""
+MAX_REST_S, REST_POLL_S = 10.0, 0.2
+
 Phase: TypeAlias = Literal["idle", "fetching", "training"]
 Event: TypeAlias = Literal["task", "fetched", "committed", "failed", "superseded"]
 
@@ -49,7 +55,7 @@ def follow(phase: Phase, event: Event) -> Phase:
     """Return the phase after an event.
 
     Raises:
-        ValueError: The table knows no such event in this phase: a fault of ours.
+        ValueError: The table has no such event in this phase: a fault of ours.
     """
     following = TRANSITIONS[phase].get(event)
     if following is None:
@@ -58,16 +64,9 @@ def follow(phase: Phase, event: Event) -> Phase:
     return following
 
 
-log = logging.getLogger(__name__)
-
-ATTEMPTS = 3
-"""How often one task is trained when trainers die of it."""
-REST_S, REST_POLL_S = 10.0, 0.2
-
-
 @dataclass
 class Agent:
-    """One device. Everything it touches is handed in."""
+    """One device; everything it works with is handed in."""
 
     device: str
     site: str
@@ -89,10 +88,10 @@ class Agent:
     _waits: bool = False
 
     async def run(self) -> None:
-        """Live until cancelled."""
+        """Serve tasks until cancelled."""
         async with self.transport.subscribe(topic(self.site, self.device, "task")) as tasks:
             await self.download.worker(self.outbox.check)
-            self.delivery.voided = self._begin_anew
+            self.delivery.voided = self._redo_newest
             async with background(self._listen(tasks), self.delivery.run(), self.reporter.run()):
                 await self._work()
 
@@ -100,7 +99,7 @@ class Agent:
         """Keep the task that came last: the broker keeps their order, and a server may have to repeat a round."""
         async for _, data in tasks:
             try:
-                task = _own_task(data, self.device)
+                task = _decode_task(data, self.device)
             except WireError as error:
                 log.warning("dropped: %s", error)
                 continue
@@ -110,7 +109,7 @@ class Agent:
             self._waits = self.outbox.has(task.run, task.round, task.params.digest)
             self._news.set()
 
-    def _begin_anew(self, ack: Ack) -> None:
+    def _redo_newest(self, ack: Ack) -> None:
         """Do the newest task again if it is the one whose update the server has no use for."""
         task = self._newest
         if task and (task.run, task.round, task.params.digest) == (ack.run, ack.round, ack.start):
@@ -127,7 +126,7 @@ class Agent:
             serving = asyncio.create_task(self._serve(task), name="serve")
             try:
                 while not serving.done():
-                    await self._news_or(serving)
+                    await self._await_news_or(serving)
                     if self._news.is_set() and self._newest_differs(task):
                         serving.cancel()
                         await asyncio.wait({serving})
@@ -139,7 +138,7 @@ class Agent:
                 serving.cancel()
                 await asyncio.gather(serving, return_exceptions=True)
 
-    async def _news_or(self, serving: asyncio.Task[None]) -> None:
+    async def _await_news_or(self, serving: asyncio.Task[None]) -> None:
         news = asyncio.create_task(self._news.wait(), name="news")
         try:
             await asyncio.wait({news, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,34 +150,34 @@ class Agent:
         return newest is not None and (newest.run, newest.round, newest.params) != (task.run, task.round, task.params)
 
     async def _serve(self, task: Task) -> None:
-        """Do one task to its end; whatever the end is, the server hears of it."""
+        """Do one task to its end; whatever the end is, the server is told."""
         event: Event = "superseded"
         self._follow("task")
         try:
             if task.measure_s:
                 await self._rest()
-            with self._watched(full_rate=False):
+            with self._mark_busy(full_rate=False):
                 await self.trainer.ready()  # perhaps for one that an earlier process of ours began this very task with
                 if not self._waits and not self.outbox.has(task.run, task.round, task.params.digest):
                     await self._train(task)
             event = "committed"
         except (TaskFailed, WireError, OSError) as error:
-            event = await self._failed(task, error)
+            event = await self._report_failure(task, error)
         finally:
             self._follow(event)
         log.debug("phase delivering run=%s round=%d", task.run, task.round)
         self.delivery.wake.set()
 
     async def _rest(self) -> None:
-        """Do nothing until the watts of the idle board are known, if anything tells them: a step counts beyond them."""
+        """Wait until the idle watts of the board are measured, if anything measures them: a step counts beyond them."""
         power = self.reporter.power
         with suppress(TimeoutError):
-            async with asyncio.timeout(REST_S):
+            async with asyncio.timeout(MAX_REST_S):
                 while power and power.idle_w() is None:  # noqa: ASYNC110 - a thread learns it
                     await asyncio.sleep(REST_POLL_S)
 
-    async def _failed(self, task: Task, error: Exception) -> Event:
-        """Report a failure, and tell what became of the task; a report that no disk takes is told once, unsaved."""
+    async def _report_failure(self, task: Task, error: Exception) -> Event:
+        """Report a failure, and return what became of the task; a report that no disk takes is sent once, unsaved."""
         if self.outbox.has(task.run, task.round, task.params.digest):
             log.warning("round %d: its update is safe, but %s", task.round, error)
             return "committed"
@@ -204,7 +203,7 @@ class Agent:
         self.outbox.reserve(task.params.size if task.train else 0)
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None
-        with explain_disk_errors(self.download.folder), self._watched(full_rate=True):
+        with explain_disk_errors(self.download.folder), self._mark_busy(full_rate=True):
             params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")
@@ -219,28 +218,28 @@ class Agent:
             cost=self.reporter.charged(cost, "download_joules", started, fetched),
             measuring=self.measuring,
         )
-        self.outbox.commit(await self._trained(job))
+        self.outbox.commit(await self._train_with_retries(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)
 
-    async def _trained(self, job: Job) -> Path:
-        """Have a job done, again where its trainer died of it; return its draft."""
+    async def _train_with_retries(self, job: Job) -> Path:
+        """Run a job, again where its trainer died of it; return its draft."""
         task = job.task
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             draft = self.outbox.draft(task.run, task.round)  # nothing of a trainer that died is left in it
             try:
-                await self._done(msgspec.structs.replace(job, draft=str(draft)))
+                await self._run_job(msgspec.structs.replace(job, draft=str(draft)))
             except TrainerDied as error:
                 if self.outbox.has(task.run, task.round, task.params.digest):
                     break  # it died of its own success: between its last word to the outbox and that to us
-                if attempt == ATTEMPTS:
+                if attempt == MAX_ATTEMPTS:
                     raise
-                log.warning("round %d: %s; attempt %d of %d follows", task.round, error, attempt + 1, ATTEMPTS)
+                log.warning("round %d: %s; attempt %d of %d follows", task.round, error, attempt + 1, MAX_ATTEMPTS)
             else:
                 break
         return draft
 
-    async def _done(self, job: Job) -> None:
-        """Have a job done; one of a split session as often as its server loses that."""
+    async def _run_job(self, job: Job) -> None:
+        """Run a job; one of a split session as often as its server loses that."""
         while job.task.assignment.steps:
             async with self.splitting.session(job.task) as exchange:
                 try:
@@ -253,12 +252,12 @@ class Agent:
     def _follow(self, event: Event) -> None:
         self.phase = follow(self.phase, event)
 
-    def _watched(self, *, full_rate: bool) -> AbstractContextManager[None]:
-        """Let the power log know that the board is not idle."""
+    def _mark_busy(self, *, full_rate: bool) -> AbstractContextManager[None]:
+        """Mark the board as not idle in the power log while the block lasts."""
         return self.reporter.power.busy(full_rate=full_rate) if self.reporter.power else nullcontext()
 
 
-def _own_task(data: bytes, device: str) -> Task:
+def _decode_task(data: bytes, device: str) -> Task:
     task = wire.decode_as(Task, data)
     if task.device != device or not is_name(task.run):
         raise WireError(f"task of run {task.run!r} for {task.device!r}", reason="unknown-device")

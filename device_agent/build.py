@@ -1,4 +1,4 @@
-"""Put an agent together from what its file says."""
+"""Compose an agent from its configuration."""
 
 from __future__ import annotations
 
@@ -35,32 +35,36 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
     charge: Charge | None = None,
     seed: int | None = None,
 ) -> Agent:
-    """Return the agent that a configuration describes.
+    """Compose the agent that a configuration describes.
 
     Args:
-        config: What its file says.
+        config: As its file has it.
         folder: Of its outbox, its states and what it receives.
         transport: Its way to the broker.
         trainer: Does its tasks.
-        clock: Time.
+        clock: Monotonic seconds.
         worker: Runs what would block.
-        board: What measures; None where nothing does, as in replay.
+        board: Measures; None where nothing does, as in replay.
         link: Measures the link from what passes; None where nothing does.
-        charge: Tells what transfers cost; None where the board's power log does.
+        charge: Gives the costs of transfers; None where the board's power log does.
         seed: Of the jitter of its offers; None for another one every time.
     """
-    meter = link or LinkMeter(clock=clock)
-    us, sense = (transport, config.site, config.device), partial(_sense, config.device, board, meter, folder, clock)
-    power = board.power if board else None
-    reporter = Reporter(*us, clock, worker, sense=sense, report_s=config.report_s, power=power, charge=charge)
-    outbox, jitter = Outbox(folder / "outbox", folder / "state", config.outbox_mb << 20), Random(seed)  # noqa: S311
+    site, device, meter = config.site, config.device, link or LinkMeter(clock=clock)
+    sense, power = partial(_make_report, device, board, meter, folder, clock), board.power if board else None
+    reporter = Reporter(
+        transport, site, device, clock, worker, sense=sense, report_s=config.report_s, power=power, charge=charge
+    )
+    outbox = Outbox(folder / "outbox", folder / "state", config.outbox_mb << 20)
     return Agent(
-        *(config.device, config.site, transport, clock, trainer, outbox),
-        download=_download(config, folder, transport, meter, worker, clock),
-        delivery=Delivery(
-            *us, outbox, jitter, clock=clock, link=meter, sending=reporter.sending, sent=reporter.settled
-        ),
-        splitting=_splitting(config, transport, clock, seed),
+        device=device,
+        site=site,
+        transport=transport,
+        clock=clock,
+        trainer=trainer,
+        outbox=outbox,
+        download=_make_download(config, folder, transport, meter, worker, clock),
+        delivery=_make_delivery(reporter, outbox, meter, seed),
+        splitting=_make_splitting(config, transport, clock, seed),
         data=config.data,
         states=folder / "state",
         frame_bytes=config.link.frame_bytes,
@@ -69,23 +73,45 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
     )
 
 
-def _download(
+def _make_delivery(reporter: Reporter, outbox: Outbox, link: LinkMeter, seed: int | None) -> Delivery:
+    return Delivery(
+        reporter.transport,
+        reporter.site,
+        reporter.device,
+        outbox,
+        Random(seed),  # noqa: S311 - spreads offers in time
+        clock=reporter.clock,
+        link=link,
+        sending=reporter.sending,
+        sent=reporter.settled,
+    )
+
+
+def _make_download(
     config: AgentConfig, folder: Path, transport: Transport, link: LinkMeter, worker: Worker, clock: Clock
 ) -> Download:
     return Download(
-        *(transport, config.site, config.device, folder, worker, clock),
+        transport,
+        config.site,
+        config.device,
+        folder,
+        worker,
+        clock,
         policy=config.link.policy,
         link=link,
     )
 
 
-def _splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> Splitting:
+def _make_splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> Splitting:
     return Splitting(
-        *(transport, config.site, config.device, clock),
+        transport,
+        config.site,
+        config.device,
+        clock,
         policy=config.link.policy,
         jitter=Random(seed),  # noqa: S311 - spreads offers in time
     )
 
 
-def _sense(device: str, board: Board | None, link: LinkMeter, folder: Path, clock: Clock) -> Report:
+def _make_report(device: str, board: Board | None, link: LinkMeter, folder: Path, clock: Clock) -> Report:
     return board.report(device, link, folder) if board else Report(device=device, at=clock())

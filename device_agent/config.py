@@ -1,4 +1,4 @@
-"""What a device agent is told by its file."""
+"""Configuration of a device agent, read from its TOML file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     models: list[str] = []
 
     def __post_init__(self) -> None:
-        """Refuse what no process can be given."""
+        """Refuse limits that no process can be given."""
         require_entries(self.models)
         if not self.idle_s >= 0:
             raise ValueError(f"idle_s must be 0 or more seconds, not {self.idle_s}")
@@ -92,7 +92,7 @@ class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     period_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no address, and a pause that is none."""
+        """Refuse an invalid address or period."""
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, not {self.url[:60]!r}")
         if not MIN_PERIOD_S <= self.period_s <= MAX_PERIOD_S:
@@ -100,7 +100,7 @@ class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the agent brings the board to while it runs, and puts back when it ends; empty and 0 leave things alone.
+    """Clocks and power mode while the agent runs, restored when it ends; empty and 0 leave things alone.
 
     Attributes:
         power_mode: Name of a power mode (Jetson).
@@ -164,7 +164,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        """Refuse a pause that is none, and an outbox that holds nothing."""
+        """Refuse an invalid period, and an outbox that holds nothing."""
         if not self.report_s > 0:
             raise ValueError(f"report_s must be above zero, not {self.report_s}")
         if self.outbox_mb < 1:
@@ -172,7 +172,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load(path: Path) -> AgentConfig:
-    """Read an agent's file.
+    """Load an agent's file.
 
     Raises:
         ConfigError: As `shared.config.read`, or a name or level cannot be used.

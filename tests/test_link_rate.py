@@ -52,7 +52,7 @@ async def main():
                     await asyncio.sleep(0.05)  # as long as a server may think; no time of the link
                     async with transport.subscribe("kept"):
                         pass
-    found = link.found(0.0)
+    found = link.read(0.0)
     print(msgspec.json.encode({name: one.value for name, one in found.readings.items()}).decode())
 
 

@@ -15,8 +15,8 @@ from random import Random
 import pytest
 
 from device_agent.__main__ import main as agent_main
-from device_agent.commands.calibrate import show as show_fit
-from device_agent.measurement.calibration_file import Calibration, Line
+from device_agent.commands.calibrate import print_fit as show_fit
+from device_agent.measurement.calibration_file import Calibration, SensorLine
 from edge_server.__main__ import main as server_main
 from edge_server.cli.chaos import Outcome, total
 from edge_server.cli.chaos import show as show_kills
@@ -190,7 +190,7 @@ def test_a_study_of_kills_and_a_calibration_fit_the_terminal(tmp_path):
     whole = piped(lambda: show_kills(outcome, sys.stdout), 30)
     assert ["storing", "1234567", "1234567"] in [line.split() for line in whole]
     require_whole(on_terminal(lambda: show_kills(outcome, sys.stdout), 80), whole, 80)
-    line = Line(gain=1.234, offset_w=0.56, uncertainty=0.01)
+    line = SensorLine(gain=1.234, offset_w=0.56, uncertainty=0.01)
     found = Calibration(profile="x", meter="y", stamp="z", residual_w=0.123, r_squared=0.987, line=line)
     require_whole(on_terminal(lambda: show_fit(found, tmp_path), 60), piped(lambda: show_fit(found, tmp_path), 30), 60)
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from random import Random
 
-from device_agent.measurement.energy import Energy, Sample, energy
+from device_agent.measurement.energy import Energy, Sample, integrate_energy
 
 FILES = ("rpi3b_ina219_benchmarks.csv.gz", "rpi3b_ina219_usecases.csv.gz")
 COLUMNS = ("run", "suite", "workload", "t_s", "power_mw")
@@ -88,6 +88,6 @@ def metered(trace: Trace, random: Random, *, hertz: float, lost: Callable[[float
         if start <= moment <= stop and not lost(moment):
             seen.append(Sample(moment, trace.at(moment)))
         due = max(due + period, moment)
-    found = energy(seen, start, stop, kind="instant", period_s=period, uncertainty=0.0)
+    found = integrate_energy(seen, start, stop, kind="instant", period_s=period, uncertainty=0.0)
     assert found is not None, "too little of the run was covered"
     return found

@@ -1,1 +1,1 @@
-"""What each command of `device-agent` does; heavy imports wait until a command needs them."""
+"""Commands of `device-agent`; heavy imports wait until a command needs them."""

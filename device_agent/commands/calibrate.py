@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from device_agent.config import MeterConfig, load
-from device_agent.measurement.calibrate import Bench, calibrate, sources
-from device_agent.measurement.calibration_file import FILE, Calibration
+from device_agent.measurement.calibrate import CalibrationBench, calibrate, open_meters
+from device_agent.measurement.calibration_file import FILE_NAME, Calibration
 from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
 from shared.runtime import logs
@@ -43,22 +43,22 @@ def run(options: argparse.Namespace) -> int:
     logs.configure(config.log_level)
     if not 0 < options.minutes <= MAX_MINUTES:
         raise ConfigError(f"--minutes must be above 0, up to {MAX_MINUTES:g}")
-    meter = meter_of(options.meter) if options.meter else config.board.meter
+    meter = parse_meter(options.meter) if options.meter else config.board.meter
     root, folder = Path(config.board.root), Path(config.state_dir)
     folder.mkdir(parents=True, exist_ok=True)
     profile = load_for_board(root, config.board.profile)
-    reference, own = sources(root, profile, meter, monotonic)
-    _say(f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if own else ""))
+    reference, own = open_meters(root, profile, meter, monotonic)
+    _print(f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if own else ""))
     share = options.minutes / USUAL_MINUTES
-    bench = Bench(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _say)
+    bench = CalibrationBench(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _print)
     with hold_lock(folder):
         found = asyncio.run(calibrate(bench))
-    show(found, folder / FILE)
+    print_fit(found, folder / FILE_NAME)
     return 0
 
 
-def meter_of(words: str) -> MeterConfig:
-    """Return the meter that `KIND=URL` names; raises ConfigError where it names none."""
+def parse_meter(words: str) -> MeterConfig:
+    """Parse a meter as `KIND=URL`; raises ConfigError where it names none."""
     kind, _, url = words.partition("=")
     try:
         return msgspec.convert({"kind": kind, "url": url}, MeterConfig)
@@ -66,21 +66,21 @@ def meter_of(words: str) -> MeterConfig:
         raise ConfigError(f"--meter {words}: {error}; give KIND=URL, such as shelly=http://192.0.2.7") from error
 
 
-def show(found: Calibration, path: Path) -> None:
+def print_fit(found: Calibration, path: Path) -> None:
     """Print a fit for people."""
     model, line = found.model, found.line
     if model:
         core_w = model.core_joules_per_cycle * model.max_hertz
-        _say(
+        _print(
             f"idle {model.idle_w:.2f} W, a busy core {core_w:.2f} W at {model.max_hertz / 1e6:.0f} MHz "
             f"({model.core_joules_per_cycle * 1e9:.2f} nJ a cycle), exponent {model.exponent:.2f}"
         )
     if line:
-        _say(f"the whole board is {line.gain:.3f} times what its sensor says, and {line.offset_w:.2f} W")
+        _print(f"the whole board is {line.gain:.3f} times what its sensor says, and {line.offset_w:.2f} W")
     share = line.uncertainty if line else model.uncertainty if model else 0.0
-    _say(f"residual {found.residual_w:.3f} W ({share:.1%} of the mean), R squared {found.r_squared:.3f}")
-    _say(f"kept in {path}; the agent uses it from its next start")
+    _print(f"residual {found.residual_w:.3f} W ({share:.1%} of the mean), R squared {found.r_squared:.3f}")
+    _print(f"kept in {path}; the agent uses it from its next start")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     write_text(sys.stdout, line)

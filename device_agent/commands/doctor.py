@@ -1,4 +1,4 @@
-"""`device-agent doctor`: say what keeps this board from measuring and training, with the fix."""
+"""`device-agent doctor`: check what keeps this board from measuring and training, with the fix."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 
 from device_agent.config import AgentConfig, BoardConfig, load
 from device_agent.diagnosis import examine, record_board
-from device_agent.diagnosis.board_text import columns
-from device_agent.diagnosis.checks import Check, of_data
+from device_agent.diagnosis.board_text import format_columns
+from device_agent.diagnosis.checks import Check, check_data
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file: its broker, folder, board")
     parser.add_argument(
-        "--root", type=record_board.tree, metavar="DIR", help="a recorded board instead of this machine"
+        "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
 
@@ -38,41 +38,41 @@ def run(options: argparse.Namespace) -> int:
     """Print each check as it is done; return 0 where nothing is bad, 1 where something is, 2 for the configuration."""
     checks: list[Check] = []
     in_colour = sys.stdout.isatty()
-    for check in examination(options.config, options.root):
+    for check in run_checks(options.config, options.root):
         checks.append(check)
         if options.format == "table":
-            _print(_lines(check, terminal_columns(sys.stdout), in_colour=in_colour))
+            _print(_format_check(check, terminal_columns(sys.stdout), in_colour=in_colour))
     if options.format == "json":
         _print([msgspec.json.encode(checks).decode()])
     else:
-        _print([_summary(checks)])
+        _print([_format_summary(checks)])
     bad = [check.name for check in checks if check.state == "bad"]
     return EXIT_CONFIG if "config" in bad else EXIT_BAD if bad else 0
 
 
-def examination(path: Path | None, root: Path | None) -> Iterator[Check]:
-    """Yield all checks; without a configuration those that need none, of a recorded board what its files tell.
+def run_checks(path: Path | None, root: Path | None) -> Iterator[Check]:
+    """Yield all checks; without a configuration those that need none, of a recorded board what its files show.
 
     Raises:
         ConfigError: The root is no folder.
     """
-    config, check = _config(path)
+    config, check = _check_config(path)
     yield check
     told = config.board if config else BoardConfig()
     root = root or Path(told.root)
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder; name the root of a recorded board")
-    yield from examine.board(root, told, Path(config.state_dir) if config else None)
+    yield from examine.examine_board(root, told, Path(config.state_dir) if config else None)
     if root != LIVE_ROOT:
         return
-    yield from examine.machine(config, _profile(told.profile))
+    yield from examine.examine_machine(config, _load_profile(told.profile))
     if config:
         read = config.data.path
-        yield of_data(read, is_readable=not read or os.access(read, os.R_OK))
-        yield examine.broker(config)
+        yield check_data(read, is_readable=not read or os.access(read, os.R_OK))
+        yield examine.examine_broker(config)
 
 
-def _config(path: Path | None) -> tuple[AgentConfig | None, Check]:
+def _check_config(path: Path | None) -> tuple[AgentConfig | None, Check]:
     if path is None:
         finding = "none given: broker and state_dir are not looked at"
         return None, Check(name="config", state="ok", finding=finding, remedy="name it with --config FILE")
@@ -84,23 +84,23 @@ def _config(path: Path | None) -> tuple[AgentConfig | None, Check]:
     return config, Check(name="config", state="ok", finding=f"{path}: device {config.device} of site {config.site}")
 
 
-def _profile(name: str) -> Profile:
+def _load_profile(name: str) -> Profile:
     try:
         return load_for_board(LIVE_ROOT, name)
     except ConfigError:
         return UNKNOWN_PROFILE  # told already
 
 
-def _lines(check: Check, width: int | None, *, in_colour: bool) -> list[str]:
+def _format_check(check: Check, width: int | None, *, in_colour: bool) -> list[str]:
     """Return a check as lines: state, name and finding in columns, the remedy below."""
-    lines = columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)], width=width)
+    lines = format_columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)], width=width)
     lines += fold_text(f"      -> {check.remedy}", width) if check.remedy else []
     if in_colour:
         lines[0] = COLOURS[check.state] + lines[0][:4] + PLAIN + lines[0][4:]
     return lines
 
 
-def _summary(checks: Sequence[Check]) -> str:
+def _format_summary(checks: Sequence[Check]) -> str:
     counts = {state: sum(check.state == state for check in checks) for state in ("bad", "warn", "ok")}
     return f"{counts['bad']} bad, {counts['warn']} to look at, {counts['ok']} in order"
 

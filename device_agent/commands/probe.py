@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from device_agent.config import BoardConfig, load
 from device_agent.diagnosis import board_text, record_board
-from device_agent.diagnosis.board_text import rates
+from device_agent.diagnosis.board_text import compute_rates
 from device_agent.hardware import tools
-from device_agent.measurement.board import TOTAL, Board, measuring, open_board, sense
+from device_agent.measurement.board import Board, load_measuring, open_board, run_probes
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.link_test import probe_link
 from device_agent.probes import PROBES
 from device_agent.probes.base import ProbeResult, describe_absence
+from device_agent.probes.power.source import TOTAL_WATTS
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
@@ -34,8 +35,8 @@ WIDTH, HEIGHT = 80, 24
 CLEAR = "\x1b[H\x1b[J"
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command prints as JSON: all that was found, and the id of the board's profile."""
+class ProbeOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of the command as JSON: all readings, absences and facts, and the id of the board's profile."""
 
     board: str
     readings: dict[str, Reading]
@@ -47,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file, for its [board] table")
     parser.add_argument(
-        "--root", type=record_board.tree, metavar="DIR", help="a recorded board instead of this machine"
+        "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
     parser.add_argument("--profile", metavar="ID", help="this firmware profile instead of the one that fits")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
@@ -71,29 +72,29 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; a board that measures nothing is no failure: the table says what is absent and why."""
+    """Run the command; a board that measures nothing is no failure: the table shows what is absent and why."""
     if options.watch is not None and not MIN_WATCH_S <= options.watch <= MAX_WATCH_S:
         raise ConfigError(f"--watch {options.watch:g}: {MIN_WATCH_S} to {MAX_WATCH_S:g} seconds")
     if options.link and (not options.config or options.record or options.watch is not None):
         raise ConfigError("--link measures once, and needs --config FILE to know the broker")
-    board = _board(options)
+    board = _open_board(options)
     if options.record:
         _record(board, options.record)
     elif options.watch is not None:
         in_place = options.format == "table" and sys.stdout.isatty()
         asyncio.run(_watch(board, options.watch, in_place=in_place))
     else:
-        found = asyncio.run(_twice(board))
+        found = asyncio.run(_ask_twice(board))
         if options.link:
             link = asyncio.run(probe_link(load(options.config)))
             found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
         width = terminal_columns(sys.stdout)
         in_words = options.format == "table"
-        _print(board_text.table(board.profile, found, width) if in_words else _json(board.profile, found))
+        _print(board_text.format_table(board.profile, found, width) if in_words else _format_json(board.profile, found))
     return 0
 
 
-def _board(options: argparse.Namespace) -> Board:
+def _open_board(options: argparse.Namespace) -> Board:
     config = load(options.config) if options.config else None
     told = config.board if config else BoardConfig()
     if options.root:
@@ -102,47 +103,49 @@ def _board(options: argparse.Namespace) -> Board:
         told = replace(told, profile=options.profile)
     if not Path(told.root).is_dir():
         raise ConfigError(f"{told.root} is no folder; name the root of a recorded board")
-    return open_board(measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
+    return open_board(load_measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
 
 
-def _look(board: Board) -> ProbeResult:
+def _ask_probes(board: Board) -> ProbeResult:
     """Ask all probes, and for the total whatever the agent itself would ask."""
-    found = sense(board.root, board.profile, PROBES, monotonic)
+    found = run_probes(board.root, board.profile, PROBES, monotonic)
     if board.power is None:
         return found
     try:
         total = board.power.source.read()
     except NoData as error:
         return (
-            found if TOTAL in found.readings else replace(found, absent=found.absent | {TOTAL: describe_absence(error)})
+            found
+            if TOTAL_WATTS in found.readings
+            else replace(found, absent=found.absent | {TOTAL_WATTS: describe_absence(error)})
         )
-    others = {name: lack for name, lack in found.absent.items() if name not in (TOTAL, "power")}
-    return replace(found, readings=found.readings | {TOTAL: total}, absent=others)
+    others = {name: lack for name, lack in found.absent.items() if name not in (TOTAL_WATTS, "power")}
+    return replace(found, readings=found.readings | {TOTAL_WATTS: total}, absent=others)
 
 
-async def _twice(board: Board) -> ProbeResult:
-    """Look once, and again where a counter or a model can say only then how many watts there were meanwhile."""
-    found = _look(board)
-    if board.root == tools.LIVE_ROOT and board.power is not None and TOTAL not in found.readings:
+async def _ask_twice(board: Board) -> ProbeResult:
+    """Ask once, and again where a counter or a model has the watts only then."""
+    found = _ask_probes(board)
+    if board.root == tools.LIVE_ROOT and board.power is not None and TOTAL_WATTS not in found.readings:
         await asyncio.sleep(SECOND_LOOK_S)
-        found = _look(board)
+        found = _ask_probes(board)
     return found
 
 
 async def _watch(board: Board, period_s: float, *, in_place: bool) -> None:
     before: dict[str, Reading] = {}
     while True:
-        found = _look(board)
-        shown = replace(found, readings=rates(before, found.readings) | found.readings)
+        found = _ask_probes(board)
+        shown = replace(found, readings=compute_rates(before, found.readings) | found.readings)
         before = found.readings
-        _print(_screen(board.profile, shown) if in_place else _json(board.profile, shown))
+        _print(_format_screen(board.profile, shown) if in_place else _format_json(board.profile, shown))
         await asyncio.sleep(period_s)
 
 
-def _screen(profile: Profile, found: ProbeResult) -> list[str]:
+def _format_screen(profile: Profile, found: ProbeResult) -> list[str]:
     """Return as many lines as the terminal holds, to be drawn over what stands there, and how many it does not."""
     size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS and LINES, which may be of another terminal
-    lines, room = board_text.table(profile, found, size.columns or WIDTH), (size.lines or HEIGHT) - 1
+    lines, room = board_text.format_table(profile, found, size.columns or WIDTH), (size.lines or HEIGHT) - 1
     if len(lines) > room:
         lines = [*lines[: room - 1], f"{len(lines) - room + 1} more lines"]
     return [CLEAR + lines[0], *lines[1:]]
@@ -152,20 +155,22 @@ def _record(board: Board, folder: Path) -> None:
     summary = record_board.record(board.root, folder)
     copy = folder / record_board.ROOT
     profile = load_for_board(copy, board.measuring.board.profile)
-    record_board.keep(folder, record_board.expected(profile, sense(copy, profile, PROBES, monotonic)))
+    record_board.save_expected(
+        folder, record_board.make_expected(profile, run_probes(copy, profile, PROBES, monotonic))
+    )
     rows = [(name, f"did not answer: {lack}") for name, lack in sorted(summary.lacks.items())]
     rows += [(name, "left out: too large") for name in summary.left_out]
     _print(
         [
             f"{folder}: {summary.files} files, {summary.size_bytes / 1024:.0f} KiB; board {profile.id}",
-            *board_text.columns(rows, width=terminal_columns(sys.stdout)),
+            *board_text.format_columns(rows, width=terminal_columns(sys.stdout)),
             "Serial numbers, addresses, network and host names are removed; read it through before you give it away.",
         ]
     )
 
 
-def _json(profile: Profile, found: ProbeResult) -> list[str]:
-    shown = Shown(board=profile.id, readings=found.readings, absent=found.absent, facts=found.facts)
+def _format_json(profile: Profile, found: ProbeResult) -> list[str]:
+    shown = ProbeOutput(board=profile.id, readings=found.readings, absent=found.absent, facts=found.facts)
     return [msgspec.json.encode(shown).decode()]
 
 

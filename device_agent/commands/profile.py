@@ -43,8 +43,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="toml",
         help="toml: the file with its comments (default); json: all values",
     )
-    _board(show)
-    _board(verbs.add_parser("list", help="print all shipped profiles; a star marks this board's"))
+    _add_board_options(show)
+    _add_board_options(verbs.add_parser("list", help="print all shipped profiles; a star marks this board's"))
     check = verbs.add_parser("check", help="say what is wrong with profiles you wrote")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE")
     for name, summary in (
@@ -55,17 +55,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("--governor", default="", help="of all CPU frequency policies")
         verb.add_argument("--max-mhz", type=float, default=0.0, metavar="MHZ", help="highest clock; rounded down")
         verb.add_argument("--power-mode", default="", metavar="NAME", help="of a Jetson")
-        _board(verb)
+        _add_board_options(verb)
         if name == "apply":
             verb.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="end by itself after these")
             help_ = "where what was set before is kept; default: %(default)s"
             verb.add_argument("--state-dir", type=Path, default="/var/lib/fieldfleet", metavar="DIR", help=help_)
 
 
-def _board(parser: argparse.ArgumentParser) -> None:
+def _add_board_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", default="auto", metavar="NAME", help="an id, a TOML file, or auto (default)")
     help_ = "a recorded board instead of this one"
-    parser.add_argument("--root", type=record_board.tree, default="/", metavar="DIR", help=help_)
+    parser.add_argument("--root", type=record_board.find_root, default="/", metavar="DIR", help=help_)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def _list(options: argparse.Namespace) -> int:
     found, mine = read_identity(options.root), load_for_board(options.root, options.profile)
     rows = [(f"{'*' if id_ == mine.id else ' '} {id_}", one.name) for id_, one in load_all().items()]
     write_text(sys.stdout, TextTable((TextColumn(), TextColumn(least=16)), rows))
-    _say(f"this board says: {', '.join(found.tokens()) or 'nothing'}")
+    _print(f"this board says: {', '.join(found.tokens()) or 'nothing'}")
     return EXIT_DONE
 
 
@@ -95,24 +95,24 @@ def _check(options: argparse.Namespace) -> int:
     wrong = 0
     for path in options.files:
         try:
-            _say(f"{path}: well formed: {load_file(path).name}")
+            _print(f"{path}: well formed: {load_file(path).name}")
         except ConfigError as error:
             wrong += 1
-            _say(str(error))
+            _print(str(error))
     return EXIT_WANTING if wrong else EXIT_DONE
 
 
 def _plan(options: argparse.Namespace) -> int:
-    profile, target = load_for_board(options.root, options.profile), _target(options)
+    profile, target = load_for_board(options.root, options.profile), _parse_target(options)
     now = read_settings(options.root, profile)
     steps = plan_steps(now, target)
-    _say(_now(now))
+    _print(_format_settings(now))
     for step in steps:
-        _say(f"  {format_step(step)}")
+        _print(f"  {format_step(step)}")
         if isinstance(step, Run):
-            _say("  then the clocks, from what that mode leaves")
+            _print("  then the clocks, from what that mode leaves")
     if not steps:
-        _say("  nothing to do")
+        _print("  nothing to do")
     return EXIT_DONE
 
 
@@ -120,35 +120,35 @@ def _apply(options: argparse.Namespace) -> int:
     if options.seconds is not None and not 0 < options.seconds <= MAX_S:
         raise ConfigError(f"--for {options.seconds:g}: above 0, up to {MAX_S:g} seconds")
     target, journal = (
-        _target(options),
+        _parse_target(options),
         writable(options.state_dir, "give a folder this user may write as --state-dir") / JOURNAL_NAME,
     )
     profile = load_for_board(options.root, options.profile)
     # From here on a stop waits until it is asked for below, so that the board is never left half way.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     with hold_lock(journal.parent), hold_target(options.root, profile, target, journal) as now:
-        _say(_now(now))
-        _say("set until Ctrl-C" if options.seconds is None else f"set for {options.seconds:g} s, or until Ctrl-C")
+        _print(_format_settings(now))
+        _print("set until Ctrl-C" if options.seconds is None else f"set for {options.seconds:g} s, or until Ctrl-C")
         sys.stdout.flush()
         if options.seconds is None:
             signal.sigwait(STOPS)
         else:
             signal.sigtimedwait(STOPS, options.seconds)
     if journal.exists():
-        _say("not everything could be put back, see above; the next start tries again")
+        _print("not everything could be put back, see above; the next start tries again")
         return EXIT_WANTING
-    _say("put back")
+    _print("put back")
     return EXIT_DONE
 
 
-def _target(options: argparse.Namespace) -> Target:
+def _parse_target(options: argparse.Namespace) -> Target:
     target = Target(power_mode=options.power_mode, governor=options.governor, max_hertz=options.max_mhz * HERTZ_PER_MHZ)
     if target == Target():
         raise ConfigError("nothing to set; give --governor, --max-mhz or --power-mode")
     return target
 
 
-def _now(now: Settings) -> str:
+def _format_settings(now: Settings) -> str:
     lines = [
         f"{name}: {clocks.governor}, {clocks.min_hertz / HERTZ_PER_MHZ:g} to {clocks.max_hertz / HERTZ_PER_MHZ:g} MHz"
         for name, clocks in now.policies.items()
@@ -158,5 +158,5 @@ def _now(now: Settings) -> str:
     return "\n".join(lines) or "this board has no clocks and no power mode to set"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     write_text(sys.stdout, line)

@@ -14,7 +14,7 @@ from pathlib import Path
 from device_agent.build import compose
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.state_files import writable
-from device_agent.measurement.board import Board, measuring, open_board
+from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.process import TrainerProcess
 from device_agent.tuning.apply import JOURNAL_NAME, hold_target
@@ -60,13 +60,13 @@ async def serve(config: AgentConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder):
-        board = open_board(measuring(config.board, folder))
-        with _at_target(config.board.target, board, folder), board.power or nullcontext():
-            await _live(config, board, session, trainer, stopping)
+        board = open_board(load_measuring(config.board, folder))
+        with _hold_target(config.board.target, board, folder), board.power or nullcontext():
+            await _run_agent(config, board, session, trainer, stopping)
     logger.info("stopped")
 
 
-async def _live(
+async def _run_agent(
     config: AgentConfig, board: Board, session: Session, trainer: TrainerProcess, stopping: asyncio.Event
 ) -> None:
     client_id = f"{config.site}.{config.device}"
@@ -89,8 +89,8 @@ async def _live(
 
 
 @contextmanager
-def _at_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[None]:
-    """Have the board at its target while the agent lives; what it refuses is a warning, and not the agent's end."""
+def _hold_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[None]:
+    """Hold the board at its target while the agent runs; what it refuses is a warning, and not the agent's end."""
     with ExitStack() as stack:
         try:
             wanted = Target(power_mode=target.power_mode, governor=target.governor, max_hertz=target.max_hertz)

@@ -1,7 +1,4 @@
-"""What a board measures, as lines for people: units of everyday size, and every lack with its cause.
-
-What two readings of the same counters say about the time between them.
-"""
+"""Format a board's readings as tables for people, and compute rates from two readings of its counters."""
 
 from __future__ import annotations
 
@@ -27,45 +24,58 @@ UNITS: Mapping[str, Units] = {
 }
 """By the ending of a figure's name, the first one that fits; a count has none."""
 
-MISSING = (
+MISSING_FIGURES = (
     ("power.total_watts", "no power figure: name a meter under [board.meter], or run `device-agent calibrate`"),
     ("thermal.hottest_celsius", "no temperature: this board cannot say how near it is to slowing down"),
     ("cpu.f_hertz", "no CPU clock: cycles cannot be counted"),
 )
 """What a coordinator optimises with, and what it means that it is missing."""
 
-LEAST_WORDS = 16
+MIN_COLUMN_WIDTH = 16
 """Columns of a terminal that sources and causes are folded to."""
 
-UNDESCRIBED = "no firmware profile is for this board: `device-agent probe --record DIR` makes what one is written from"
+UNDESCRIBED_BOARD = (
+    "no firmware profile is for this board: `device-agent probe --record DIR` makes what one is written from"
+)
+
+RATES: Mapping[str, tuple[str, float, str]] = {
+    "_joules": ("_watts", 1.0, "watts"),
+    "_received_bytes": ("_received_bits_per_s", 8.0, "bits_per_s"),
+    "_sent_bytes": ("_sent_bits_per_s", 8.0, "bits_per_s"),
+    "_count": ("_per_s", 1.0, "per_s"),
+}
+"""By the ending of a counter's name: the ending of its rate, units of the rate in one of the counter, and the unit."""
+
+BUSY_SECONDS, TOTAL_SECONDS, LOAD_RATIO = "cputime.busy_seconds", "cputime.total_seconds", "cputime.load_ratio"
+RATED_COUNTS = frozenset({"throttle.overcurrent_count"})
 
 
-def table(profile: Profile, found: ProbeResult, width: int | None = None) -> list[str]:
-    """Return the lines: facts, readings, absences, and what the most important of them mean.
+def format_table(profile: Profile, found: ProbeResult, width: int | None = None) -> list[str]:
+    """Format the tables of a board: facts, readings, absences, and advice on the most important of them.
 
     Args:
         profile: Of the board.
-        found: What its probes found.
+        found: Result of its probes.
         width: Of the terminal in columns; None for lines of any length.
     """
     facts = {"board": f"{profile.id}  {profile.name}"} | {
         name: value for name, value in found.facts.items() if name != "board"
     }
-    lines = columns(facts.items(), width=width)
+    lines = format_columns(facts.items(), width=width)
     if found.readings:
         head = ("READING", "VALUE", "±", "QUALITY", "SOURCE")
-        lines += ["", *columns(map(_row, sorted(found.readings.items())), head, width=width)]
+        lines += ["", *format_columns(map(_make_row, sorted(found.readings.items())), head, width=width)]
     if found.absent:
         lacks = [(name, one.lack.replace("_", " "), one.cause) for name, one in sorted(found.absent.items())]
-        lines += ["", *columns(lacks, ("ABSENT", "WHY", "CAUSE"), width=width)]
+        lines += ["", *format_columns(lacks, ("ABSENT", "WHY", "CAUSE"), width=width)]
     waiting = {name for name, one in found.absent.items() if one.lack == "busy"}
-    advice = [meaning for name, meaning in MISSING if name not in found.readings.keys() | waiting]
-    advice += [UNDESCRIBED] if profile.id == UNKNOWN_PROFILE.id else []
+    advice = [meaning for name, meaning in MISSING_FIGURES if name not in found.readings.keys() | waiting]
+    advice += [UNDESCRIBED_BOARD] if profile.id == UNKNOWN_PROFILE.id else []
     return [*lines, "", *(line for one in advice for line in fold_text(one, width))] if advice else lines
 
 
-def human(name: str, value: float) -> str:
-    """Return a figure with its unit, told by the name it has: `cpu.f_hertz`, 1.51e9 -> `1.51 GHz`."""
+def format_figure(name: str, value: float) -> str:
+    """Format a figure with the unit that its name ends in: `cpu.f_hertz`, 1.51e9 -> `1.51 GHz`."""
     if name.endswith("_flag"):
         return "yes" if value else "no"
     if name.endswith("_ratio"):
@@ -76,8 +86,10 @@ def human(name: str, value: float) -> str:
     return f"{scaled:.4g} {unit.name}".rstrip() if abs(scaled) < 1e4 else f"{scaled:.0f} {unit.name}".rstrip()  # noqa: PLR2004
 
 
-def columns(rows: Iterable[Sequence[str]], headings: Sequence[str] = (), *, width: int | None = None) -> list[str]:
-    """Return rows as lines of aligned columns, of which the last is folded first.
+def format_columns(
+    rows: Iterable[Sequence[str]], headings: Sequence[str] = (), *, width: int | None = None
+) -> list[str]:
+    """Format rows as lines of aligned columns, of which the last is folded first.
 
     Args:
         rows: Cells; none of them can drive the terminal.
@@ -88,65 +100,51 @@ def columns(rows: Iterable[Sequence[str]], headings: Sequence[str] = (), *, widt
     if not cells:
         return []
     *names, last = headings or [""] * len(cells[0])
-    return table_lines(TextTable([*map(TextColumn, names), TextColumn(last, least=LEAST_WORDS)], cells), width)
+    return table_lines(TextTable([*map(TextColumn, names), TextColumn(last, least=MIN_COLUMN_WIDTH)], cells), width)
 
 
-def _row(item: tuple[str, Reading]) -> tuple[str, str, str, str, str]:
+def _make_row(item: tuple[str, Reading]) -> tuple[str, str, str, str, str]:
     name, reading = item
-    spread = "" if reading.uncertainty is None else human(name, reading.uncertainty)
-    return name, human(name, reading.value), spread, reading.quality, reading.source
+    spread = "" if reading.uncertainty is None else format_figure(name, reading.uncertainty)
+    return name, format_figure(name, reading.value), spread, reading.quality, reading.source
 
 
-def _printable(cell: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in cell)
-
-
-RATES: Mapping[str, tuple[str, float, str]] = {
-    "_joules": ("_watts", 1.0, "watts"),
-    "_received_bytes": ("_received_bits_per_s", 8.0, "bits_per_s"),
-    "_sent_bytes": ("_sent_bits_per_s", 8.0, "bits_per_s"),
-    "_count": ("_per_s", 1.0, "per_s"),
-}
-"""By the ending of a counter's name: the ending of its rate, units of the rate in one of the counter, and the unit."""
-
-BUSY, TOTAL, LOAD = "cputime.busy_seconds", "cputime.total_seconds", "cputime.load_ratio"
-COUNTS = frozenset({"throttle.overcurrent_count"})
-
-
-def rates(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> dict[str, Reading]:
-    """Return the mean rates between two readings, by the counters' names with another ending.
+def compute_rates(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> dict[str, Reading]:
+    """Compute the mean rates between two readings, by the counters' names with another ending.
 
     `power.package-0_joules` gives `power.package-0_watts`, `net.eth0_sent_bytes` gives `net.eth0_sent_bits_per_s`;
     busy and total CPU seconds give `cputime.load_ratio`. A counter that went back wrapped or began anew: it gives no
-    rate, for nobody knows how far it had come.
+    rate, since how far it had come is not known.
     """
     found = {}
     for name in before.keys() & now.keys():
-        rate = _renamed(name)
+        rate = _find_rate(name)
         past_s = now[name].at - before[name].at
         change = now[name].value - before[name].value
         if rate is not None and past_s > 0 and change >= 0:
             new, factor, unit = rate
-            found[new] = _mean(now[name], factor * change / past_s, unit)
-    return dict(sorted((found | _load(before, now)).items()))
+            found[new] = _make_reading(now[name], factor * change / past_s, unit)
+    return dict(sorted((found | _compute_load(before, now)).items()))
 
 
-def _renamed(name: str) -> tuple[str, float, str] | None:
+def _find_rate(name: str) -> tuple[str, float, str] | None:
     for ending, (new, factor, unit) in RATES.items():
-        if name.endswith(ending) and (ending != "_count" or name in COUNTS):
+        if name.endswith(ending) and (ending != "_count" or name in RATED_COUNTS):
             return name.removesuffix(ending) + new, factor, unit
     return None
 
 
-def _load(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> dict[str, Reading]:
-    if not {BUSY, TOTAL} <= before.keys() & now.keys():
+def _compute_load(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> dict[str, Reading]:
+    if not {BUSY_SECONDS, TOTAL_SECONDS} <= before.keys() & now.keys():
         return {}
-    busy = now[BUSY].value - before[BUSY].value
-    total = now[TOTAL].value - before[TOTAL].value
+    busy = now[BUSY_SECONDS].value - before[BUSY_SECONDS].value
+    total = now[TOTAL_SECONDS].value - before[TOTAL_SECONDS].value
     if busy < 0 or total <= 0:
         return {}
-    return {LOAD: _mean(now[BUSY], min(1.0, busy / total), "ratio")}  # idle time may go back by a tick (proc(5))
+    return {
+        LOAD_RATIO: _make_reading(now[BUSY_SECONDS], min(1.0, busy / total), "ratio")
+    }  # idle time may go back by a tick (proc(5))
 
 
-def _mean(counter: Reading, value: float, unit: str) -> Reading:
+def _make_reading(counter: Reading, value: float, unit: str) -> Reading:
     return Reading(value=value, unit=unit, source=counter.source, quality=counter.quality, at=counter.at)

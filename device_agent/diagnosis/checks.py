@@ -1,7 +1,4 @@
-"""What keeps a board from measuring and training, and how to mend it: each check from what was found, without looking.
-
-`device_agent.diagnosis.examine` looks.
-"""
+"""Checks of a board, each with its remedy; pure, `device_agent.diagnosis.examine` gathers what they judge."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.diagnosis.board_text import human
+from device_agent.diagnosis.board_text import format_figure
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Permissions, Profile
@@ -21,85 +18,11 @@ MIB = 1 << 20
 TRAINER_BYTES = 400 * MIB
 """Torch takes about 220 MiB when it is imported and 340 in the training of a small network."""
 
-LEAST_DISK_BYTES = 64 * MIB
+MIN_DISK_BYTES = 64 * MIB
 
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding.
-
-    Attributes:
-        state: `bad` keeps the board from training; `warn` costs figures, or may cost a task.
-        remedy: What to do; empty where nothing is to be done.
-    """
-
-    name: str
-    state: Literal["ok", "warn", "bad"]
-    finding: str
-    remedy: str = ""
-
-
-def of_profile(profile: Profile) -> Check:
-    """Check that somebody described this board."""
-    finding = f"{profile.id}, {profile.name}"
-    if profile.match.compatible or profile.match.dmi:
-        return Check(name="profile", state="ok", finding=finding)
-    remedy = "figures are as good as the kernel's; to add this board, see `device-agent probe --record`"
-    return Check(name="profile", state="ok", finding=f"{finding}; a fallback", remedy=remedy)
-
-
-def of_clock(synchronised: bool | None) -> Check:  # noqa: FBT001 - it is the whole input
-    """Check the calendar clock; no deadline uses it, so that a wrong one only spoils the dates of logs."""
-    if synchronised is None:
-        return Check(name="clock", state="warn", finding="the kernel does not say whether it is synchronised")
-    if synchronised:
-        return Check(name="clock", state="ok", finding="synchronised")
-    remedy = "`sudo timedatectl set-ntp true`; on a site without internet, point it to a time server of the site"
-    return Check(name="clock", state="warn", finding="not synchronised: dates in logs may be wrong", remedy=remedy)
-
-
-def of_disk(folder: str, refused: str, free_bytes: int, outbox_bytes: int) -> Check:
-    """Check that the folder of state takes what an agent keeps there; `refused` is why it cannot be written to."""
-    if refused:
-        remedy = f"give it to the agent's user: `sudo install -d -o USER {folder}`, or name another folder in state_dir"
-        return Check(name="disk", state="bad", finding=f"{folder}: {refused}", remedy=remedy)
-    finding = f"{folder}: {human('_bytes', free_bytes)} free"
-    if free_bytes < LEAST_DISK_BYTES:
-        return Check(name="disk", state="bad", finding=finding, remedy="make room there, or name another folder")
-    if free_bytes < outbox_bytes:
-        remedy = f"make room, or set outbox_mb to {free_bytes // 2 // MIB}, so that an update that does not fit is told"
-        finding += f", and the outbox may take {human('_bytes', outbox_bytes)}"
-        return Check(name="disk", state="warn", finding=finding, remedy=remedy)
-    return Check(name="disk", state="ok", finding=finding)
-
-
-def of_data(path: str, *, is_readable: bool) -> Check:
-    """Check that the examples are there; whether they are as they should be shows when they are read."""
-    if is_readable:
-        return Check(name="data", state="ok", finding=path or "none to be read from a file")
-    remedy = "correct `path` of [data], or let the agent's user read it"
-    return Check(name="data", state="bad", finding=f"{path} is not there, or not ours to read", remedy=remedy)
-
-
-def of_memory(found: ProbeResult | Absent, limit_bytes: int) -> Check:
-    """Check that the trainer finds the memory it takes, and may take it; `limit_bytes` is its limit, 0 for none."""
-    free = found.readings.get("memory.available_bytes") if isinstance(found, ProbeResult) else None
-    if free is None:
-        return Check(name="memory", state="warn", finding=f"nothing tells how much is free: {_why(found)}")
-    finding = f"{human(MEMORY, free.value)} available"
-    if 0 < limit_bytes < TRAINER_BYTES:
-        remedy = f"set memory_mb of [trainer] to {TRAINER_BYTES // MIB} or more"
-        finding += f", and the trainer may take {human(MEMORY, limit_bytes)}: too little for torch"
-        return Check(name="memory", state="warn", finding=finding, remedy=remedy)
-    if free.value < max(limit_bytes, TRAINER_BYTES):
-        remedy = "end other programs, leave out the desktop, or add swap"
-        finding += f", and training takes {human(MEMORY, max(limit_bytes, TRAINER_BYTES))}"
-        return Check(name="memory", state="warn", finding=finding, remedy=remedy)
-    return Check(name="memory", state="ok", finding=finding)
-
-
-MEMORY = "memory.available_bytes"
+AVAILABLE_MEMORY = "memory.available_bytes"
 COOLING = "better cooling: a heat sink, a fan, a cooler place"
-CURES: Mapping[str, str] = {
+THROTTLE_CURES: Mapping[str, str] = {
     "undervoltage": "a stronger supply, a shorter or thicker cable",
     "over-current": "a stronger supply, or a power mode that draws less (`device-agent profile`)",
     "temperature": COOLING,
@@ -109,112 +32,21 @@ CURES: Mapping[str, str] = {
 }
 """By the word of the fact `throttle` that tells the cause; the last is for what is left."""
 
+THROTTLE_FLAGS = ("throttle.now_flag", "throttle.undervoltage_flag", "throttle.since_boot_flag")
 
-def of_throttle(found: ProbeResult) -> Check:
-    """Check that the board runs at the speed it has, now and since it started."""
-    words = found.facts.get("throttle", "none")
-    flags = [name for name in THROTTLED if (one := found.readings.get(name)) and one.value]
-    if not flags:
-        return Check(name="throttling", state="ok", finding=words)
-    cure = next(cure for word, cure in CURES.items() if word in words)
-    return Check(name="throttling", state="warn", finding=words, remedy=cure)
-
-
-THROTTLED = ("throttle.now_flag", "throttle.undervoltage_flag", "throttle.since_boot_flag")
-
-
-def of_sources(quantity: str, answers: Mapping[str, str | Absent], grant: str) -> list[Check]:
-    """Check every source of a quantity, best first; a lesser one need not answer, one that is denied can be mended.
-
-    Args:
-        quantity: Such as `power`.
-        answers: What a source says, or why it does not, by source.
-        grant: What gives this user the right to read.
-    """
-    order = list(answers)
-    serving = next((name for name in order if isinstance(answers[name], str)), "")
-    checks = []
-    for name, answer in answers.items():
-        title = f"{quantity}: {name}" if name else quantity
-        if isinstance(answer, str):
-            checks.append(Check(name=title, state="ok", finding=answer))
-            continue
-        finding = f"{answer.lack.replace('_', ' ')}: {answer.cause}"
-        if serving and (answer.lack == "not_present" or order.index(name) > order.index(serving)):
-            checks.append(Check(name=title, state="ok", finding=f"{finding}; {serving} serves"))
-            continue
-        remedy = grant if answer.lack == "denied" else REMEDIES.get(quantity, "") if name == order[-1] else ""
-        checks.append(Check(name=title, state="warn", finding=finding, remedy=remedy))
-    return checks
-
-
-REMEDIES: Mapping[str, str] = {
+SOURCE_REMEDIES: Mapping[str, str] = {
     "power": "name a meter under [board.meter], or let `device-agent calibrate` fit a model",
     "meter": "is it on, and is its url right? `curl` shows what it answers",
     "cpu clock": "cycles are not counted without a clock; a container needs /sys/devices/system/cpu",
 }
 
-
-def granting(permissions: Permissions, user: str, groups: Collection[str]) -> str:
-    """Return what gives a user, who is in these groups, the right to read the board's sensors."""
-    lines = [
-        f"`sudo usermod -aG {group} {user}`, then log in anew" for group in permissions.groups if group not in groups
-    ]
-    lines += [f"add to /etc/udev/rules.d/60-fieldfleet.rules: {line}" for line in permissions.udev]
-    lines += [f"add to /etc/tmpfiles.d/fieldfleet.conf: {line}" for line in permissions.tmpfiles]
-    if permissions.tmpfiles:
-        lines.append("`sudo systemd-tmpfiles --create`")
-    if permissions.note:
-        lines.append(permissions.note)
-    return "; ".join(lines) or f"let {user} read it: run as a member of the file's group"
-
-
-def of_library(verdict: Verdict, lacking: str, machine: str) -> Check:
-    """Check that a library runs; only torch is needed to train. `lacking` is what it may want of the CPU."""
-    name, state = verdict.library, verdict.state
-    finding = f"{verdict.version} {verdict.finding}".strip()
-    if state == "usable":
-        return Check(name=name, state="ok", finding=finding)
-    if lacking:
-        finding += f"; this CPU has no {lacking}"
-    return Check(name=name, state="bad" if name == "torch" else "warn", finding=finding, remedy=_cure(verdict, machine))
-
-
-def _cure(verdict: Verdict, machine: str) -> str:
-    library = verdict.library
-    match verdict.state:
-        case "missing":
-            bound = "<2.11" if library == "torch" and machine == "aarch64" else ""  # from then on it brings CUDA along
-            return f"`pip install '{library}{bound}'` into this environment"
-        case "sigill":
-            return SIGILL.get(library, "install an older release")
-        case "out_of_memory":
-            return "end other programs or add swap; on boards of 512 MB torch does not fit"
-        case "timeout":
-            return "try again while the board does nothing else"
-    if "/sys/devices/system/cpu" in verdict.finding:
-        return "a container must let /sys be read"
-    return f"`python -c 'import {library}'` says more; reinstall it"
-
-
-SIGILL: Mapping[str, str] = {
+SIGILL_CURES: Mapping[str, str] = {
     "torch": "install another release and run doctor again: on CPUs of ARMv8.0 2.4.0, 2.6.0 and 2.10.0 are known to "
     "die, 2.3.1 to run, and 2.11 to be mended (take it from an index of CPU wheels: the usual one brings CUDA)",
     "onnxruntime": "`pip install 'onnxruntime<1.21'` and run doctor again: 1.21.0 is known to die on CPUs of ARMv8.0",
 }
 
-
-def of_broker(broker: Broker, refusal: str) -> Check:
-    """Check that the broker serves us; `refusal` is why it does not."""
-    place = f"{broker.host}:{broker.port}"
-    if not refusal:
-        return Check(name="broker", state="ok", finding=f"{place} takes us")
-    told = refusal.lower()
-    cure = next(cure for words, cure in BROKEN.items() if any(word in told for word in words))
-    return Check(name="broker", state="bad", finding=f"{place}: {refusal}", remedy=cure)
-
-
-BROKEN: Mapping[tuple[str, ...], str] = {
+BROKER_CURES: Mapping[tuple[str, ...], str] = {
     ("connection refused",): "nothing listens there: start the broker, or correct host and port of [broker]",
     (
         "name or service",
@@ -234,6 +66,187 @@ BROKEN: Mapping[tuple[str, ...], str] = {
 """By words of the refusal, what to do."""
 
 
-def _why(found: ProbeResult | Absent) -> str:
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """Finding of one check.
+
+    Attributes:
+        state: `bad` keeps the board from training; `warn` costs figures, or may cost a task.
+        remedy: What to do; empty where nothing is to be done.
+    """
+
+    name: str
+    state: Literal["ok", "warn", "bad"]
+    finding: str
+    remedy: str = ""
+
+
+def check_profile(profile: Profile) -> Check:
+    """Check that a profile describes this board."""
+    finding = f"{profile.id}, {profile.name}"
+    if profile.match.compatible or profile.match.dmi:
+        return Check(name="profile", state="ok", finding=finding)
+    remedy = "figures are as good as the kernel's; to add this board, see `device-agent probe --record`"
+    return Check(name="profile", state="ok", finding=f"{finding}; a fallback", remedy=remedy)
+
+
+def check_clock(synchronised: bool | None) -> Check:  # noqa: FBT001 - it is the whole input
+    """Check the calendar clock; no deadline uses it, so that a wrong one only spoils the dates of logs."""
+    if synchronised is None:
+        return Check(name="clock", state="warn", finding="the kernel does not say whether it is synchronised")
+    if synchronised:
+        return Check(name="clock", state="ok", finding="synchronised")
+    remedy = "`sudo timedatectl set-ntp true`; on a site without internet, point it to a time server of the site"
+    return Check(name="clock", state="warn", finding="not synchronised: dates in logs may be wrong", remedy=remedy)
+
+
+def check_disk(folder: str, refused: str, free_bytes: int, outbox_bytes: int) -> Check:
+    """Check that the folder of state takes what an agent keeps there.
+
+    Args:
+        folder: Of the agent's state.
+        refused: Why it cannot be written to; empty where it can.
+        free_bytes: Of its disk.
+        outbox_bytes: Most that the outbox may take.
+    """
+    if refused:
+        remedy = f"give it to the agent's user: `sudo install -d -o USER {folder}`, or name another folder in state_dir"
+        return Check(name="disk", state="bad", finding=f"{folder}: {refused}", remedy=remedy)
+    finding = f"{folder}: {format_figure('_bytes', free_bytes)} free"
+    if free_bytes < MIN_DISK_BYTES:
+        return Check(name="disk", state="bad", finding=finding, remedy="make room there, or name another folder")
+    if free_bytes < outbox_bytes:
+        remedy = f"make room, or set outbox_mb to {free_bytes // 2 // MIB}, so that an update that does not fit is told"
+        finding += f", and the outbox may take {format_figure('_bytes', outbox_bytes)}"
+        return Check(name="disk", state="warn", finding=finding, remedy=remedy)
+    return Check(name="disk", state="ok", finding=finding)
+
+
+def check_data(path: str, *, is_readable: bool) -> Check:
+    """Check that the examples are there; whether they are as they should be shows when they are read."""
+    if is_readable:
+        return Check(name="data", state="ok", finding=path or "none to be read from a file")
+    remedy = "correct `path` of [data], or let the agent's user read it"
+    return Check(name="data", state="bad", finding=f"{path} is not there, or not ours to read", remedy=remedy)
+
+
+def check_memory(found: ProbeResult | Absent, limit_bytes: int) -> Check:
+    """Check that the trainer finds the memory it takes, and may take it; `limit_bytes` is its limit, 0 for none."""
+    free = found.readings.get("memory.available_bytes") if isinstance(found, ProbeResult) else None
+    if free is None:
+        return Check(name="memory", state="warn", finding=f"nothing tells how much is free: {_find_cause(found)}")
+    finding = f"{format_figure(AVAILABLE_MEMORY, free.value)} available"
+    if 0 < limit_bytes < TRAINER_BYTES:
+        remedy = f"set memory_mb of [trainer] to {TRAINER_BYTES // MIB} or more"
+        finding += f", and the trainer may take {format_figure(AVAILABLE_MEMORY, limit_bytes)}: too little for torch"
+        return Check(name="memory", state="warn", finding=finding, remedy=remedy)
+    if free.value < max(limit_bytes, TRAINER_BYTES):
+        remedy = "end other programs, leave out the desktop, or add swap"
+        finding += f", and training takes {format_figure(AVAILABLE_MEMORY, max(limit_bytes, TRAINER_BYTES))}"
+        return Check(name="memory", state="warn", finding=finding, remedy=remedy)
+    return Check(name="memory", state="ok", finding=finding)
+
+
+def check_throttle(found: ProbeResult) -> Check:
+    """Check that the board runs at the speed it has, now and since it started."""
+    words = found.facts.get("throttle", "none")
+    flags = [name for name in THROTTLE_FLAGS if (one := found.readings.get(name)) and one.value]
+    if not flags:
+        return Check(name="throttling", state="ok", finding=words)
+    cure = next(cure for word, cure in THROTTLE_CURES.items() if word in words)
+    return Check(name="throttling", state="warn", finding=words, remedy=cure)
+
+
+def check_sources(quantity: str, answers: Mapping[str, str | Absent], grant: str) -> list[Check]:
+    """Check every source of a quantity, best first; a lesser one need not answer, one that is denied can be mended.
+
+    Args:
+        quantity: Such as `power`.
+        answers: A source's answer, or why there is none, by source.
+        grant: What gives this user the right to read.
+    """
+    order = list(answers)
+    serving = next((name for name in order if isinstance(answers[name], str)), "")
+    checks = []
+    for name, answer in answers.items():
+        title = f"{quantity}: {name}" if name else quantity
+        if isinstance(answer, str):
+            checks.append(Check(name=title, state="ok", finding=answer))
+            continue
+        finding = f"{answer.lack.replace('_', ' ')}: {answer.cause}"
+        if serving and (answer.lack == "not_present" or order.index(name) > order.index(serving)):
+            checks.append(Check(name=title, state="ok", finding=f"{finding}; {serving} serves"))
+            continue
+        remedy = grant if answer.lack == "denied" else SOURCE_REMEDIES.get(quantity, "") if name == order[-1] else ""
+        checks.append(Check(name=title, state="warn", finding=finding, remedy=remedy))
+    return checks
+
+
+def describe_grant(permissions: Permissions, user: str, groups: Collection[str]) -> str:
+    """Describe what gives a user the right to read the board's sensors.
+
+    Args:
+        permissions: Of the board's profile.
+        user: Name of the agent's user.
+        groups: Those the user is in.
+    """
+    lines = [
+        f"`sudo usermod -aG {group} {user}`, then log in anew" for group in permissions.groups if group not in groups
+    ]
+    lines += [f"add to /etc/udev/rules.d/60-fieldfleet.rules: {line}" for line in permissions.udev]
+    lines += [f"add to /etc/tmpfiles.d/fieldfleet.conf: {line}" for line in permissions.tmpfiles]
+    if permissions.tmpfiles:
+        lines.append("`sudo systemd-tmpfiles --create`")
+    if permissions.note:
+        lines.append(permissions.note)
+    return "; ".join(lines) or f"let {user} read it: run as a member of the file's group"
+
+
+def check_library(verdict: Verdict, lacking: str, machine: str) -> Check:
+    """Check that a library runs; only torch is needed to train.
+
+    Args:
+        verdict: Of its smoke test.
+        lacking: Instruction set that it wants and this CPU does not have; empty for none.
+        machine: As `uname -m` prints it.
+    """
+    name, state = verdict.library, verdict.state
+    finding = f"{verdict.version} {verdict.finding}".strip()
+    if state == "usable":
+        return Check(name=name, state="ok", finding=finding)
+    if lacking:
+        finding += f"; this CPU has no {lacking}"
+    return Check(
+        name=name, state="bad" if name == "torch" else "warn", finding=finding, remedy=_suggest_cure(verdict, machine)
+    )
+
+
+def _suggest_cure(verdict: Verdict, machine: str) -> str:
+    library = verdict.library
+    match verdict.state:
+        case "missing":
+            bound = "<2.11" if library == "torch" and machine == "aarch64" else ""  # from then on it brings CUDA along
+            return f"`pip install '{library}{bound}'` into this environment"
+        case "sigill":
+            return SIGILL_CURES.get(library, "install an older release")
+        case "out_of_memory":
+            return "end other programs or add swap; on boards of 512 MB torch does not fit"
+        case "timeout":
+            return "try again while the board does nothing else"
+    if "/sys/devices/system/cpu" in verdict.finding:
+        return "a container must let /sys be read"
+    return f"`python -c 'import {library}'` says more; reinstall it"
+
+
+def check_broker(broker: Broker, refusal: str) -> Check:
+    """Check that the broker serves us; `refusal` is why it does not."""
+    place = f"{broker.host}:{broker.port}"
+    if not refusal:
+        return Check(name="broker", state="ok", finding=f"{place} takes us")
+    told = refusal.lower()
+    cure = next(cure for words, cure in BROKER_CURES.items() if any(word in told for word in words))
+    return Check(name="broker", state="bad", finding=f"{place}: {refusal}", remedy=cure)
+
+
+def _find_cause(found: ProbeResult | Absent) -> str:
     lacks = [found] if isinstance(found, Absent) else list(found.absent.values())
     return next((lack.cause for lack in lacks), "no reading")

@@ -1,4 +1,4 @@
-"""Look at a board and its surroundings for `device-agent doctor`; `checks` judges what is found."""
+"""Examine a board and its surroundings for `device-agent doctor`; `checks` judges the findings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from device_agent.config import AgentConfig, BoardConfig, MeterConfig
 from device_agent.diagnosis import checks
-from device_agent.diagnosis.board_text import human
+from device_agent.diagnosis.board_text import format_figure
 from device_agent.diagnosis.checks import Check
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.measurement import calibration_file
-from device_agent.measurement.link_test import refusal
+from device_agent.measurement.link_test import find_refusal
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Probe, ProbeResult, describe_absence
 from device_agent.probes.power import source as power
@@ -36,51 +36,63 @@ from shared.runtime.clock import monotonic
 TIME_ERROR = 5
 """What adjtimex(2) returns of a clock that nobody keeps right."""
 
-SMOKE_S = 180.0
+SMOKE_TEST_S = 180.0
 
 
-def board(root: Path, told: BoardConfig, state_dir: Path | None = None) -> Iterator[Check]:
-    """Examine the board below `root`: whatever its files can tell, with what was fitted on it, kept in `state_dir`."""
+def examine_board(root: Path, told: BoardConfig, state_dir: Path | None = None) -> Iterator[Check]:
+    """Examine the board below `root`: all that its files show.
+
+    Args:
+        root: The board's root folder.
+        told: Its table of the agent's file.
+        state_dir: Folder that keeps a calibration of the board; None for none.
+    """
     try:
         fitted = calibration_file.load(state_dir) if state_dir else None
     except CorruptFile as error:
         fitted = None
         yield Check(name="calibration", state="warn", finding=str(error), remedy="`device-agent calibrate`")
     try:
-        profile = calibration_file.applied(load_for_board(root, told.profile), fitted)
+        profile = calibration_file.apply_calibration(load_for_board(root, told.profile), fitted)
     except ConfigError as error:
         remedy = "correct `profile` of [board], or that file"
         yield Check(name="profile", state="bad", finding=str(error), remedy=remedy)
         return
-    yield checks.of_profile(profile)
-    if isinstance(found := _asked(throttle.read, root, profile), ProbeResult):
-        yield checks.of_throttle(found)
-    yield from _sensors(root, profile, told.meter)
+    yield checks.check_profile(profile)
+    if isinstance(found := _ask_probe(throttle.read, root, profile), ProbeResult):
+        yield checks.check_throttle(found)
+    yield from _examine_sensors(root, profile, told.meter)
 
 
-def machine(config: AgentConfig | None, profile: Profile, smoke_s: float = SMOKE_S) -> Iterator[Check]:
-    """Examine this machine itself: clock, disk, memory, libraries."""
-    yield checks.of_clock(synchronised())
+def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float = SMOKE_TEST_S) -> Iterator[Check]:
+    """Examine this machine itself: clock, disk, memory, libraries.
+
+    Args:
+        config: Of the agent; None where none is given.
+        profile: Of this board.
+        smoke_s: Seconds that a library's smoke test may take.
+    """
+    yield checks.check_clock(is_synchronised())
     limit = config.trainer.memory_mb * checks.MIB if config else 0
-    yield checks.of_memory(_asked(memory.read, LIVE_ROOT, profile), limit)
+    yield checks.check_memory(_ask_probe(memory.read, LIVE_ROOT, profile), limit)
     if config:
-        yield from _state(Path(config.state_dir), config.outbox_mb * checks.MIB)
+        yield from _examine_state(Path(config.state_dir), config.outbox_mb * checks.MIB)
     for library in runtime.PACKAGES:
         verdict = runtime.smoke_test(library, smoke_s, board=profile.id)
         if config:
             runtime.store_verdict(Path(config.state_dir), verdict)
-        yield checks.of_library(verdict, runtime.find_missing_isa(LIVE_ROOT, library, profile), platform.machine())
+        yield checks.check_library(verdict, runtime.find_missing_isa(LIVE_ROOT, library, profile), platform.machine())
 
 
-def broker(config: AgentConfig) -> Check:
+def examine_broker(config: AgentConfig) -> Check:
     """Examine the way to the broker, with a connection of its own and a topic that nobody listens to."""
     name = f"{config.site}.{config.device}.doctor-{os.getpid()}"
-    said = asyncio.run(refusal(config.broker, name, topic(config.site, config.device, "doctor")))
-    return checks.of_broker(config.broker, said)
+    said = asyncio.run(find_refusal(config.broker, name, topic(config.site, config.device, "doctor")))
+    return checks.check_broker(config.broker, said)
 
 
-def synchronised() -> bool | None:
-    """Return whether the kernel's clock is kept right by a time server; None where the kernel does not say."""
+def is_synchronised() -> bool | None:
+    """Return whether the kernel's clock is kept right by a time server; None where the kernel does not report it."""
     timex = (ctypes.c_long * 64)()  # room for struct timex; its first word, 0, says that nothing is to be changed
     try:
         state = ctypes.CDLL(None).adjtimex(timex)
@@ -89,7 +101,7 @@ def synchronised() -> bool | None:
     return None if state < 0 else state != TIME_ERROR
 
 
-def _state(folder: Path, outbox_bytes: int) -> Iterator[Check]:
+def _examine_state(folder: Path, outbox_bytes: int) -> Iterator[Check]:
     refused, free_bytes = "", 0
     try:  # the folder itself is left to the agent, whose user is to own it
         there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
@@ -98,7 +110,7 @@ def _state(folder: Path, outbox_bytes: int) -> Iterator[Check]:
         free_bytes = shutil.disk_usage(there).free
     except OSError as error:
         refused = error.strerror or str(error)
-    yield checks.of_disk(str(folder), refused, free_bytes, outbox_bytes)
+    yield checks.check_disk(str(folder), refused, free_bytes, outbox_bytes)
     if _is_held(folder / "lock"):
         yield Check(name="agent", state="ok", finding=f"one is running in {folder}")
 
@@ -114,70 +126,74 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def _sensors(root: Path, profile: Profile, meter: MeterConfig | None) -> Iterator[Check]:
+def _examine_sensors(root: Path, profile: Profile, meter: MeterConfig | None) -> Iterator[Check]:
     """Ask every source of the profile by itself, and each other probe once."""
-    grant = checks.granting(profile.permissions, *_user())
+    grant = checks.describe_grant(profile.permissions, *_read_user())
     if meter:
-        yield from checks.of_sources("meter", {meter.url: _watts(root, profile, meter)}, grant)
+        yield from checks.check_sources("meter", {meter.url: _ask_watts(root, profile, meter)}, grant)
     watts: dict[str, str | Absent] = {
-        source: _watts(root, replace(profile, power=replace(profile.power, sources=(source,))))
+        source: _ask_watts(root, replace(profile, power=replace(profile.power, sources=(source,))))
         for source in profile.power.sources
     }
-    yield from checks.of_sources("power", watts, grant)
+    yield from checks.check_sources("power", watts, grant)
     hertz: dict[str, str | Absent] = {
-        source: _said(cpufreq.read, root, replace(profile, cpu=replace(profile.cpu, sources=(source,))), "cpu.f_hertz")
+        source: _ask_value(
+            cpufreq.read, root, replace(profile, cpu=replace(profile.cpu, sources=(source,))), "cpu.f_hertz"
+        )
         for source in profile.cpu.sources
     }
-    yield from checks.of_sources("cpu clock", hertz, grant)
+    yield from checks.check_sources("cpu clock", hertz, grant)
     words: dict[str, str | Absent] = {
-        source: _said(
+        source: _ask_value(
             throttle.read, root, replace(profile, throttle=replace(profile.throttle, sources=(source,))), "throttle"
         )
         for source in profile.throttle.sources
     }
-    yield from checks.of_sources("throttle", words, grant)
-    yield from checks.of_sources("thermal", {"": _said(thermal.read, root, profile, thermal.HOTTEST_CELSIUS)}, grant)
+    yield from checks.check_sources("throttle", words, grant)
+    yield from checks.check_sources(
+        "thermal", {"": _ask_value(thermal.read, root, profile, thermal.HOTTEST_CELSIUS)}, grant
+    )
     if profile.power_mode.kind != "none":
-        yield from checks.of_sources("power mode", {"": _said(power_mode.read, root, profile, "mode")}, grant)
+        yield from checks.check_sources("power mode", {"": _ask_value(power_mode.read, root, profile, "mode")}, grant)
 
 
-def _watts(root: Path, profile: Profile, meter: MeterConfig | None = None) -> str | Absent:
-    """Return what a source of power says; of one that counts energy, that it opens: a figure takes two reads."""
+def _ask_watts(root: Path, profile: Profile, meter: MeterConfig | None = None) -> str | Absent:
+    """Return the reading of a power source; of one that counts energy, that it opens: a figure takes two reads."""
     try:
         source = power.open_source(root, profile, monotonic, meter=meter)
         if source.kind == "mean":
             return f"opens, {source.provenance.quality}"
-        return _shown("power.total_watts", source.read())
+        return _format_reading("power.total_watts", source.read())
     except NoData as error:
         return describe_absence(error)
 
 
-def _said(probe: Probe, root: Path, profile: Profile, name: str) -> str | Absent:
+def _ask_value(probe: Probe, root: Path, profile: Profile, name: str) -> str | Absent:
     """Return a probe's figure or fact of that name."""
-    found = _asked(probe, root, profile)
+    found = _ask_probe(probe, root, profile)
     if isinstance(found, Absent):
         return found
     if name in found.readings:
-        return _shown(name, found.readings[name])
+        return _format_reading(name, found.readings[name])
     if name in found.facts:
         return found.facts[name]
     lacks = [found.absent[name]] if name in found.absent else list(found.absent.values())
     return next(iter(lacks), Absent(lack="not_present", cause="it says nothing"))
 
 
-def _shown(name: str, reading: Reading) -> str:
-    return f"{human(name, reading.value)}, {reading.quality}"
+def _format_reading(name: str, reading: Reading) -> str:
+    return f"{format_figure(name, reading.value)}, {reading.quality}"
 
 
-def _asked(probe: Probe, root: Path, profile: Profile) -> ProbeResult | Absent:
+def _ask_probe(probe: Probe, root: Path, profile: Profile) -> ProbeResult | Absent:
     try:
         return probe(root, profile, monotonic())
     except NoData as error:
         return describe_absence(error)
 
 
-def _user() -> tuple[str, frozenset[str]]:
-    """Return who we are, and the groups we are in; numbers where they have no name."""
+def _read_user() -> tuple[str, frozenset[str]]:
+    """Return the name of this user, and the groups it is in; numbers where they have no name."""
     names = set[str]()
     for number in {os.getegid(), *os.getgroups()}:
         try:

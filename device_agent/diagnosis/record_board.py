@@ -1,9 +1,7 @@
-"""Copy what a board's sensors say into a folder that replays anywhere: the same figures, the same lacks, no owner.
+"""Record a board's sensors into a folder that replays anywhere: same figures, same lacks, identities redacted.
 
 The folder is a test fixture at once: `root/` with the files that probes read and the outputs of the board's tools, and
 `expected.json` with what the probes make of them.
-
-Take out of a text what tells one board or its owner from another, and leave every figure.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from device_agent.hardware.files import read_text
 from device_agent.probes import firmware, memory
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.power import tegrastats
+from device_agent.probes.throttle import FIRMWARE_COPIES
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Lack
@@ -37,8 +36,51 @@ LABELLED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 
+ROOT, EXPECTED = "root", "expected.json"
+MAX_FILE_BYTES = 64 << 10
+MAX_TREE_BYTES = 4 << 20
 
-def redacted(text: str, private: Iterable[str] = ()) -> str:
+CPU, HWMON, NET = "sys/devices/system/cpu", "sys/class/hwmon/hwmon*", "sys/class/net/*"
+RADIO = ("wireless", "phy80211")
+IIO, SUPPLY, ZONE = "sys/bus/i2c/drivers/ina3221x/*/iio:device*", "sys/class/power_supply/*", "sys/class/powercap/*"
+PATHS = (
+    "proc/cpuinfo",
+    "proc/stat",
+    "proc/meminfo",
+    "proc/net/dev",
+    "proc/net/wireless",
+    "proc/pressure/*",
+    "proc/sys/kernel/osrelease",
+    "proc/device-tree/compatible",
+    "proc/device-tree/model",
+    "proc/self/cgroup",
+    "etc/nv_tegra_release",
+    "etc/nvpmodel.conf",
+    "var/lib/nvpmodel/status",
+    *(f"sys/class/dmi/id/{name}" for name in ("sys_vendor", "product_name", "board_name")),
+    *(f"{CPU}/{name}" for name in ("online", "offline", "present", "possible", "cpu[0-9]*/online")),
+    *(f"{CPU}/cpufreq/policy*/{name}" for name in ("*_freq", "*_cpus", "*_governor", "*_driver", "*_frequencies")),
+    f"{CPU}/cpufreq/policy*/stats/time_in_state",
+    *(f"sys/class/thermal/thermal_zone*/{name}" for name in ("type", "temp", "mode", "trip_point_*")),
+    *(f"sys/class/thermal/cooling_device*/{name}" for name in ("type", "cur_state", "max_state")),
+    *(f"{HWMON}/{name}" for name in ("name", "*_label", "*_input", "*_max", "*_crit", "*_alarm", "*_cnt", "*_en")),
+    *(f"{HWMON}/{name}" for name in ("label", "update_interval", "shunt*_resistor")),
+    *(f"{IIO}/{name}" for name in ("rail_name_*", "in_*_input", "*_limit_*", "name")),
+    *(f"{ZONE}/{name}" for name in ("name", "energy_uj", "max_energy_range_uj", "constraint_*_uw", "enabled")),
+    *(f"{SUPPLY}/{name}" for name in ("type", "scope", "status", "capacity", "online", "present", "*_now")),
+    *FIRMWARE_COPIES,
+    *(f"{NET}/{name}" for name in ("type", "speed", "operstate", "carrier", "statistics/[rt]x_bytes")),
+    *(f"{NET}/{name}" for name in ("device/modalias", "phy80211/index", "wireless/*")),
+    *(f"sys/class/devfreq/*/{name}" for name in ("cur_freq", "max_freq")),
+    *(f"sys/fs/cgroup/{name}" for name in ("memory.pressure", "cpu.max", "cpu.stat")),
+)
+"""All that is copied, as patterns below the root: what probes read now, and what a board's next probe may want."""
+
+FIRMWARE_QUESTIONS = ("measure_clock arm", "measure_temp", "get_throttled", "pmic_read_adc")
+RADIO_QUESTIONS = (("link",), ("station", "dump"))
+
+
+def redact(text: str, private: Iterable[str] = ()) -> str:
     """Return `text` without serial numbers, MAC and IP addresses, network names, UUIDs and machine ids.
 
     Each is replaced by zeros of its form, or by a dash after its label, so that what parses the text goes on to parse.
@@ -52,21 +94,21 @@ def redacted(text: str, private: Iterable[str] = ()) -> str:
     text = UUID.sub("00000000-0000-0000-0000-000000000000", text)
     text = MAC.sub("00:00:00:00:00:00", text)
     text = NAMED_AFTER_MAC.sub(r"\g<1>000000000000", text)
-    text = LONG_HEX.sub(_without_digest, text)
-    text = IPV4.sub(_without_ipv4, text)
-    text = IPV6.sub(_without_ipv6, text)
+    text = LONG_HEX.sub(_mask_digest, text)
+    text = IPV4.sub(_mask_ipv4, text)
+    text = IPV6.sub(_mask_ipv6, text)
     for word in private:
         if word:
             text = re.sub(rf"(?<![\w,.-]){re.escape(word)}(?![\w,.-])", "host", text)
     return text
 
 
-def _without_digest(match: re.Match[str]) -> str:
+def _mask_digest(match: re.Match[str]) -> str:
     digits = match[0]
     return digits if digits.isdecimal() else "0" * len(digits)  # a counter may be as long, but has no letters
 
 
-def _without_ipv4(match: re.Match[str]) -> str:
+def _mask_ipv4(match: re.Match[str]) -> str:
     try:
         ipaddress.IPv4Address(match[0])
     except ValueError:
@@ -74,7 +116,7 @@ def _without_ipv4(match: re.Match[str]) -> str:
     return "0.0.0.0"  # noqa: S104 - an address that is nobody's
 
 
-def _without_ipv6(match: re.Match[str]) -> str:
+def _mask_ipv6(match: re.Match[str]) -> str:
     try:
         address = ipaddress.IPv6Address(match[0].rstrip("."))
     except ValueError:
@@ -82,42 +124,8 @@ def _without_ipv6(match: re.Match[str]) -> str:
     return match[0] if address.is_unspecified else "::"  # `0::` begins every line of a control group
 
 
-ROOT, EXPECTED = "root", "expected.json"
-MAX_FILE_BYTES = 64 << 10
-MAX_TREE_BYTES = 4 << 20
-
-CPU, HWMON, NET = "sys/devices/system/cpu", "sys/class/hwmon/hwmon*", "sys/class/net/*"
-RADIO = ("wireless", "phy80211")
-IIO, SUPPLY, ZONE = "sys/bus/i2c/drivers/ina3221x/*/iio:device*", "sys/class/power_supply/*", "sys/class/powercap/*"
-PATHS = (
-    *("proc/cpuinfo", "proc/stat", "proc/meminfo", "proc/net/dev", "proc/net/wireless", "proc/pressure/*"),
-    *("proc/sys/kernel/osrelease", "proc/device-tree/compatible", "proc/device-tree/model", "proc/self/cgroup"),
-    *("etc/nv_tegra_release", "etc/nvpmodel.conf", "var/lib/nvpmodel/status"),
-    *(f"sys/class/dmi/id/{name}" for name in ("sys_vendor", "product_name", "board_name")),
-    *(f"{CPU}/{name}" for name in ("online", "offline", "present", "possible", "cpu[0-9]*/online")),
-    *(f"{CPU}/cpufreq/policy*/{name}" for name in ("*_freq", "*_cpus", "*_governor", "*_driver", "*_frequencies")),
-    f"{CPU}/cpufreq/policy*/stats/time_in_state",
-    *(f"sys/class/thermal/thermal_zone*/{name}" for name in ("type", "temp", "mode", "trip_point_*")),
-    *(f"sys/class/thermal/cooling_device*/{name}" for name in ("type", "cur_state", "max_state")),
-    *(f"{HWMON}/{name}" for name in ("name", "*_label", "*_input", "*_max", "*_crit", "*_alarm", "*_cnt", "*_en")),
-    *(f"{HWMON}/{name}" for name in ("label", "update_interval", "shunt*_resistor")),
-    *(f"{IIO}/{name}" for name in ("rail_name_*", "in_*_input", "*_limit_*", "name")),
-    *(f"{ZONE}/{name}" for name in ("name", "energy_uj", "max_energy_range_uj", "constraint_*_uw", "enabled")),
-    *(f"{SUPPLY}/{name}" for name in ("type", "scope", "status", "capacity", "online", "present", "*_now")),
-    *(f"sys/devices/platform/{depth}*firmware*/get_throttled" for depth in ("", "*/", "*/*/")),
-    *(f"{NET}/{name}" for name in ("type", "speed", "operstate", "carrier", "statistics/[rt]x_bytes")),
-    *(f"{NET}/{name}" for name in ("device/modalias", "phy80211/index", "wireless/*")),
-    *(f"sys/class/devfreq/*/{name}" for name in ("cur_freq", "max_freq")),
-    *(f"sys/fs/cgroup/{name}" for name in ("memory.pressure", "cpu.max", "cpu.stat")),
-)
-"""All that is copied, as patterns below the root: what probes read now, and what a board's next probe may want."""
-
-FIRMWARE_QUESTIONS = ("measure_clock arm", "measure_temp", "get_throttled", "pmic_read_adc")
-RADIO_QUESTIONS = (("link",), ("station", "dump"))
-
-
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded: files, bytes, files that did not answer, and what was left out for its size."""
+    """Extent of a recording: files, bytes, files that did not answer, and what was left out for its size."""
 
     files: int = 0
     size_bytes: int = 0
@@ -126,7 +134,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the probes make of a recorded board: figures, lacks and facts, by name.
+    """Figures, lacks and facts that the probes make of a recorded board, by name.
 
     Attributes:
         board: Id of the profile that is chosen.
@@ -150,9 +158,9 @@ def record(root: Path, folder: Path) -> Summary:
     files: dict[str, str] = {}
     lacks: dict[str, Lack] = {}
     left_out, room = [], MAX_TREE_BYTES
-    for question, ask in _questions(root):
-        name, (content, lack) = redacted(question, private), _answer(ask)
-        content = redacted(content, private) + "\n"
+    for question, ask in _list_questions(root):
+        name, (content, lack) = redact(question, private), _read_answer(ask)
+        content = redact(content, private) + "\n"
         size = len(content.encode())
         if lack == "not_present" or name in files:
             continue
@@ -167,18 +175,18 @@ def record(root: Path, folder: Path) -> Summary:
     return Summary(files=len(files), size_bytes=MAX_TREE_BYTES - room, lacks=lacks, left_out=tuple(left_out))
 
 
-def tree(folder: str) -> Path:
+def find_root(folder: str) -> Path:
     """Return the root of a recorded board, whether that is named or the folder that `record` wrote around it."""
     return Path(folder, ROOT) if Path(folder, EXPECTED).is_file() else Path(folder)
 
 
-def keep(folder: Path, expected: Expected) -> None:
-    """Write what is expected beside the tree; raises ConfigError where it cannot be written."""
+def save_expected(folder: Path, expected: Expected) -> None:
+    """Save what is expected beside the tree; raises ConfigError where it cannot be written."""
     _write(folder, {EXPECTED: msgspec.json.format(msgspec.json.encode(expected)).decode() + "\n"})
 
 
-def expected(profile: Profile, found: ProbeResult) -> Expected:
-    """Return the figures, lacks and facts of what was found, without sources, times and causes."""
+def make_expected(profile: Profile, found: ProbeResult) -> Expected:
+    """Return the figures, lacks and facts of a probe result, without sources, times and causes."""
     return Expected(
         board=profile.id,
         readings={name: reading.value for name, reading in sorted(found.readings.items())},
@@ -187,12 +195,12 @@ def expected(profile: Profile, found: ProbeResult) -> Expected:
     )
 
 
-def _questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+def _list_questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     for pattern in PATHS:
         for path in sorted(root.glob(pattern)):
             if not path.is_dir():
                 yield str(path.relative_to(root)), partial(read_text, path)
-    for path in _own_groups(root):
+    for path in _find_own_groups(root):
         yield str(path.relative_to(root)), partial(read_text, path)
     for question in FIRMWARE_QUESTIONS:
         yield f"{tools.RECORDED_TOOLS}/vcgencmd {question}", partial(firmware.ask, root, question)
@@ -206,7 +214,7 @@ def _questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         yield f"{tools.RECORDED_TOOLS}/{' '.join(command)}", partial(ask, root, *command)
 
 
-def _own_groups(root: Path) -> Iterator[Path]:
+def _find_own_groups(root: Path) -> Iterator[Path]:
     """Yield the files of the control groups around this process, out of which its memory is limited."""
     try:
         own = read_text(root / memory.OWN_CGROUP)
@@ -217,7 +225,7 @@ def _own_groups(root: Path) -> Iterator[Path]:
             yield from (folder / name for name in (*files.limits, files.usage, "memory.stat"))
 
 
-def _answer(ask: Callable[[], str]) -> tuple[str, Lack | None]:
+def _read_answer(ask: Callable[[], str]) -> tuple[str, Lack | None]:
     try:
         return ask().rstrip("\n"), None
     except NoData as error:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from device_agent.exchange.upload import Sent
-from device_agent.measurement.power_log import PowerLog, charged
+from device_agent.measurement.power_log import PowerLog, charge_energy
 from shared.errors import Unreachable
 from shared.protocol import wire
 from shared.protocol.measurements import Cost, Spent
@@ -86,7 +86,7 @@ class Reporter:
         """Return a cost with the joules between two moments as one of its figures, if anything tells them."""
         if self.charge:
             return self.charge(cost, figure, start, stop)
-        return charged(cost, figure, self.power, start, stop)
+        return charge_energy(cost, figure, self.power, start, stop)
 
     async def _tell(self, report: Report, due: float) -> None:
         """Send a report; again with every update that is settled until it is due anew, and until it is heard."""

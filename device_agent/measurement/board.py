@@ -1,7 +1,4 @@
-"""The board this process runs on: its profile, and what samples its power.
-
-Ask every probe: a board's whole state in one value.
-"""
+"""The board this process runs on: its profile, its probes, and the log of its power."""
 
 from __future__ import annotations
 
@@ -11,23 +8,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_agent.config import BoardConfig
-from device_agent.measurement.calibration_file import Measuring, applied, load
+from device_agent.measurement.calibration_file import Measuring, apply_calibration, load
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.power_log import IDLE_PERIOD_S, MAX_SAMPLES, PowerLog
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.probes import PROBES, disk, runtime
 from device_agent.probes.base import Probe, ProbeResult, describe_absence
-from device_agent.probes.power.source import open_source
+from device_agent.probes.power.source import TOTAL_WATTS, open_source
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import CorruptFile, NoData
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
 
+log = logging.getLogger(__name__)
 
-def sense(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Clock) -> ProbeResult:
-    """Return what all probes found; one that fails costs its own figures and no others, and says why."""
+NEVER_S = 1e6
+TRAINER_SAMPLES = 1 << 16
+"""At 5 Hz they are 3.6 hours of training, and 7 MiB of a trainer's hundreds."""
+
+
+def run_probes(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Clock) -> ProbeResult:
+    """Run all probes; one that fails costs its own figures and no others, and gives its cause.
+
+    Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        probes: By name.
+        clock: Monotonic seconds of the readings.
+    """
     all_found = ProbeResult()
     for name, probe in probes.items():
         try:
@@ -43,21 +53,13 @@ def sense(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Cloc
     return all_found
 
 
-log = logging.getLogger(__name__)
-
-NEVER_S = 1e6
-LONG_SAMPLES = 1 << 16
-"""At 5 Hz they are 3.6 hours of training, and 7 MiB of a trainer's hundreds."""
-TOTAL = "power.total_watts"
-
-
 @dataclass(frozen=True)
 class Board:
-    """What a process of this device knows of its board.
+    """A board and its instruments, as one process of this device uses them.
 
     Attributes:
         measuring: How it is measured, for the trainer.
-        power: Samples its power; None where nothing tells it.
+        power: Samples its power; None where nothing measures it.
     """
 
     measuring: Measuring
@@ -67,14 +69,20 @@ class Board:
     clock: Clock
 
     def report(self, device: str, link: LinkMeter, state_dir: Path) -> Report:
-        """Ask all probes, which blocks; the total of a source that has to be watched, such as a meter, is the log's."""
-        found = sense(self.root, self.profile, {**PROBES, "disk": disk.make_probe(state_dir)}, self.clock)
-        carried = link.found(self.clock())
+        """Report all probes, which blocks; the total of a source that has to be watched, such as a meter, is the log's.
+
+        Args:
+            device: Name of the device.
+            link: Measures the link.
+            state_dir: Folder of the agent's state, whose disk is reported.
+        """
+        found = run_probes(self.root, self.profile, {**PROBES, "disk": disk.make_probe(state_dir)}, self.clock)
+        carried = link.read(self.clock())
         readings, absent = found.readings | carried.readings, found.absent | carried.absent
         total = self.power.latest() if self.power else None
         if total:
-            readings[TOTAL] = total
-            absent.pop(TOTAL, None)
+            readings[TOTAL_WATTS] = total
+            absent.pop(TOTAL_WATTS, None)
             absent.pop("power", None)
         facts = found.facts | runtime.verdict_facts(runtime.load_verdicts(state_dir, self.profile.id))
         return Report(
@@ -98,8 +106,8 @@ class Meters:
 
     boards: dict[Measuring, Board] = field(default_factory=dict)
 
-    def of(self, how: Measuring | None, idle_w: float | None) -> ProcessMeter:
-        """Return the meter for a job that says how to measure, on a board that draws `idle_w` watts at rest.
+    def meter_for(self, how: Measuring | None, idle_w: float | None) -> ProcessMeter:
+        """Return the meter for a job that states how to measure, on a board that draws `idle_w` watts at rest.
 
         Raises:
             ConfigError: There is no such profile.
@@ -107,19 +115,19 @@ class Meters:
         if how is None:
             return ProcessMeter()
         if how not in self.boards:
-            board = open_board(how, idle_period_s=NEVER_S, samples=LONG_SAMPLES)
+            board = open_board(how, idle_period_s=NEVER_S, samples=TRAINER_SAMPLES)
             if board.power:
                 board.power.start()
             self.boards[how] = board
         return self.boards[how].meter(idle_w)
 
 
-def measuring(config: BoardConfig, folder: Path) -> Measuring:
-    """Return how a device measures: as its file says, with what was fitted on it, if that can be read.
+def load_measuring(config: BoardConfig, folder: Path) -> Measuring:
+    """Load how a device measures: as its file has it, with the calibration of this board, if that can be read.
 
     Args:
         config: Of the board.
-        folder: Where the fit lies, if there is one.
+        folder: Where the calibration lies, if there is one.
     """
     try:
         return Measuring(board=config, calibration=load(folder))
@@ -135,10 +143,10 @@ def open_board(
     idle_period_s: float = IDLE_PERIOD_S,
     samples: int = MAX_SAMPLES,
 ) -> Board:
-    """Find out what board this is, and what tells its power; the log is not started yet.
+    """Open the board: its profile, and the source of its power; the log is not started yet.
 
     Args:
-        measuring: How.
+        measuring: How it is measured.
         clock: Of all figures.
         idle_period_s: Seconds between two samples of power while nothing is going on.
         samples: Most of them that are kept.
@@ -148,7 +156,7 @@ def open_board(
     """
     config, fitted = measuring.board, measuring.calibration
     root = Path(config.root)
-    profile = applied(load_for_board(root, config.profile), fitted)
+    profile = apply_calibration(load_for_board(root, config.profile), fitted)
     if fitted and fitted.profile != profile.id:
         log.warning("what was fitted on a %s is left aside: this is a %s; calibrate again", fitted.profile, profile.id)
     model = fitted.model if fitted and fitted.profile == profile.id else None

@@ -15,7 +15,7 @@ import msgspec
 
 from device_agent.config import MeterConfig
 from device_agent.measurement.calibration_file import Calibration, save
-from device_agent.measurement.power_fit import Seen, fit_line, fit_model
+from device_agent.measurement.power_fit import Observation, fit_line, fit_model
 from device_agent.measurement.power_log import PowerLog
 from device_agent.probes import thermal
 from device_agent.probes.power.model import BoardState
@@ -28,7 +28,7 @@ from shared.errors import NoData, TaskFailed
 from shared.runtime.clock import Clock, monotonic, utc_stamp
 from shared.runtime.processes import wait_or_kill
 
-DROPPED = 0.25
+DROPPED_SHARE = 0.25
 """Of every phase, until it is steady."""
 WINDOW_S = 5.0
 START_PATIENCE_S, END_PATIENCE_S = 120.0, 5.0
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Bench:
+class CalibrationBench:
     """A board on the bench.
 
     Attributes:
@@ -60,10 +60,16 @@ class Bench:
     clock: Clock = monotonic
 
 
-def sources(
+def open_meters(
     root: Path, profile: Profile, meter: MeterConfig | None, clock: Clock
 ) -> tuple[PowerSource, PowerSource | None]:
-    """Return what to calibrate against, and the board's own sensor beside it, uncorrected, if there are both.
+    """Open the meter to calibrate against, and the board's own sensor beside it, uncorrected, if there are both.
+
+    Args:
+        root: The board's root folder.
+        profile: Its firmware profile.
+        meter: A power meter on the network, if there is one.
+        clock: Monotonic seconds of the readings.
 
     Raises:
         NoData: Nothing measures this board; says what to do.
@@ -86,30 +92,30 @@ def sources(
     return own, None
 
 
-async def calibrate(bench: Bench) -> Calibration:
-    """Go through all phases, fit, and keep the fit.
+async def calibrate(bench: CalibrationBench) -> Calibration:
+    """Run all phases, fit, and save the fit.
 
     Raises:
-        NoData: The meter does not answer, or what was seen makes no model; nothing is kept then.
+        NoData: The meter does not answer, or the observations make no model; nothing is saved then.
         TaskFailed: Training does not start here.
     """
-    async with _exercise() as process, _logs(bench) as logs:
+    async with _run_load() as process, _open_logs(bench) as logs:
         bench.say(f"idle, {bench.idle_s:.0f} s")
-        seen = await _watch(bench, logs, bench.idle_s)
-        for hertz in _clocks(bench):
+        seen = await _observe_phase(bench, logs, bench.idle_s)
+        for hertz in _choose_clocks(bench):
             with hold_target(bench.root, bench.profile, Target(max_hertz=hertz), bench.folder / JOURNAL_NAME):
-                for count in _counts():
+                for count in _choose_thread_counts():
                     at = f" at {hertz / 1e6:.0f} MHz" if hertz else ""
                     bench.say(f"training with {count} thread{'s' * (count > 1)}{at}, {bench.phase_s:.0f} s")
-                    _ask(process, count)
-                    seen += await _watch(bench, logs, bench.phase_s)
-                    _ask(process, 0)
+                    _set_threads(process, count)
+                    seen += await _observe_phase(bench, logs, bench.phase_s)
+                    _set_threads(process, 0)
     bench.say("the radio is not loaded: what sending and receiving take stays as the profile says")
-    return keep(bench, seen)
+    return fit_and_save(bench, seen)
 
 
-def keep(bench: Bench, seen: Sequence[Seen]) -> Calibration:
-    """Fit what was seen and keep the fit in the bench's folder; raises NoData where it makes none."""
+def fit_and_save(bench: CalibrationBench, seen: Sequence[Observation]) -> Calibration:
+    """Fit the observations and save the fit in the bench's folder; raises NoData where they make none."""
     model, quality = fit_model(seen, os.cpu_count() or 1)
     usual = bench.profile.power.model
     if usual:
@@ -121,7 +127,7 @@ def keep(bench: Bench, seen: Sequence[Seen]) -> Calibration:
         meter=meter,
         stamp=stamp,
         governor=next((one.governor for one in read_settings(bench.root, bench.profile).policies.values()), ""),
-        celsius=_hottest(bench),
+        celsius=_read_hottest(bench),
         residual_w=judged.residual_w,
         r_squared=judged.r_squared,
         model=msgspec.structs.replace(model, provenance=f"{meter} {stamp}"),
@@ -131,7 +137,7 @@ def keep(bench: Bench, seen: Sequence[Seen]) -> Calibration:
     return calibration
 
 
-def _hottest(bench: Bench) -> float | None:
+def _read_hottest(bench: CalibrationBench) -> float | None:
     try:
         found = thermal.read(bench.root, bench.profile, bench.clock()).readings.get("thermal.hottest_celsius")
     except NoData:
@@ -139,14 +145,14 @@ def _hottest(bench: Bench) -> float | None:
     return found.value if found else None
 
 
-def _counts() -> list[int]:
+def _choose_thread_counts() -> list[int]:
     """Return the numbers of threads to train with."""
     most = len(os.sched_getaffinity(0))
     return sorted({1, min(2, most), most})
 
 
-def _clocks(bench: Bench) -> list[float]:
-    """Return the highest clocks to train at; 0 for the clock as it is, where nobody lets us set it."""
+def _choose_clocks(bench: CalibrationBench) -> list[float]:
+    """Return the highest clocks to train at; 0 for the clock as it is, where it cannot be set."""
     policies = read_settings(bench.root, bench.profile).policies
     writable = all(os.access(bench.root / CPUFREQ_FOLDER / name / "scaling_max_freq", os.W_OK) for name in policies)
     if not policies or not writable:
@@ -157,22 +163,22 @@ def _clocks(bench: Bench) -> list[float]:
     return [float(lowest), (lowest + highest) / 2, float(highest)]
 
 
-async def _watch(bench: Bench, logs: Sequence[PowerLog], seconds: float) -> list[Seen]:
-    """Return what is seen in the steady part of a phase, window by window."""
-    await asyncio.sleep(DROPPED * seconds)
-    steady_s = (1 - DROPPED) * seconds
+async def _observe_phase(bench: CalibrationBench, logs: Sequence[PowerLog], seconds: float) -> list[Observation]:
+    """Return the observations of the steady part of a phase, window by window."""
+    await asyncio.sleep(DROPPED_SHARE * seconds)
+    steady_s = (1 - DROPPED_SHARE) * seconds
     count = max(1, round(steady_s / WINDOW_S))
-    return [await _window(bench, logs, steady_s / count) for _ in range(count)]
+    return [await _observe_window(bench, logs, steady_s / count) for _ in range(count)]
 
 
-async def _window(bench: Bench, logs: Sequence[PowerLog], seconds: float) -> Seen:
+async def _observe_window(bench: CalibrationBench, logs: Sequence[PowerLog], seconds: float) -> Observation:
     before = BoardState(bench.root, bench.profile, bench.clock(), radio=False)
     await asyncio.sleep(seconds)
     after = BoardState(bench.root, bench.profile, bench.clock(), radio=False)
     reference, *own = [log.energy(before.at, after.at) for log in logs]
     if reference is None:
         raise NoData(f"{logs[0].source.provenance.source} said nothing for {seconds:.0f} s", lack="busy")
-    return Seen(
+    return Observation(
         watts=reference.joules / reference.seconds,
         busy_cores=(after.busy_s - before.busy_s) / (after.at - before.at),
         hertz=(before.hertz + after.hertz) / 2,
@@ -181,7 +187,7 @@ async def _window(bench: Bench, logs: Sequence[PowerLog], seconds: float) -> See
 
 
 @asynccontextmanager
-async def _logs(bench: Bench) -> AsyncIterator[list[PowerLog]]:
+async def _open_logs(bench: CalibrationBench) -> AsyncIterator[list[PowerLog]]:
     """Sample the meter, and the board's own sensor beside it, at full rate while the block lasts."""
     with ExitStack() as stack:
         logs = [stack.enter_context(PowerLog(one, bench.clock)) for one in (bench.reference, bench.own) if one]
@@ -191,14 +197,14 @@ async def _logs(bench: Bench) -> AsyncIterator[list[PowerLog]]:
 
 
 @asynccontextmanager
-async def _exercise() -> AsyncIterator[Process]:
-    """Have a process that trains when asked while the block lasts.
+async def _run_load() -> AsyncIterator[Process]:
+    """Run a process that trains on command while the block lasts.
 
     Raises:
         TaskFailed: It does not start.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "device_agent.measurement.cpu_load"), stdin=PIPE, stdout=PIPE
+        sys.executable, "-m", "device_agent.measurement.cpu_load", stdin=PIPE, stdout=PIPE
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -214,6 +220,6 @@ async def _exercise() -> AsyncIterator[Process]:
         await wait_or_kill(process, END_PATIENCE_S)
 
 
-def _ask(process: Process, threads: int) -> None:
+def _set_threads(process: Process, threads: int) -> None:
     assert process.stdin is not None
     process.stdin.write(b"%d\n" % threads)

@@ -1,4 +1,4 @@
-"""What was fitted on this very board against a meter: kept in a file, and put in place of what its profile says."""
+"""Calibration of a board against a meter: its file, and its place in the firmware profile."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from device_agent.profile.schema import PowerModel, Profile
 from shared.errors import CorruptFile
 from shared.runtime.durable import replace_file
 
-FILE = "calibration.json"
+FILE_NAME = "calibration.json"
 MAX_BYTES = 1 << 16
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What the whole board takes, by what its own sensor sees: `gain * seen + offset_w`.
+class SensorLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Watts of the whole board by those of its own sensor: `gain * sensed + offset_w`.
 
     Attributes:
         uncertainty: One standard deviation, as a share.
@@ -28,14 +28,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fit, and under which conditions it was made.
+    """A fit, and the conditions under which it was made.
 
     Attributes:
         profile: Id of the firmware profile; a fit is of no use with another one.
         meter: What it was fitted against.
         stamp: Calendar time (UTC), for people.
-        governor: Of the CPU's clock meanwhile; empty where none is told.
-        celsius: The hottest zone at its end; None where none is told.
+        governor: Of the CPU's clock meanwhile; empty where it is unknown.
+        celsius: The hottest zone at its end; None where it is unknown.
         residual_w: Root mean square of what the fit leaves.
         r_squared: Share of the variance that it explains.
         model: Watts by clock and load, where the board has no sensor.
@@ -50,7 +50,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     residual_w: float
     r_squared: float
     model: PowerModel | None = None
-    line: Line | None = None
+    line: SensorLine | None = None
 
 
 def save(folder: Path, calibration: Calibration) -> Path:
@@ -59,18 +59,18 @@ def save(folder: Path, calibration: Calibration) -> Path:
     Raises:
         Unwritable: The disk takes nothing.
     """
-    path = folder / FILE
+    path = folder / FILE_NAME
     replace_file(path, msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
     return path
 
 
 def load(folder: Path) -> Calibration | None:
-    """Return the calibration of a state folder; None where there is none.
+    """Load the calibration of a state folder; None where there is none.
 
     Raises:
         CorruptFile: It cannot be read.
     """
-    path = folder / FILE
+    path = folder / FILE_NAME
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(MAX_BYTES), type=Calibration)
@@ -80,8 +80,8 @@ def load(folder: Path) -> Calibration | None:
         raise CorruptFile(f"{path}: {error}; remove it, or calibrate again") from error
 
 
-def applied(profile: Profile, calibration: Calibration | None) -> Profile:
-    """Return the profile with what was fitted on this board in place of what holds for any of its kind."""
+def apply_calibration(profile: Profile, calibration: Calibration | None) -> Profile:
+    """Return the profile with the fit of this board in place of the figures for any of its kind."""
     if calibration is None or calibration.profile != profile.id:
         return profile
     power = profile.power
@@ -94,11 +94,11 @@ def applied(profile: Profile, calibration: Calibration | None) -> Profile:
 
 
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
-    """How the trainer measures what it does.
+    """How the trainer measures its tasks.
 
     Attributes:
-        board: As the agent's file says.
-        calibration: What was fitted on this very board, if anything was.
+        board: As the agent's file has it.
+        calibration: Of this very board, if there is one.
     """
 
     board: BoardConfig = BoardConfig()

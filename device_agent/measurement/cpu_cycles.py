@@ -22,14 +22,14 @@ from shared.errors import NoData
 from shared.protocol.measurements import Provenance
 from shared.runtime.clock import Clock, monotonic
 
-SHARE_OF_TIME = 0.01
+MAX_TIME_SHARE = 0.01
 """Of the time, at most so much goes into reading clocks; what takes longer is read less often."""
 
 MAX_PAUSE_S = 2.0
 
 
 class Cycles(msgspec.Struct, frozen=True, kw_only=True):
-    """What a block of computation took; None where no clock is known.
+    """CPU seconds and cycles of a block of computation; None where no clock is known.
 
     Attributes:
         cpu_s: Busy seconds of this process, all threads and children that have ended together.
@@ -43,23 +43,23 @@ class Cycles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything read at once. Kernel accounts are cumulative, `states` by policy; what is not there is empty."""
+    """Clocks and the kernel's accounts at one moment, cumulative; `states` by policy. What is not there is empty."""
 
     clocks: tuple[CpuClock, ...]
     states: dict[str, dict[float, float]] = {}
     cpus: dict[str, cputime.CpuSeconds] = {}
 
 
-def cpu_seconds() -> float:
-    """Return CPU seconds of this process: all threads, and children that were waited for."""
+def read_cpu_seconds() -> float:
+    """Read CPU seconds of this process: all threads, and children that were waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def moment(root: Path, cpu: Cpu) -> Moment:
+def read_moment(root: Path, cpu: Cpu) -> Moment:
     """Read the clocks and what weighs them; raises NoData where no clock is known."""
     found = read_clocks(root, cpu).clocks
-    return Moment(clocks=found, states=_states(root, found), cpus=_cpus(root) if len(found) > 1 else {})
+    return Moment(clocks=found, states=_read_states(root, found), cpus=_read_cpus(root) if len(found) > 1 else {})
 
 
 def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
@@ -68,6 +68,11 @@ def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
     A clock is the mean of its states where the kernel counts them, else that of both ends. Several clocks weigh as
     busy as their CPUs were, with whatever: which of them ran this process is not known. The time in states has pauses
     in it, so moments should not lie much further apart than a governor takes to follow the load.
+
+    Args:
+        before: The earlier moment.
+        after: The later one.
+        cpu: The profile's table of clocks, which corrects them.
     """
     busy = cputime.count_busy_seconds(before.cpus, after.cpus)
     weights = [sum(busy.get(one, 0.0) for one in clock.cpus) for clock in after.clocks]
@@ -78,19 +83,19 @@ def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
     for clock in after.clocks:
         spent = cpufreq.subtract_times(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
         ends = (earlier.get(clock.name, clock.hertz) + clock.hertz) / 2
-        each.append(_mean_of(spent, cpu) if spent else ends)
+        each.append(_mean_corrected(spent, cpu) if spent else ends)
     return sum(weight * hertz for weight, hertz in zip(weights, each, strict=True)) / sum(weights)
 
 
 class CycleCounter:
-    """Counts the cycles of what this process computes between `start` and `stop`.
+    """Counter of the cycles that this process computes between `start` and `stop`.
 
     `tick` may be called from another thread, as often as its caller likes: it reads the clocks only as often as is
-    cheap, and takes no exception to clocks that cannot be read now.
+    cheap, and ignores clocks that cannot be read now.
     """
 
     def __init__(
-        self, root: Path, profile: Profile, *, cpu_seconds: Clock = cpu_seconds, clock: Clock = monotonic
+        self, root: Path, profile: Profile, *, cpu_seconds: Clock = read_cpu_seconds, clock: Clock = monotonic
     ) -> None:
         self._root = root
         self._cpu = profile.cpu
@@ -131,38 +136,38 @@ class CycleCounter:
         """Charge what was computed since the last reading; where there is none now, the next one pays for both."""
         began, busy_s = self._clock(), self._cpu_seconds()
         try:
-            now = moment(self._root, self._cpu)
+            now = read_moment(self._root, self._cpu)
         except NoData:
             return
         finally:
-            self._next = began + min(MAX_PAUSE_S, (self._clock() - began) / SHARE_OF_TIME)
+            self._next = began + min(MAX_PAUSE_S, (self._clock() - began) / MAX_TIME_SHARE)
         self._charge(busy_s, now)
 
     def _charge(self, busy_s: float, now: Moment) -> None:
         self._cycles += (busy_s - self._counted) * mean_hertz(self._last or now, now, self._cpu)
         self._counted, self._last = busy_s, now
-        self._provenance = worse(self._provenance, provenance(now))
+        self._provenance = choose_worse(self._provenance, describe_clocks(now))
 
 
-def provenance(now: Moment) -> Provenance:
-    """Return where the cycles counted by these clocks come from, as good as the worst of them."""
+def describe_clocks(now: Moment) -> Provenance:
+    """Return the provenance of cycles counted by these clocks, as good as the worst of them."""
     worst = max(now.clocks, key=lambda clock: WORST_LAST.index(clock.quality))
     source = "cpufreq time_in_state" if worst.name in now.states else worst.source
     return Provenance(source=f"CPU seconds by {source}", quality=worst.quality, uncertainty=UNCERTAINTY[worst.quality])
 
 
-def worse(one: Provenance | None, other: Provenance) -> Provenance:
+def choose_worse(one: Provenance | None, other: Provenance) -> Provenance:
     """Return the one of lesser quality, of equals the first."""
     if one is None or WORST_LAST.index(one.quality) < WORST_LAST.index(other.quality):
         return other
     return one
 
 
-def _mean_of(spent: Mapping[float, float], cpu: Cpu) -> float:
+def _mean_corrected(spent: Mapping[float, float], cpu: Cpu) -> float:
     return cpufreq.mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
 
 
-def _states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, float]]:
+def _read_states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, float]]:
     """Return the time in states of the policies that count it; what a firmware overrides is not worth counting."""
     states = {}
     for clock in found:
@@ -172,7 +177,7 @@ def _states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, fl
     return states
 
 
-def _cpus(root: Path) -> dict[str, cputime.CpuSeconds]:
+def _read_cpus(root: Path) -> dict[str, cputime.CpuSeconds]:
     try:
         return cputime.parse_stat(read_text(root / cputime.SOURCE))
     except NoData:

@@ -1,6 +1,6 @@
-"""Real training steps without an end, in a process of its own: what a calibration loads the CPU with.
+"""CPU load of a calibration: training steps without an end, in a process of its own.
 
-Each line on standard input is a number of threads, 0 to rest; the end of it ends the process. Says `ready` once.
+Each line on standard input is a number of threads, 0 to rest; the end of it ends the process. Prints `ready` once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ BATCH, SIDE, CLASSES = 32, 28, 10
 MODEL = Spec(name="cnn")
 
 
-class Threads(threading.Thread):
-    """Reads how many threads are asked for."""
+class ThreadCountReader(threading.Thread):
+    """Read the number of threads from standard input."""
 
     def __init__(self) -> None:
         super().__init__(name="threads", daemon=True)
@@ -40,7 +40,7 @@ def main() -> None:
     layers = initial(MODEL, seed=0).layers
     inputs, labels = torch.randn(BATCH, 1, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
     descent = torch.optim.SGD(layers.parameters(), lr=0.01)
-    threads = Threads()
+    threads = ThreadCountReader()
     threads.start()
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Joules between two moments from a board's power samples: the trapezoid, with gaps filled and told."""
+"""Energy between two moments from a board's power samples: the trapezoid, with gaps filled and reported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 Kind: TypeAlias = Literal["instant", "mean"]
 
-LONGEST_PERIODS = 3
+MAX_GAP_PERIODS = 3
 """Samples further apart than so many periods leave a gap between them."""
-MIN_COVERED = 0.5
+MIN_COVERED_RATIO = 0.5
 """Where samples cover a smaller share of the time than this, its energy is not known."""
 
 
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Energy:
-    """What a board took between two moments.
+    """Joules of a board between two moments.
 
     Attributes:
         joules: All of it, idle included.
@@ -55,7 +55,7 @@ class _Piece(NamedTuple):
     covered: bool
 
 
-def energy(
+def integrate_energy(
     samples: Sequence[Sample],
     start: float,
     stop: float,
@@ -64,7 +64,7 @@ def energy(
     period_s: float,
     uncertainty: float | None = None,
 ) -> Energy | None:
-    """Return the energy between two moments; None where too little of the time is covered.
+    """Integrate the energy between two moments; None where too little of the time is covered.
 
     Between two instants the watts follow a line. A mean holds for all the time since the sample before, so that an
     energy counter's joules are exact however rarely it is read. Before the first sample and after the last one their
@@ -83,19 +83,19 @@ def energy(
         uncertainty: Of the source, one standard deviation as a share.
     """
     seconds = stop - start
-    pieces = list(_pieces(samples, start, stop, kind=kind, longest_s=LONGEST_PERIODS * period_s))
+    pieces = list(_split_pieces(samples, start, stop, kind=kind, longest_s=MAX_GAP_PERIODS * period_s))
     if seconds <= 0 or not pieces:
         return None
     joules = math.fsum(piece.seconds * piece.watts for piece in pieces)
     covered = math.fsum(piece.seconds for piece in pieces if piece.covered) / seconds
-    if covered < MIN_COVERED:
+    if covered < MIN_COVERED_RATIO:
         return None
     known = uncertainty is not None and joules > 0
-    spread = math.hypot(uncertainty or 0.0, _sampling(pieces, kind) / joules) if known else None
+    spread = math.hypot(uncertainty or 0.0, _estimate_sampling_error(pieces, kind) / joules) if known else None
     return Energy(joules, seconds, min(1.0, covered), spread)
 
 
-def together(
+def integrate_spans(
     samples: Sequence[Sample],
     spans: Sequence[tuple[float, float]],
     *,
@@ -103,12 +103,12 @@ def together(
     period_s: float,
     uncertainty: float | None = None,
 ) -> Energy | None:
-    """Return the energy of several spans of time, in order; None where too little of any is covered.
+    """Integrate the energy of several spans of time, in order; None where too little of any is covered.
 
     Their errors are taken to be of one kind, which do not average out.
 
     Args:
-        samples: As for `energy`, and so are the others.
+        samples: As for `integrate_energy`, and so are the others.
         spans: Begin and end of each, in monotonic seconds.
         kind: What a sample's watts stand for.
         period_s: Seconds from one sample to the next that were wanted.
@@ -116,9 +116,9 @@ def together(
     """
     found: list[Energy] = []
     for start, stop in spans:
-        first = max(0, bisect_right(samples, start, key=_moment) - 1)
-        near = samples[first : bisect_left(samples, stop, key=_moment) + 1]
-        one = energy(near, start, stop, kind=kind, period_s=period_s, uncertainty=uncertainty)
+        first = max(0, bisect_right(samples, start, key=_sample_time) - 1)
+        near = samples[first : bisect_left(samples, stop, key=_sample_time) + 1]
+        one = integrate_energy(near, start, stop, kind=kind, period_s=period_s, uncertainty=uncertainty)
         if one is None and stop > start:
             return None
         found += [one] if one else []
@@ -131,11 +131,13 @@ def together(
     return Energy(joules, seconds, covered, math.fsum(spreads) / joules if known else None)
 
 
-def _moment(sample: Sample) -> float:
+def _sample_time(sample: Sample) -> float:
     return sample.at
 
 
-def _pieces(samples: Sequence[Sample], start: float, stop: float, *, kind: Kind, longest_s: float) -> Iterator[_Piece]:
+def _split_pieces(
+    samples: Sequence[Sample], start: float, stop: float, *, kind: Kind, longest_s: float
+) -> Iterator[_Piece]:
     if not samples:
         return
     first, last = samples[0], samples[-1]
@@ -157,7 +159,7 @@ def _pieces(samples: Sequence[Sample], start: float, stop: float, *, kind: Kind,
         yield _Piece(seconds, last.watts, 0.0, seconds <= longest_s)
 
 
-def _sampling(pieces: Sequence[_Piece], kind: Kind) -> float:
+def _estimate_sampling_error(pieces: Sequence[_Piece], kind: Kind) -> float:
     """Return the joules that watts between the samples may add or take, one standard deviation."""
     if kind == "mean":
         flicker = 0.0

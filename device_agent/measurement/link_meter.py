@@ -1,7 +1,7 @@
-"""The rate of the link to the broker, from the transfers that the agent makes anyway.
+"""Meter of the link to the broker, from the transfers that the agent makes anyway.
 
 What counts is goodput: bytes of TCP's payload that the other end has, in the seconds in which the link was busy with
-them. The rate that a radio tells of itself does not enter: it is that of its last frame, and an idle one tells its
+them. The rate that a radio announces does not enter: it is that of its last frame, and an idle one announces its
 lowest.
 """
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from device_agent.measurement.link_rate import LEAST_BYTES, LEAST_S, Haul, Way, estimate
+from device_agent.measurement.link_rate import MIN_HAUL_BYTES, MIN_HAUL_S, Haul, Way, estimate
 from device_agent.probes.base import ProbeResult
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.clock import Clock, monotonic
 from shared.transport.tcp_info import Counts, Traffic
 
 
-def hauled(before: Counts, after: Counts) -> tuple[int, float]:
+def measure_haul(before: Counts, after: Counts) -> tuple[int, float]:
     """Return bytes and busy seconds of the way up between two counts of one connection, its round trip removed.
 
     The kernel's busy time ends with the last byte's acknowledgement, a round trip after a link that was idle at first
@@ -33,11 +33,11 @@ def hauled(before: Counts, after: Counts) -> tuple[int, float]:
 
 @dataclass
 class LinkMeter:
-    """Both ways of the link; whoever transfers says when. Knows nothing where the kernel counts nothing.
+    """Meter of both ways of the link; whoever transfers says when. Has no figures where the kernel counts nothing.
 
     Attributes:
         traffic: What passes the agent's connection.
-        clock: Time.
+        clock: Monotonic seconds.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
@@ -58,7 +58,7 @@ class LinkMeter:
         """Note that the server asks for frames: what has passed since it last did counts, on the same connection."""
         last, self._last = self._last, self._count()
         if last and self._last and last.connection == self._last.connection:
-            sent_bytes, seconds = hauled(last, self._last)
+            sent_bytes, seconds = measure_haul(last, self._last)
             self._sent_bytes += sent_bytes
             self._sending_s += seconds
 
@@ -90,7 +90,7 @@ class LinkMeter:
             arrived, seconds = self.traffic.arrived_bytes - before[0], self.traffic.arriving_s - before[1]
             self.down.add(Haul(arrived, seconds, self.clock()))
 
-    def found(self, at: float) -> ProbeResult:
+    def read(self, at: float) -> ProbeResult:
         """Return the figures of the link; absent where no transfer was long enough yet."""
         readings: dict[str, Reading] = {}
         absent: dict[str, Absent] = {}
@@ -108,7 +108,7 @@ class LinkMeter:
                         uncertainty=rate.spread_bits_per_s,
                     )
             else:
-                cause = f"no transfer of {LEAST_BYTES >> 10} KiB and {LEAST_S} s yet"
+                cause = f"no transfer of {MIN_HAUL_BYTES >> 10} KiB and {MIN_HAUL_S} s yet"
                 absent |= dict.fromkeys((mean, low), Absent(lack="not_present", cause=cause))
         return ProbeResult(readings=readings, absent=absent)
 

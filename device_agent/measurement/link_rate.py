@@ -1,4 +1,4 @@
-"""What the link carries, from the transfers there were: a mean to tell, a low percentile to plan with, and how sure.
+"""Estimate a link's rate from past transfers: a mean to report, a low percentile to plan with, and its confidence.
 
 Times add up and rates do not, so that the mean is the harmonic one, weighted by bytes: all bytes over all seconds. No
 sockets here; time is an input.
@@ -14,21 +14,21 @@ from typing import Literal, TypeAlias
 
 log = logging.getLogger(__name__)
 
-MOST = 8
+MAX_HAULS = 8
 HALF_LIFE_S = 600.0
-LEAST_BYTES, LEAST_S = 256 * 1024, 0.5
-LEAST_PART_BYTES = 64 * 1024
+MIN_HAUL_BYTES, MIN_HAUL_S = 256 * 1024, 0.5
+MIN_PART_BYTES = 64 * 1024
 """Smaller ones tell the delay, not the rate, and are not pooled either."""
-STEP = 0.4
+STEP_SHARE = 0.4
 LOW_SHARE = 0.2
-SURE, STEADY = 5, 0.25
+SURE_HAULS, STEADY_SPREAD = 5, 0.25
 
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 
 
 @dataclass(frozen=True)
 class Haul:
-    """What was carried one way in one transfer, or in several small ones: bytes, and the seconds the link was busy."""
+    """Bytes of one transfer one way, or of several small ones, and the seconds the link was busy."""
 
     bytes: int
     seconds: float
@@ -41,13 +41,13 @@ class Haul:
 
     @property
     def qualifies(self) -> bool:
-        """Whether it was long enough for a rate."""
-        return self.bytes >= LEAST_BYTES and self.seconds >= LEAST_S
+        """Return whether it was long enough for a rate."""
+        return self.bytes >= MIN_HAUL_BYTES and self.seconds >= MIN_HAUL_S
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What one way carries.
+    """Estimated rate of one way.
 
     Attributes:
         bits_per_s: Harmonic mean, weighted by bytes and by age.
@@ -68,11 +68,11 @@ class Rate:
         spread = math.inf if self.spread_bits_per_s is None else self.spread_bits_per_s / self.bits_per_s
         if now - self.at >= HALF_LIFE_S or self.n == 1:
             return "low"
-        return "high" if self.n >= SURE and spread < STEADY else "medium"
+        return "high" if self.n >= SURE_HAULS and spread < STEADY_SPREAD else "medium"
 
 
 def estimate(hauls: Sequence[Haul]) -> Rate | None:
-    """Return the rate that hauls show, the newest last; None of none."""
+    """Estimate the rate from hauls, the newest last; None of none."""
     if not hauls:
         return None
     newest = hauls[-1].at  # as of now all would weigh less, each by the same factor
@@ -89,7 +89,7 @@ def estimate(hauls: Sequence[Haul]) -> Rate | None:
     return Rate(mean, low, spread, len(hauls), newest)
 
 
-def since_step(hauls: Sequence[Haul]) -> list[Haul]:
+def drop_before_step(hauls: Sequence[Haul]) -> list[Haul]:
     """Return the hauls since the link changed: two in a row far off all before, to the same side, are a change.
 
     A haul may lie across the change: if those two differ as much between themselves, only the last one counts.
@@ -97,15 +97,15 @@ def since_step(hauls: Sequence[Haul]) -> list[Haul]:
     *before, first, last = hauls
     if not (known := estimate(before)):
         return list(hauls)
-    steps = [_step(haul.bits_per_s, known.bits_per_s) for haul in (first, last)]
+    steps = [_compare_rates(haul.bits_per_s, known.bits_per_s) for haul in (first, last)]
     if not steps[0] or steps[0] != steps[1]:
         return list(hauls)
-    return [last] if _step(last.bits_per_s, first.bits_per_s) else [first, last]
+    return [last] if _compare_rates(last.bits_per_s, first.bits_per_s) else [first, last]
 
 
-def _step(rate: float, known: float) -> int:
+def _compare_rates(rate: float, known: float) -> int:
     """Return 1 for a rate far above a known one, -1 for one far below, 0 for neither."""
-    return (rate * (1 - STEP) > known) - (rate < known * (1 - STEP))
+    return (rate * (1 - STEP_SHARE) > known) - (rate < known * (1 - STEP_SHARE))
 
 
 @dataclass
@@ -118,13 +118,13 @@ class Way:
 
     def add(self, haul: Haul) -> None:
         """Note a transfer; small ones are pooled until they are long enough together."""
-        if haul.bytes < LEAST_PART_BYTES or not haul.seconds > 0:
+        if haul.bytes < MIN_PART_BYTES or not haul.seconds > 0:
             return
         self._pool = [part for part in self._pool if haul.at - part.at < HALF_LIFE_S] + [haul]
         pooled = Haul(sum(part.bytes for part in self._pool), sum(part.seconds for part in self._pool), haul.at)
         if pooled.qualifies:
             self._pool = []
-            self.hauls = since_step([*self.hauls, pooled])[-MOST:] if self.hauls else [pooled]
+            self.hauls = drop_before_step([*self.hauls, pooled])[-MAX_HAULS:] if self.hauls else [pooled]
             log.debug("link way=%s bytes=%d seconds=%.3f %s", self.name, pooled.bytes, pooled.seconds, self)
 
     def reset(self) -> None:

@@ -1,12 +1,10 @@
-"""Measure the link now, through the broker that the agent uses anyway: no other service, no other port.
+"""Measure the link through the broker that the agent uses anyway, and test whether the broker serves it.
 
-Up: filler is published to a topic of this device that nobody hears. Down: a piece of it is retained there, and
+Up: filler is published to a topic of this device without a subscriber. Down: a piece of it is retained there, and
 subscribing again brings it again. So each way is measured alone; an echo would show the slower of the two for both.
 
 A bucket of credit makes the start of a transfer faster than what follows, and TCP begins slowly: the first second does
-not count, and of the rest the last third is told, with its distance from the first as its uncertainty.
-
-Ask a broker whether it serves us, once, under a name that nobody else uses.
+not count, and of the rest the last third is reported, with its distance from the first as its uncertainty.
 """
 
 from __future__ import annotations
@@ -38,11 +36,12 @@ AHEAD_S = 0.25
 """Seconds of the link's own rate that are under way: enough to keep it busy, little for others to wait behind."""
 AHEAD_BYTES = 32 * 1024
 PIECE_BYTES, LARGE_BYTES, FAST_BITS_PER_S = 16 * 1024, 64 * 1024, 20e6
-SWOLLEN, SWOLLEN_S = 5.0, 0.1
+MAX_RTT_GROWTH, MIN_SWOLLEN_RTT_S = 5.0, 0.1
 PAUSE_S = 0.005
-FEW_BYTES = 48 * 1024
+MIN_THIRD_BYTES = 48 * 1024
 """A third of less says little: such a slow link is told by all that counts."""
 CLEAR_S = 2.0
+PATIENCE_S = 5.0
 SOURCE = "active probe through the broker"
 
 Point: TypeAlias = tuple[float, int]
@@ -58,19 +57,19 @@ class Schedule:
     most_s: float = 5.0
 
 
-USUAL = Schedule()
+DEFAULT_SCHEDULE = Schedule()
 
 
 @dataclass(frozen=True)
-class Sustained:
-    """The rates of the first third of what counts and of the last, in bits a second."""
+class SustainedRate:
+    """Rates of the first third of what counts and of the last, in bits a second."""
 
     first: float
     last: float
 
 
-def sustained(points: Sequence[Point], skipped_s: float = USUAL.skipped_s) -> Sustained:
-    """Return what a link carried for longer than its credit lasts.
+def compute_sustained(points: Sequence[Point], skipped_s: float = DEFAULT_SCHEDULE.skipped_s) -> SustainedRate:
+    """Compute what a link carried for longer than its credit lasts.
 
     Raises:
         NoData: It was too short for that, or nothing passed.
@@ -81,18 +80,25 @@ def sustained(points: Sequence[Point], skipped_s: float = USUAL.skipped_s) -> Su
         raise NoData(f"the probe lasted less than {skipped_s} s", lack="invalid")
     early = next(one for one in counted if one[0] >= counted[0][0] + third_s)
     late = next(one for one in reversed(counted) if one[0] <= counted[-1][0] - third_s)
-    if counted[-1][1] - late[1] < FEW_BYTES:
+    if counted[-1][1] - late[1] < MIN_THIRD_BYTES:
         late = counted[0]
     rates = [8 * (end[1] - begin[1]) / (end[0] - begin[0]) for begin, end in ((counted[0], early), (late, counted[-1]))]
     if not rates[1] > 0:
         raise NoData("nothing passed the link", lack="invalid")
-    return Sustained(*rates)
+    return SustainedRate(*rates)
 
 
-async def probe_link(config: AgentConfig, schedule: Schedule = USUAL, connect_s: float = 10.0) -> ProbeResult:
+async def probe_link(
+    config: AgentConfig, schedule: Schedule = DEFAULT_SCHEDULE, connect_s: float = 10.0
+) -> ProbeResult:
     """Fill the link for 3 to 5 s each way and return `link.up_bits_per_s` and `link.down_bits_per_s`.
 
     The agent may run meanwhile; what it transfers then is not counted, and makes the result smaller.
+
+    Args:
+        config: Of the agent, with its broker.
+        schedule: Seconds of each way.
+        connect_s: Seconds that connecting may take.
     """
     broker = msgspec.structs.replace(config.broker, session_expiry_s=0)
     names = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
@@ -101,14 +107,14 @@ async def probe_link(config: AgentConfig, schedule: Schedule = USUAL, connect_s:
     found: dict[str, Reading] = {}
     lacking: dict[str, Absent] = {}
     async with transport.running():
-        for way, measure in (("up", _up), ("down", _down)):
+        for way, measure in (("up", _measure_up), ("down", _measure_down)):
             is_fast = names["up"] in found and found[names["up"]].value > FAST_BITS_PER_S
             piece_bytes = LARGE_BYTES if is_fast else PIECE_BYTES
             try:
                 async with asyncio.timeout(connect_s):
                     await transport.connected.wait()
                 points = await measure(transport, place, piece_bytes, schedule)
-                found[names[way]] = _reading(sustained(points, schedule.skipped_s), transport.traffic)
+                found[names[way]] = _make_reading(compute_sustained(points, schedule.skipped_s), transport.traffic)
             except NoData as error:
                 lacking[names[way]] = describe_absence(error)
             except (Unreachable, TimeoutError) as error:
@@ -117,7 +123,7 @@ async def probe_link(config: AgentConfig, schedule: Schedule = USUAL, connect_s:
     return ProbeResult(readings=found, absent=lacking)
 
 
-def _reading(rates: Sustained, traffic: Traffic) -> Reading:
+def _make_reading(rates: SustainedRate, traffic: Traffic) -> Reading:
     log.debug("probe first=%.0f last=%.0f bits_per_s", rates.first, rates.last)
     return Reading(
         value=rates.last,
@@ -129,16 +135,16 @@ def _reading(rates: Sustained, traffic: Traffic) -> Reading:
     )
 
 
-async def _up(transport: MqttTransport, place: str, piece_bytes: int, schedule: Schedule) -> list[Point]:
+async def _measure_up(transport: MqttTransport, place: str, piece_bytes: int, schedule: Schedule) -> list[Point]:
     filler = os.urandom(piece_bytes)
 
     async def more() -> None:
         await transport.publish(place, filler, assured=False)
 
-    return await _fill(transport.traffic, lambda counts: counts.acked_bytes, more, piece_bytes, schedule)
+    return await _fill_link(transport.traffic, lambda counts: counts.acked_bytes, more, piece_bytes, schedule)
 
 
-async def _down(transport: MqttTransport, place: str, piece_bytes: int, schedule: Schedule) -> list[Point]:
+async def _measure_down(transport: MqttTransport, place: str, piece_bytes: int, schedule: Schedule) -> list[Point]:
     async with transport.subscribe(place) as inbox, background(_drop(inbox)), asyncio.TaskGroup() as asking:
 
         async def again() -> None:
@@ -150,7 +156,9 @@ async def _down(transport: MqttTransport, place: str, piece_bytes: int, schedule
 
         await transport.publish(place, os.urandom(piece_bytes), retain=True)
         try:
-            return await _fill(transport.traffic, lambda counts: counts.received_bytes, more, piece_bytes, schedule)
+            return await _fill_link(
+                transport.traffic, lambda counts: counts.received_bytes, more, piece_bytes, schedule
+            )
         finally:
             async with asyncio.timeout(CLEAR_S):
                 await transport.publish(place, b"", retain=True, assured=False)
@@ -161,14 +169,14 @@ async def _drop(inbox: Inbox) -> None:
         pass
 
 
-async def _fill(
+async def _fill_link(
     traffic: Traffic,
     passed: Callable[[Counts], int],
     more: Callable[[], Awaitable[None]],
     piece_bytes: int,
     schedule: Schedule,
 ) -> list[Point]:
-    """Keep a link busy until it is known; return the bytes so far at each moment.
+    """Keep a link busy until its rate is known; return the bytes so far at each moment.
 
     Raises:
         NoData: The kernel does not count, or there was more than one connection.
@@ -195,28 +203,31 @@ async def _fill(
 
 
 def _is_enough(counts: Counts, done: int, lasted_s: float, schedule: Schedule) -> bool:
-    """Tell whether to stop: enough has passed, or queues on the way have grown, at whose end others wait."""
-    swollen = counts.rtt_s > max(SWOLLEN * counts.min_rtt_s, SWOLLEN_S)
+    """Return whether to stop: enough has passed, or queues on the way have grown, at whose end others wait."""
+    swollen = counts.rtt_s > max(MAX_RTT_GROWTH * counts.min_rtt_s, MIN_SWOLLEN_RTT_S)
     return lasted_s >= schedule.most_s or (lasted_s >= schedule.least_s and (swollen or done >= ENOUGH_BYTES))
 
 
-PATIENCE_S = 5.0
-
-
-async def refusal(broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S) -> str:
-    """Connect, subscribe to `topic` and publish nothing to it; return why the broker does not let us, or nothing.
+async def find_refusal(broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S) -> str:
+    """Connect, subscribe to `topic` and publish nothing to it; return why the broker refuses, or nothing.
 
     No session is left there. As the agent would, it falls back to MQTT 3.1.1 where 5 is not known; only under 5 does a
     broker tell that it drops what we publish.
+
+    Args:
+        broker: Its address.
+        client_id: A name that no other client uses.
+        topic: One without other subscribers.
+        patience_s: Seconds for the name and TCP, and again for MQTT.
     """
     once = msgspec.structs.replace(broker, session_expiry_s=0)
-    said = await _try(once, client_id, topic, patience_s)
+    said = await _try_broker(once, client_id, topic, patience_s)
     if broker.version != 3 and (NO_ANSWER in said or "nsupported protocol" in said):  # noqa: PLR2004 - MQTT's number
-        return await _try(msgspec.structs.replace(once, version=3), client_id, topic, patience_s)
+        return await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s)
     return said
 
 
-async def _try(broker: Broker, client_id: str, topic: str, patience_s: float) -> str:
+async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float) -> str:
     connection = Connection(broker, client_id, None, lambda *_: None, Traffic())
     try:
         async with asyncio.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT

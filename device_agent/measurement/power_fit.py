@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from device_agent.measurement.calibration_file import Line
+from device_agent.measurement.calibration_file import SensorLine
 from device_agent.profile.schema import PowerModel
 from shared.errors import NoData
 
@@ -27,8 +27,8 @@ HEADROOM = 1.1
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen together over some seconds.
+class Observation:
+    """Means over some seconds, observed together.
 
     Attributes:
         watts: By the meter.
@@ -49,14 +49,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a fit holds: root mean square of what it leaves, as watts and as a share of the mean; R squared."""
+    """Goodness of a fit: root mean square of its residuals, as watts and as a share of the mean; R squared."""
 
     residual_w: float
     residual_ratio: float
     r_squared: float
 
 
-def fit_model(seen: Sequence[Seen], cores: int) -> tuple[PowerModel, Quality]:
+def fit_model(seen: Sequence[Observation], cores: int) -> tuple[PowerModel, Quality]:
     """Return the power model that leaves the least.
 
     Args:
@@ -101,7 +101,7 @@ def fit_model(seen: Sequence[Seen], cores: int) -> tuple[PowerModel, Quality]:
     return model, quality
 
 
-def fit_line(seen: Sequence[Seen]) -> tuple[Line, Quality]:
+def fit_line(seen: Sequence[Observation]) -> tuple[SensorLine, Quality]:
     """Return the line from what the board's own sensor sees to what the meter sees.
 
     Raises:
@@ -113,7 +113,7 @@ def fit_line(seen: Sequence[Seen]) -> tuple[Line, Quality]:
     quality = judge(watts, predict(rows, [gain, offset_w]))
     if gain <= 0:
         raise NoData(f"the meter falls when the board's own sensor rises (gain {gain:.2f})", lack="invalid")
-    return Line(gain=gain, offset_w=offset_w, uncertainty=quality.residual_ratio), quality
+    return SensorLine(gain=gain, offset_w=offset_w, uncertainty=quality.residual_ratio), quality
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
@@ -141,7 +141,7 @@ def predict(rows: Sequence[Sequence[float]], coefficients: Sequence[float]) -> l
 
 
 def judge(values: Sequence[float], fitted: Sequence[float]) -> Quality:
-    """Return how well a fit holds.
+    """Compute the goodness of a fit.
 
     Raises:
         NoData: It explains less than nine tenths of what changed.

@@ -1,4 +1,4 @@
-"""A thread that samples a board's power: often while something is going on, now and then while nothing is."""
+"""Sample a board's power in a thread: often while something is going on, now and then while nothing is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from device_agent.measurement.energy import LONGEST_PERIODS, Energy, Sample, together
+from device_agent.measurement.energy import MAX_GAP_PERIODS, Energy, Sample, integrate_spans
 from device_agent.probes.power.source import PowerSource
 from shared.errors import NoData
 from shared.protocol.measurements import Cost, Provenance, Reading
@@ -28,7 +28,7 @@ MAX_SAMPLES = 8192
 MAX_CPU_SHARE, MAX_WAIT_SHARE = 0.01, 0.1
 """Of one core that sampling may compute, and of the time that it may wait for a bus, a firmware or a meter: a source
 whose reads take more is read more rarely."""
-COSTS = 9
+COST_READS = 9
 """Reads whose median cost counts."""
 END_PATIENCE_S, HURRY_S = 0.5, 5.0
 CHEAP_S = 0.04
@@ -38,7 +38,7 @@ WELL_COVERED = 0.9
 
 
 class PowerLog(threading.Thread):
-    """Owns a power source. A source that does not answer makes a gap, nothing more.
+    """Thread that owns a power source. A source that does not answer makes a gap, nothing more.
 
     Attributes:
         source: What it samples.
@@ -60,7 +60,7 @@ class PowerLog(threading.Thread):
         self._idle_period_s = max(idle_period_s, self._period_s)
         self._samples: deque[Sample] = deque(maxlen=size)
         self._idle: deque[float] = deque(maxlen=IDLE_SAMPLES)
-        self._costs: deque[float] = deque(maxlen=COSTS)
+        self._costs: deque[float] = deque(maxlen=COST_READS)
         self._since = clock()
         self._latest: Reading | None = None
         self._busy = self._occupied = 0
@@ -90,7 +90,7 @@ class PowerLog(threading.Thread):
 
     def pause_s(self, *, full_rate: bool = True) -> float:
         """Return the seconds from one read to the next."""
-        cpu_s = statistics.median(self._costs) if len(self._costs) == COSTS else 0.0  # the first ones warm up
+        cpu_s = statistics.median(self._costs) if len(self._costs) == COST_READS else 0.0  # the first ones warm up
         learns = len(self._idle) < MIN_IDLE_SAMPLES and self._idle_period_s <= IDLE_PERIOD_S
         rest_s = self._idle_period_s
         if learns:
@@ -112,7 +112,7 @@ class PowerLog(threading.Thread):
             self._occupied -= 1
 
     def hurry(self, seconds: float = HURRY_S) -> None:
-        """Sample at full rate for so long, from now: something is going on whose end will not be told."""
+        """Sample at full rate for so long, from now: something is going on whose end will not be announced."""
         self._touched, self._hurried = True, self._clock() + seconds
         self._wake.set()
 
@@ -133,7 +133,9 @@ class PowerLog(threading.Thread):
         with self._noting:
             samples = list(self._samples)
         source = self.source
-        return together(samples, spans, kind=source.kind, period_s=self.pause_s(), uncertainty=self._uncertainty())
+        return integrate_spans(
+            samples, spans, kind=source.kind, period_s=self.pause_s(), uncertainty=self._uncertainty()
+        )
 
     def idle_w(self) -> float | None:
         """Return the median watts of the idle board, last seen; None before it has idled for a few samples."""
@@ -143,11 +145,11 @@ class PowerLog(threading.Thread):
     def latest(self) -> Reading | None:
         """Return the last reading, unless it is so old that the source must have fallen silent."""
         reading = self._latest
-        fresh = reading and self._clock() - reading.at <= LONGEST_PERIODS * self.pause_s(full_rate=False)
+        fresh = reading and self._clock() - reading.at <= MAX_GAP_PERIODS * self.pause_s(full_rate=False)
         return reading if fresh else None
 
     def _uncertainty(self) -> float | None:
-        """Return the source's, as a share; that of its last reading where it tells watts instead."""
+        """Return the source's, as a share; that of its last reading where it gives watts instead."""
         latest, share = self._latest, self.source.provenance.uncertainty
         if share is None and latest and latest.uncertainty is not None and latest.value > 0:
             return latest.uncertainty / latest.value
@@ -181,8 +183,8 @@ class PowerLog(threading.Thread):
             self._idle.append(reading.value)
 
 
-def provenance(source: PowerSource, found: Energy) -> Provenance:
-    """Return where an energy comes from; gaps are told, and many of them make it a modelled figure."""
+def describe_energy(source: PowerSource, found: Energy) -> Provenance:
+    """Return the provenance of an energy; gaps are named, and many of them make it a modelled figure."""
     plain = source.provenance
     whole = found.covered_ratio >= WELL_COVERED
     told = "" if whole else f", {found.covered_ratio:.0%} of the time covered"
@@ -193,10 +195,18 @@ def provenance(source: PowerSource, found: Energy) -> Provenance:
     )
 
 
-def charged(cost: Cost, figure: str, power: PowerLog | None, start: float, stop: float) -> Cost:
-    """Return a cost with the joules between two moments as one of its figures; as it was where nobody knows them."""
+def charge_energy(cost: Cost, figure: str, power: PowerLog | None, start: float, stop: float) -> Cost:
+    """Return a cost with the joules between two moments as one of its figures; as it was where they are not known.
+
+    Args:
+        cost: So far.
+        figure: Name of the figure in `Cost`, such as `download_joules`.
+        power: The board's power log; None where nothing measures it.
+        start: Monotonic seconds.
+        stop: The same clock's.
+    """
     found = power.energy(start, stop) if power else None
     if power is None or found is None:
         return cost
-    named = {figure: provenance(power.source, found)}
+    named = {figure: describe_energy(power.source, found)}
     return msgspec.structs.replace(cost, provenance=cost.provenance | named, **{figure: found.joules})

@@ -1,4 +1,4 @@
-"""What a task costs, measured where it is spent. A figure that cannot be measured is None, never zero."""
+"""Measure what a task costs, where it is spent. A figure that cannot be measured is None, never zero."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Protocol
 
 import msgspec
 
-from device_agent.measurement.cpu_cycles import CycleCounter, cpu_seconds
-from device_agent.measurement.power_log import PowerLog, provenance
+from device_agent.measurement.cpu_cycles import CycleCounter, read_cpu_seconds
+from device_agent.measurement.power_log import PowerLog, describe_energy
 from shared.protocol.measurements import Cost, Provenance
 from shared.runtime.clock import Clock, monotonic
 
-WALL = Provenance(source="monotonic clock", quality="measured")
-CPU = Provenance(source="getrusage", quality="measured")
+WALL_CLOCK = Provenance(source="monotonic clock", quality="measured")
+CPU_CLOCK = Provenance(source="getrusage", quality="measured")
 TICK_S = 0.2
-RESOLVED_PERIODS = 2.0
+MIN_RESOLVED_PERIODS = 2.0
 """Waits shorter than so many samples take the same watts as the computing between them, whatever either took."""
 
 
 class Spent(msgspec.Struct):
-    """What one block took; filled in when the block is left.
+    """Cost of one block; filled in when the block is left.
 
     Attributes:
         compute_s: Wall seconds.
@@ -48,8 +48,8 @@ class Spent(msgspec.Struct):
     idle_w: float | None = None
     provenance: dict[str, Provenance] = {}
 
-    def added_to(self, cost: Cost) -> Cost:
-        """Return what the task cost before, and this as what its computing cost."""
+    def add_to(self, cost: Cost) -> Cost:
+        """Return a task's earlier cost with this as the cost of its computing."""
         return msgspec.structs.replace(
             cost,
             compute_s=self.compute_s,
@@ -68,7 +68,7 @@ class Spent(msgspec.Struct):
 
 
 class _Measured(Spent):
-    """What is being measured: knows when it waited.
+    """A block that is being measured: it notes when it waited.
 
     Attributes:
         clock: The meter's.
@@ -95,7 +95,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True)
 class ProcessMeter:
-    """Measures this process; cycles and joules where there is something that tells them.
+    """Meter of this process; cycles and joules where there is something that measures them.
 
     Attributes:
         clock: Wall seconds; the same as the log's.
@@ -106,7 +106,7 @@ class ProcessMeter:
     """
 
     clock: Clock = monotonic
-    cpu_clock: Clock = cpu_seconds
+    cpu_clock: Clock = read_cpu_seconds
     cycles: CycleCounter | None = None
     power: PowerLog | None = None
     idle_w: float | None = None
@@ -115,7 +115,7 @@ class ProcessMeter:
     def task(self) -> Iterator[Spent]:
         """Measure the block."""
         spent = _Measured(idle_w=self.idle_w, clock=self.clock)
-        with self.power.busy() if self.power else nullcontext(), _ticking(self.cycles):
+        with self.power.busy() if self.power else nullcontext(), _tick_clocks(self.cycles):
             if self.power:
                 self.power.mark()
             start, cpu = self.clock(), self.cpu_clock()
@@ -124,22 +124,22 @@ class ProcessMeter:
             finally:
                 stop = self.clock()
                 spent.compute_s, spent.cpu_s = stop - start, self.cpu_clock() - cpu
-                spent.provenance = {"compute_s": WALL, "cpu_s": CPU}
+                spent.provenance = {"compute_s": WALL_CLOCK, "cpu_s": CPU_CLOCK}
                 if spent.waits:
                     spent.exchange_s = math.fsum(end - begin for begin, end in spent.waits)
                     spent.compute_s -= spent.exchange_s
-                    spent.provenance["exchange_s"] = WALL
+                    spent.provenance["exchange_s"] = WALL_CLOCK
                 if self.cycles:
                     _count(spent, self.cycles)
                 if self.power:
                     self.power.mark()
                     _charge(spent, self.power, start, stop)
                     if spent.waits:
-                        _part(spent, self.power)
+                        _split_waits(spent, self.power)
 
 
 @contextmanager
-def _ticking(cycles: CycleCounter | None) -> Iterator[None]:
+def _tick_clocks(cycles: CycleCounter | None) -> Iterator[None]:
     """Let the counter look at the clocks while the block lasts."""
     if cycles is None:
         yield
@@ -170,11 +170,11 @@ def _charge(spent: Spent, power: PowerLog, start: float, stop: float) -> None:
     found = power.energy(start, stop)
     if found:
         spent.joules = found.joules
-        spent.provenance["compute_joules"] = provenance(power.source, found)
+        spent.provenance["compute_joules"] = describe_energy(power.source, found)
 
 
-def _part(spent: _Measured, power: PowerLog) -> None:
-    """Take what the waits took out of the joules of the whole."""
+def _split_waits(spent: _Measured, power: PowerLog) -> None:
+    """Split what the waits took off the joules of the whole."""
     found = power.energies(spent.waits)
     if spent.joules is None or not found:
         spent.joules = None
@@ -182,8 +182,8 @@ def _part(spent: _Measured, power: PowerLog) -> None:
         return
     spent.exchange_joules = found.joules
     spent.joules = max(0.0, spent.joules - found.joules)
-    told = provenance(power.source, found)
-    if found.seconds < len(spent.waits) * RESOLVED_PERIODS * power.pause_s():
+    told = describe_energy(power.source, found)
+    if found.seconds < len(spent.waits) * MIN_RESOLVED_PERIODS * power.pause_s():
         told = msgspec.structs.replace(
             told, quality="modelled", source=f"{told.source}, waits shorter than its samples"
         )
@@ -193,7 +193,7 @@ def _part(spent: _Measured, power: PowerLog) -> None:
 
 @dataclass(frozen=True)
 class GivenMeter:
-    """Replay: a block costs what it was given, whatever it takes here.
+    """Meter of replay: a block costs what it was given, whatever it takes here.
 
     Attributes:
         whole: What the task costs: its first block.

@@ -209,7 +209,7 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
         task, phase = job.task, "training" if job.task.train else "evaluating"
         logger.debug("phase %s run=%s round=%d", phase, task.run, task.round)
         try:
-            meter = meters.of(job.measuring, job.cost.idle_w).task
+            meter = meters.meter_for(job.measuring, job.cost.idle_w).task
             training = TrainingTask(job, workspace, meter, reader.cancelled.is_set)
             frees = training.algorithm.resources.frees_memory
             malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if frees else malloc.STEPS)

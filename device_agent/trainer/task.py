@@ -152,7 +152,7 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     if job.task.measure_s:
         with seeded(job.task.assignment.seed):
             step = _measure(task, start)
-    cost = msgspec.structs.replace(spent.added_to(job.cost), bytes_up=transfer.size if transfer else 0)
+    cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
     _write_update(job, result, transfer, metrics, cost, step)
 
 
@@ -314,7 +314,7 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
             transfer = _write_result(job, state, memory, result)
     up, down = training.carried or (None, None)
     cost = msgspec.structs.replace(
-        spent.added_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
+        spent.add_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
     )
     _write_update(job, result, transfer, {}, cost, None)
 

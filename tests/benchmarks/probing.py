@@ -15,7 +15,7 @@ import psutil
 from measure import Figure
 
 from device_agent.config import BoardConfig, MeterConfig
-from device_agent.measurement.board import measuring, open_board
+from device_agent.measurement.board import load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.probes import PROBES
 from edge_server.fleet.broker import running
@@ -56,7 +56,7 @@ async def _waiting(folder: Path, url: str, settled_s: float, watched_s: float) -
 
 def _probes() -> list[Figure]:
     """Time each probe, and all of them as a report asks them."""
-    board = open_board(measuring(BoardConfig(), Path("/nowhere")))
+    board = open_board(load_measuring(BoardConfig(), Path("/nowhere")))
     figures, link = [], LinkMeter()
     for name, probe in PROBES.items():
         seconds = []
@@ -76,7 +76,7 @@ def _probes() -> list[Figure]:
 def _sampling(url: str, sampled_s: float) -> float:
     """Return the share of a core that the log takes at full rate from a meter."""
     meter = MeterConfig(kind="shelly", url=url, period_s=1 / FAST_HZ)
-    board = open_board(measuring(BoardConfig(meter=meter), Path("/nowhere")))
+    board = open_board(load_measuring(BoardConfig(meter=meter), Path("/nowhere")))
     assert board.power is not None
     with board.power, board.power.busy():
         time.sleep(sampled_s)

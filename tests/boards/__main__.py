@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from device_agent.diagnosis.board_text import columns
+from device_agent.diagnosis.board_text import format_columns
 from tests.boards import units
 from tests.boards.clocks import BOUNDS, worst_step
 from tests.boards.compare import compare, load
@@ -24,8 +24,8 @@ def main(wanted: list[str]) -> int:
         sys.stderr.write(f"{boards} is absent; set FIELDFLEET_SHARED\n")
         return 2
     figures, clocks = _figures(boards, wanted), _clocks(boards, wanted)
-    head = columns(figures, ("BOARD", "READING", "EXPECTED", "GOT", ""))
-    counted = columns(clocks, ("BOARD", "STEPS", "WORST AT", "OFF BY", "BOUND", ""))
+    head = format_columns(figures, ("BOARD", "READING", "EXPECTED", "GOT", ""))
+    counted = format_columns(clocks, ("BOARD", "STEPS", "WORST AT", "OFF BY", "BOUND", ""))
     wrong = sum(bool(row[-1]) for row in (*figures, *clocks))
     summary = (
         f"{len({row[0] for row in figures})} boards, {len(figures)} comparisons, {len(clocks)} clocks, {wrong} differ"

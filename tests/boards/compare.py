@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from device_agent.measurement.board import sense
+from device_agent.measurement.board import run_probes
 from device_agent.probes import PROBES
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import load_for_board
@@ -60,7 +60,7 @@ def compare(root: Path, expected: Expected) -> list[Line]:
     """Choose the profile of the board below `root`, ask all probes that read files, and compare."""
     profile = load_for_board(root, expected.given or "auto")
     lines = [Line("profile", expected.profile, profile.id, profile.id == expected.profile)] if expected.profile else []
-    found = sense(root, profile, PROBES, lambda: 1.0)
+    found = run_probes(root, profile, PROBES, lambda: 1.0)
     return [*lines, *_readings(found, expected), *_words(found, expected)]
 
 

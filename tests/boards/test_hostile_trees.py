@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.measurement.board import sense
+from device_agent.measurement.board import run_probes
 from device_agent.probes import PROBES
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import load_for_board
@@ -24,7 +24,7 @@ def orin(tmp_path) -> Path:
 
 
 def found(root: Path) -> ProbeResult:
-    return sense(root, load_for_board(root, "auto"), PROBES, lambda: 1.0)
+    return run_probes(root, load_for_board(root, "auto"), PROBES, lambda: 1.0)
 
 
 def test_a_zone_that_answers_eagain_is_busy_and_the_others_stay(orin) -> None:
@@ -76,7 +76,7 @@ def test_no_file_can_break_a_probe(name, garbage, tmp_path) -> None:
     for path in [path for path in sorted(root.rglob("*")) if path.is_file()]:
         content = path.read_bytes()
         path.write_text(garbage)
-        board = sense(root, profile, PROBES, lambda: 1.0)
+        board = run_probes(root, profile, PROBES, lambda: 1.0)
         assert all(abs(reading.value) < 1e25 for reading in board.readings.values()), path
         path.write_bytes(content)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.agent import ATTEMPTS
+from device_agent.agent import MAX_ATTEMPTS
 from device_agent.exchange import outbox as files
 from device_agent.trainer.interface import Job
 from shared.errors import TaskFailed, TrainerDied
@@ -39,7 +39,7 @@ class Mortal(StubTrainer):
 
 
 @pytest.mark.parametrize("after", ["nothing", "half"])
-@pytest.mark.parametrize("deaths", range(1, ATTEMPTS))
+@pytest.mark.parametrize("deaths", range(1, MAX_ATTEMPTS))
 def test_a_task_whose_trainer_died_is_trained_again(site, live, make_task, caplog, deaths, after) -> None:
     """Into an empty draft each time; the server sees one update and no failure, the log each cause."""
     site.trainer = Mortal(deaths=deaths, after=after)
@@ -53,22 +53,22 @@ def test_a_task_whose_trainer_died_is_trained_again(site, live, make_task, caplo
     live(story)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        f"round 1: death {number} (signal 9); attempt {number + 1} of {ATTEMPTS} follows"
+        f"round 1: death {number} (signal 9); attempt {number + 1} of {MAX_ATTEMPTS} follows"
         for number in range(1, deaths + 1)
     ]
 
 
 def test_a_task_that_kills_every_trainer_fails_with_the_cause_of_the_last_death(site, live, make_task) -> None:
     """After the last attempt, not before; the next task begins to count anew."""
-    site.trainer = Mortal(deaths=ATTEMPTS)
+    site.trainer = Mortal(deaths=MAX_ATTEMPTS)
 
     async def story() -> None:
         await site.tell("task", make_task(), 1.0)
-        assert [offer.failure for offer in site.offers] == [f"death {ATTEMPTS} (signal 9)"]
-        assert site.trainer.rounds == [1] * ATTEMPTS
+        assert [offer.failure for offer in site.offers] == [f"death {MAX_ATTEMPTS} (signal 9)"]
+        assert site.trainer.rounds == [1] * MAX_ATTEMPTS
         site.trainer.deaths += 1
         await site.tell("task", make_task(round=2), 1.5)
-        assert site.trainer.rounds == [1] * ATTEMPTS + [2, 2]
+        assert site.trainer.rounds == [1] * MAX_ATTEMPTS + [2, 2]
         assert site.offers[-1].failure is None
 
     live(story)

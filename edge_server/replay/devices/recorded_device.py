@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
-from device_agent.measurement.link_rate import STEP
+from device_agent.measurement.link_rate import STEP_SHARE
 from edge_server.replay.devices.behaviour import ALWAYS, Direction, Flow
 from edge_server.replay.devices.curve import Curve, constant, steps
 from edge_server.trace.schema import DecisionRow, Presence, Sample, Step, TaskRow
@@ -122,7 +122,7 @@ class RecordedDevice:
             return 0.0
         moment, slow_bps = self.moment(task), 8 * (task.bytes_down or 0) / task.download_s
         rate_bps = max(0.0, min(told, key=lambda one: abs(one.at_s - (one.age_s or 0.0) - moment)).value)
-        return 0.0 if self._is_last(task) and slow_bps < (1 - STEP) * rate_bps else rate_bps
+        return 0.0 if self._is_last(task) and slow_bps < (1 - STEP_SHARE) * rate_bps else rate_bps
 
     def _shared(self, task: TaskRow) -> bool:
         """Tell whether a task's parameters came in several frames that may have gone to several devices."""

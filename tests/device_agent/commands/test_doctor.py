@@ -117,7 +117,7 @@ def test_the_table_has_a_line_for_each_check_and_one_for_its_fix(tmp_path) -> No
     assert "\n      -> name it with --config FILE\n" in printed
     assert "\x1b" not in printed
     assert printed.splitlines()[-1].endswith("in order")
-    (line,) = command._lines(Check(name="disk", state="bad", finding="full"), 80, in_colour=True)
+    (line,) = command._format_check(Check(name="disk", state="bad", finding="full"), 80, in_colour=True)
     assert line.startswith("\x1b[31mBAD \x1b[0m  disk")
 
 
@@ -125,13 +125,13 @@ def test_a_root_that_is_none_and_a_profile_that_is_none(tmp_path) -> None:
     code, printed, said = run("--root", tmp_path / "none")
     assert (code, "no folder" in said) == (2, True)
     assert len(printed.splitlines()) == 2
-    (check,) = examine.board(tmp_path, BoardConfig(profile="none-such"))
+    (check,) = examine.examine_board(tmp_path, BoardConfig(profile="none-such"))
     assert (check.name, check.state) == ("profile", "bad")
 
 
 def test_a_calibration_that_rotted_is_told(tmp_path) -> None:
     grow(tmp_path / "state", {"calibration.json": "{"})
-    first = next(examine.board(grow(tmp_path / "board", LAPTOP), BoardConfig(), tmp_path / "state"))
+    first = next(examine.examine_board(grow(tmp_path / "board", LAPTOP), BoardConfig(), tmp_path / "state"))
     assert (first.name, first.state, "calibrate" in first.remedy) == ("calibration", "warn", True)
 
 
@@ -147,7 +147,7 @@ def test_a_running_agent_is_no_fault(tmp_path, libraries) -> None:
 
 def until_libraries(config: Path) -> list[Check]:
     checks = []
-    for check in command.examination(config, None):
+    for check in command.run_checks(config, None):
         if check.name == "torch":
             break
         checks.append(check)
@@ -155,7 +155,7 @@ def until_libraries(config: Path) -> list[Check]:
 
 
 def test_it_asks_the_kernel_whether_the_calendar_is_right() -> None:
-    assert examine.synchronised() in (True, False)
+    assert examine.is_synchronised() in (True, False)
 
 
 def test_who_may_not_read_a_sensor_gets_the_commands_that_mend_it() -> None:
@@ -163,9 +163,9 @@ def test_who_may_not_read_a_sensor_gets_the_commands_that_mend_it() -> None:
     with open_to_all() as folder:
         root = grow(folder, LAPTOP)
         (root / RAPL / "energy_uj").chmod(0o400)
-        for_root = {check.name: check for check in examine.board(root, BoardConfig(profile="generic-x86"))}
+        for_root = {check.name: check for check in examine.examine_board(root, BoardConfig(profile="generic-x86"))}
         with as_nobody():
-            checks = {check.name: check for check in examine.board(root, BoardConfig(profile="generic-x86"))}
+            checks = {check.name: check for check in examine.examine_board(root, BoardConfig(profile="generic-x86"))}
     assert for_root["power: rapl"].state == "ok"
     rapl = checks["power: rapl"]
     assert (rapl.state, rapl.finding.startswith("denied")) == ("warn", True)
@@ -179,6 +179,6 @@ def test_who_may_not_write_the_folder_is_told_how_to_get_it() -> None:
         (folder / "taken").write_text("")
         with as_nobody():
             for name in ("mine/state", "mine", "new", "taken"):
-                (check,) = islice(examine._state(folder / name, 0), 1)
+                (check,) = islice(examine._examine_state(folder / name, 0), 1)
                 assert (check.name, check.state) == ("disk", "bad"), name
                 assert "install -d -o USER" in check.remedy

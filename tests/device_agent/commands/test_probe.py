@@ -20,9 +20,10 @@ import msgspec
 import pytest
 
 from device_agent.commands import probe as command
-from device_agent.measurement.board import TOTAL, Board
+from device_agent.measurement.board import Board
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.power_log import PowerLog
+from device_agent.probes.power.source import TOTAL_WATTS
 from device_agent.profile.load import UNKNOWN_PROFILE
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Provenance, Reading
@@ -233,9 +234,11 @@ def test_a_counter_is_read_a_second_time_on_the_board_itself(root, reads, said) 
     source = Counter()
     board = Board(Measuring(), root, UNKNOWN_PROFILE, PowerLog(source, monotonic), monotonic)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        found = runner.run(command._twice(board))
+        found = runner.run(command._ask_twice(board))
     assert source.reads == reads
-    assert (found.readings[TOTAL].value if TOTAL in found.readings else found.absent[TOTAL].lack) == said
+    assert (
+        found.readings[TOTAL_WATTS].value if TOTAL_WATTS in found.readings else found.absent[TOTAL_WATTS].lack
+    ) == said
 
 
 def test_it_loads_nothing_heavy() -> None:

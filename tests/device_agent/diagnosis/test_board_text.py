@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.diagnosis.board_text import columns, human, table
+from device_agent.diagnosis.board_text import format_columns, format_figure, format_table
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
@@ -35,7 +35,7 @@ PROFILE = Profile(schema=1, id="some-board", name="Some Board")
     ],
 )
 def test_a_figure_has_the_unit_of_its_name_at_everyday_size(name, value, shown) -> None:
-    assert human(name, value) == shown
+    assert format_figure(name, value) == shown
 
 
 def test_readings_and_lacks_stand_in_columns_with_their_sources() -> None:
@@ -45,7 +45,7 @@ def test_readings_and_lacks_stand_in_columns_with_their_sources() -> None:
         absent={"thermal": Absent(lack="not_present", cause="no zone"), "cpu.f_hertz": Absent(lack="busy")},
         facts={"mode": "15W"},
     )
-    assert table(PROFILE, found) == [
+    assert format_table(PROFILE, found) == [
         "board  some-board  Some Board",
         "mode   15W",
         "",
@@ -62,15 +62,15 @@ def test_readings_and_lacks_stand_in_columns_with_their_sources() -> None:
 
 def test_a_machine_without_sensors_is_told_what_that_means() -> None:
     """Three things are missing; for the power there is something to be done."""
-    lines = table(PROFILE, ProbeResult())
+    lines = format_table(PROFILE, ProbeResult())
     assert len(lines) == 5
     assert any("[board.meter]" in line and "calibrate" in line for line in lines)
 
 
 def test_a_board_that_nobody_described_is_asked_for_a_recording() -> None:
-    assert any("--record" in line for line in table(UNKNOWN_PROFILE, ProbeResult()))
-    assert not any("--record" in line for line in table(PROFILE, ProbeResult()))
+    assert any("--record" in line for line in format_table(UNKNOWN_PROFILE, ProbeResult()))
+    assert not any("--record" in line for line in format_table(PROFILE, ProbeResult()))
 
 
 def test_what_a_device_tree_says_cannot_drive_the_terminal() -> None:
-    assert columns([("model", "a\x1b[2Jb\nc")]) == ["model  a?[2Jb?c"]
+    assert format_columns([("model", "a\x1b[2Jb\nc")]) == ["model  a?[2Jb?c"]

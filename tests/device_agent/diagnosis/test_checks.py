@@ -26,13 +26,13 @@ def lack(kind: str, cause: str = "why") -> Absent:
 
 def test_a_fallback_profile_says_so() -> None:
     own = Profile(schema=1, id="pi", name="Pi", match=Match(compatible=("raspberrypi,4-model-b",)))
-    assert doctor.of_profile(own) == doctor.Check(name="profile", state="ok", finding="pi, Pi")
-    assert "a fallback" in doctor.of_profile(profile()).finding
+    assert doctor.check_profile(own) == doctor.Check(name="profile", state="ok", finding="pi, Pi")
+    assert "a fallback" in doctor.check_profile(profile()).finding
 
 
 @pytest.mark.parametrize(("synchronised", "state"), [(True, "ok"), (False, "warn"), (None, "warn")])
 def test_a_wrong_calendar_is_no_more_than_a_warning(synchronised, state) -> None:
-    assert doctor.of_clock(synchronised).state == state
+    assert doctor.check_clock(synchronised).state == state
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_wrong_calendar_is_no_more_than_a_warning(synchronised, state) -> None
     ],
 )
 def test_the_disk(refused, free_mib, state, words) -> None:
-    check = doctor.of_disk("/srv/state", refused, free_mib * MIB, 1000 * MIB)
+    check = doctor.check_disk("/srv/state", refused, free_mib * MIB, 1000 * MIB)
     assert check.state == state
     assert words in check.finding + check.remedy
 
@@ -61,13 +61,13 @@ def test_the_disk(refused, free_mib, state, words) -> None:
     ],
 )
 def test_memory(free_mib, limit_mib, state, words) -> None:
-    check = doctor.of_memory(found("memory.available_bytes", free_mib * MIB), limit_mib * MIB)
+    check = doctor.check_memory(found("memory.available_bytes", free_mib * MIB), limit_mib * MIB)
     assert check.state == state
     assert words in check.finding + check.remedy
 
 
 def test_memory_that_nothing_tells() -> None:
-    assert "no file" in doctor.of_memory(lack("not_present", "no file"), 0).finding
+    assert "no file" in doctor.check_memory(lack("not_present", "no file"), 0).finding
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_memory_that_nothing_tells() -> None:
     ],
 )
 def test_each_evidence_of_throttling_has_its_cure(name, words, cure) -> None:
-    check = doctor.of_throttle(found(name, 1.0, throttle=words))
+    check = doctor.check_throttle(found(name, 1.0, throttle=words))
     assert (check.state, check.finding) == ("warn", words)
     assert cure in check.remedy
-    assert doctor.of_throttle(found(name, 0.0, throttle=words)).state == "ok"
+    assert doctor.check_throttle(found(name, 0.0, throttle=words)).state == "ok"
 
 
 def test_a_source_that_is_not_needed_is_no_warning() -> None:
     """The first answers: what comes after it may lack."""
     answers = {"ina3221": "5 W, measured", "tegrastats": lack("not_present"), "model": lack("invalid")}
-    checks = doctor.of_sources("power", answers, "")
+    checks = doctor.check_sources("power", answers, "")
     assert [(check.name, check.state) for check in checks] == [
         ("power: ina3221", "ok"),
         ("power: tegrastats", "ok"),
@@ -103,12 +103,12 @@ def test_a_source_that_is_not_needed_is_no_warning() -> None:
 def test_a_better_source_that_is_denied_is_one_with_the_fix() -> None:
     """The lesser one answers, and still the figures could be better."""
     answers = {"rapl": lack("denied"), "ina2xx": lack("not_present"), "battery": "9 W, measured"}
-    checks = doctor.of_sources("power", answers, "usermod")
+    checks = doctor.check_sources("power", answers, "usermod")
     assert [(check.state, check.remedy) for check in checks] == [("warn", "usermod"), ("ok", ""), ("ok", "")]
 
 
 def test_where_no_source_answers_the_last_says_what_helps() -> None:
-    checks = doctor.of_sources("power", {"rapl": lack("not_present"), "model": lack("not_present")}, "")
+    checks = doctor.check_sources("power", {"rapl": lack("not_present"), "model": lack("not_present")}, "")
     assert [check.state for check in checks] == ["warn", "warn"]
     assert checks[0].remedy == ""
     assert "device-agent calibrate" in checks[1].remedy
@@ -118,14 +118,14 @@ def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profi
     needs = Permissions(
         groups=("video", "i2c"), udev=('KERNEL=="x"',), tmpfiles=("z /sys/x 0440 root i2c",), note="Note."
     )
-    text = doctor.granting(needs, "ff", {"video"})
+    text = doctor.describe_grant(needs, "ff", {"video"})
     assert "usermod -aG i2c ff" in text
     assert "video" not in text
     assert 'rules.d/60-fieldfleet.rules: KERNEL=="x"' in text
     assert "tmpfiles.d/fieldfleet.conf: z /sys/x 0440 root i2c" in text
     assert "systemd-tmpfiles --create" in text
     assert text.endswith("Note.")
-    assert "ff" in doctor.granting(Permissions(), "ff", set())
+    assert "ff" in doctor.describe_grant(Permissions(), "ff", set())
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profi
 def test_each_verdict_on_a_library_has_its_cure(library, verdict, machine, state, cure) -> None:
     """Only torch is needed to train."""
     told = Verdict(library=library, state=verdict, version="2.10.0", finding="words")
-    check = doctor.of_library(told, "atomics", machine)
+    check = doctor.check_library(told, "atomics", machine)
     assert (check.name, check.state) == (library, state)
     assert cure in check.remedy
     assert ("no atomics" in check.finding) == (state != "ok")
@@ -153,7 +153,7 @@ def test_each_verdict_on_a_library_has_its_cure(library, verdict, machine, state
 
 def test_a_container_that_hides_the_cpus_is_told() -> None:
     told = Verdict(library="onnxruntime", state="broken", finding="failed to parse /sys/devices/system/cpu/possible")
-    assert "container" in doctor.of_library(told, "", "aarch64").remedy
+    assert "container" in doctor.check_library(told, "", "aarch64").remedy
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_container_that_hides_the_cpus_is_told() -> None:
     ],
 )
 def test_each_refusal_of_a_broker_has_its_cure(refusal, cure) -> None:
-    check = doctor.of_broker(Broker(host="gateway"), refusal)
+    check = doctor.check_broker(Broker(host="gateway"), refusal)
     assert (check.state, check.finding) == ("bad", f"gateway:1883: {refusal}")
     assert cure in check.remedy
-    assert doctor.of_broker(Broker(), "").state == "ok"
+    assert doctor.check_broker(Broker(), "").state == "ok"

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from device_agent.diagnosis import record_board
-from device_agent.diagnosis.record_board import Expected, expected, keep, record
+from device_agent.diagnosis.record_board import Expected, make_expected, record, save_expected
 from device_agent.hardware import tools
-from device_agent.measurement.board import sense
+from device_agent.measurement.board import run_probes
 from device_agent.probes import PROBES
 from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError, NoData
@@ -23,7 +23,7 @@ LIVE = Path("/")
 
 def made_of(root: Path) -> Expected:
     profile = load_for_board(root, "auto")
-    return expected(profile, sense(root, profile, PROBES, lambda: 1.0))
+    return make_expected(profile, run_probes(root, profile, PROBES, lambda: 1.0))
 
 
 @pytest.fixture
@@ -131,5 +131,5 @@ def test_a_folder_that_holds_something_is_not_written_into(board, tmp_path) -> N
 def test_expectations_are_a_fixtures_own(tmp_path) -> None:
     """Written and read again as the tests of the fixtures read them."""
     told = made_of(BOARDS / "laptop-battery" / record_board.ROOT)
-    keep(tmp_path, told)
+    save_expected(tmp_path, told)
     assert msgspec.json.decode((tmp_path / record_board.EXPECTED).read_bytes(), type=Expected) == told

@@ -13,12 +13,12 @@ import msgspec
 import psutil
 import pytest
 
-from device_agent.commands.calibrate import meter_of, show
+from device_agent.commands.calibrate import parse_meter, print_fit
 from device_agent.config import BoardConfig, MeterConfig
-from device_agent.measurement.board import measuring, open_board
-from device_agent.measurement.calibrate import Bench, calibrate, keep, sources
-from device_agent.measurement.calibration_file import FILE, Calibration, Line, applied, load, save
-from device_agent.measurement.power_fit import Seen
+from device_agent.measurement.board import load_measuring, open_board
+from device_agent.measurement.calibrate import CalibrationBench, calibrate, fit_and_save, open_meters
+from device_agent.measurement.calibration_file import FILE_NAME, Calibration, SensorLine, apply_calibration, load, save
+from device_agent.measurement.power_fit import Observation
 from device_agent.probes.power.source import open_source
 from device_agent.profile.schema import Cpu, PowerModel, Profile
 from shared.errors import ConfigError, CorruptFile, NoData
@@ -90,7 +90,7 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
     with plugged(board.meter()) as url, board.running():
         meter = MeterConfig(kind="shelly", url=url, period_s=0.2)
         plug = open_source(board.root, PROFILE, monotonic, meter=meter)
-        bench = Bench(board.root, PROFILE, tmp_path, plug, seen, idle_s=1.0, phase_s=2.0, say=told.append)
+        bench = CalibrationBench(board.root, PROFILE, tmp_path, plug, seen, idle_s=1.0, phase_s=2.0, say=told.append)
         found = asyncio.run(calibrate(bench))
     assert found == load(tmp_path)
     assert found.profile == "bench"
@@ -108,9 +108,12 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
 def test_a_fit_that_is_none_leaves_the_old_one(tmp_path):
     """A plug that feeds something else: its watts have nothing to do with the load, and nothing is kept."""
     save(tmp_path, KEPT)
-    bench = Bench(tmp_path, PROFILE, tmp_path, Given(), None)
+    bench = CalibrationBench(tmp_path, PROFILE, tmp_path, Given(), None)
     with pytest.raises(NoData, match="meter feeds it alone"):
-        keep(bench, [Seen(watts, load, HERTZ) for watts, load in ((3, 0), (9, 0.1), (4, 1), (8, 1.1), (5, 2), (6, 2))])
+        fit_and_save(
+            bench,
+            [Observation(watts, load, HERTZ) for watts, load in ((3, 0), (9, 0.1), (4, 1), (8, 1.1), (5, 2), (6, 2))],
+        )
     assert load(tmp_path) == KEPT
 
 
@@ -133,7 +136,7 @@ def test_without_a_meter_it_says_what_to_do(tmp_path):
     (line,) = asyncio.run(story()).splitlines()
     assert "nothing measures what this board draws" in line
     assert "--meter shelly=http://ADDRESS" in line
-    assert not list((tmp_path / "state").glob(FILE))
+    assert not list((tmp_path / "state").glob(FILE_NAME))
 
 
 def test_a_plug_comes_before_the_board_and_a_model_is_no_sensor(tmp_path):
@@ -141,23 +144,23 @@ def test_a_plug_comes_before_the_board_and_a_model_is_no_sensor(tmp_path):
     Simulated(tmp_path / "root")
     modelled = msgspec.structs.replace(PROFILE, power=msgspec.structs.replace(PROFILE.power, model=MODEL))
     with plugged(lambda: 4.0) as url:
-        reference, own = sources(
+        reference, own = open_meters(
             tmp_path / "root", modelled, MeterConfig(kind="shelly", url=url, period_s=0.2), monotonic
         )
         assert reference.read().value == 4.0
     assert own is None
     with pytest.raises(NoData, match="Put a meter"):
-        sources(tmp_path / "root", modelled, None, monotonic)
+        open_meters(tmp_path / "root", modelled, None, monotonic)
 
 
 def test_a_kept_fit_stands_for_the_profiles_own(tmp_path):
     """Model and line replace the profile's; those of another profile do not."""
-    line = Line(gain=1.2, offset_w=0.5, uncertainty=0.04)
-    found = applied(PROFILE, msgspec.structs.replace(KEPT, line=line)).power
+    line = SensorLine(gain=1.2, offset_w=0.5, uncertainty=0.04)
+    found = apply_calibration(PROFILE, msgspec.structs.replace(KEPT, line=line)).power
     assert (found.model, found.gain, found.offset_w, found.uncertainty) == (MODEL, 1.2, 0.5, 0.04)
     other = msgspec.structs.replace(KEPT, profile="another", line=line)
-    assert applied(PROFILE, other) == PROFILE
-    assert applied(PROFILE, None) == PROFILE
+    assert apply_calibration(PROFILE, other) == PROFILE
+    assert apply_calibration(PROFILE, None) == PROFILE
 
 
 def test_a_file_that_was_cut_is_refused_and_the_agent_goes_on_without(tmp_path):
@@ -169,7 +172,7 @@ def test_a_file_that_was_cut_is_refused_and_the_agent_goes_on_without(tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(CorruptFile, match="calibrate again"):
             load(tmp_path)
-    assert measuring(BoardConfig(), tmp_path).calibration is None
+    assert load_measuring(BoardConfig(), tmp_path).calibration is None
     path.unlink()
     assert load(tmp_path) is None
 
@@ -177,7 +180,7 @@ def test_a_file_that_was_cut_is_refused_and_the_agent_goes_on_without(tmp_path):
 def test_a_board_without_any_source_has_no_power_and_no_joules(tmp_path):
     """This is what most machines are: the meter of a task works, its joules are None."""
     (tmp_path / "proc").mkdir()
-    board = open_board(measuring(BoardConfig(root=str(tmp_path), profile="generic-arm"), tmp_path))
+    board = open_board(load_measuring(BoardConfig(root=str(tmp_path), profile="generic-arm"), tmp_path))
     assert board.power is None or board.power.source.provenance.quality == "modelled"
     with board.meter(idle_w=None).task() as spent:
         pass
@@ -190,7 +193,7 @@ def test_a_fit_of_another_board_is_left_aside(tmp_path, caplog):
     """Whoever moves the state folder to another board is told; the other board's model is not used."""
     (tmp_path / "proc").mkdir()
     save(tmp_path, KEPT)
-    board = open_board(measuring(BoardConfig(root=str(tmp_path), profile="generic-arm"), tmp_path))
+    board = open_board(load_measuring(BoardConfig(root=str(tmp_path), profile="generic-arm"), tmp_path))
     assert board.profile.power.model != MODEL
     assert "what was fitted on a bench is left aside" in caplog.text
 
@@ -198,12 +201,14 @@ def test_a_fit_of_another_board_is_left_aside(tmp_path, caplog):
 @pytest.mark.parametrize("words", ["shelly", "kettle=http://192.0.2.7", "shelly=ftp://192.0.2.7"])
 def test_a_meter_that_is_none_is_refused_with_an_example(words):
     with pytest.raises(ConfigError, match=r"give KIND=URL, such as shelly=http"):
-        meter_of(words)
+        parse_meter(words)
 
 
 def test_what_was_found_is_shown_with_its_units(capsys):
     """Watts of rest and of a core, the line, the residual as watts and as a share."""
-    show(msgspec.structs.replace(KEPT, line=Line(gain=1.2, offset_w=0.5, uncertainty=0.04)), Path("kept.json"))
+    print_fit(
+        msgspec.structs.replace(KEPT, line=SensorLine(gain=1.2, offset_w=0.5, uncertainty=0.04)), Path("kept.json")
+    )
     shown = capsys.readouterr().out
     assert "idle 2.00 W, a busy core 1.00 W at 1000 MHz (1.00 nJ a cycle), exponent 1.70" in shown
     assert "1.200 times what its sensor says, and 0.50 W" in shown

@@ -224,28 +224,28 @@ def test_several_clocks_are_as_good_as_the_worst_of_them():
     clocks = [
         CpuClock(name=f"policy{n}", hertz=1e9, source="s", quality=q) for n, q in enumerate(("measured", "corrected"))
     ]
-    first = cpu_cycles.provenance(cpu_cycles.Moment(clocks=tuple(clocks)))
+    first = cpu_cycles.describe_clocks(cpu_cycles.Moment(clocks=tuple(clocks)))
     assert first.quality == "corrected"
-    second = cpu_cycles.provenance(cpu_cycles.Moment(clocks=(clocks[0],)))
-    assert cpu_cycles.worse(first, second) == cpu_cycles.worse(second, first) == first
+    second = cpu_cycles.describe_clocks(cpu_cycles.Moment(clocks=(clocks[0],)))
+    assert cpu_cycles.choose_worse(first, second) == cpu_cycles.choose_worse(second, first) == first
 
 
 def test_cpu_seconds_are_those_of_all_threads_and_ended_children():
     """Two threads that hash for 0.15 s of their own each, then a child that does."""
-    before = cpu_cycles.cpu_seconds()
+    before = cpu_cycles.read_cpu_seconds()
     threads = [threading.Thread(target=burn, args=(0.15,)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    after_threads = cpu_cycles.cpu_seconds()
+    after_threads = cpu_cycles.read_cpu_seconds()
     assert after_threads - before >= 0.29
     child = os.fork()
     if not child:
         burn(0.15)
         os._exit(0)
     os.waitpid(child, 0)
-    assert cpu_cycles.cpu_seconds() - after_threads >= 0.14
+    assert cpu_cycles.read_cpu_seconds() - after_threads >= 0.14
 
 
 def burn(cpu_s: float) -> None:

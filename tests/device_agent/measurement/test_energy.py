@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.measurement.energy import Sample, energy, together
+from device_agent.measurement.energy import Sample, integrate_energy, integrate_spans
 
 
 def instants(*pairs: tuple[float, float]) -> list[Sample]:
@@ -20,7 +20,7 @@ def instants(*pairs: tuple[float, float]) -> list[Sample]:
 
 def test_a_ramp_is_exact_and_its_edges_are_interpolated():
     """Watts 2 + t between samples at 0, 1, 2, 3; from 0.5 to 2.5 that is 2*2 + (2.5^2 - 0.5^2)/2 = 7 J."""
-    found = energy(instants((0, 2), (1, 3), (2, 4), (3, 5)), 0.5, 2.5, kind="instant", period_s=1.0)
+    found = integrate_energy(instants((0, 2), (1, 3), (2, 4), (3, 5)), 0.5, 2.5, kind="instant", period_s=1.0)
     assert found.joules == pytest.approx(7.0)
     assert (found.seconds, found.covered_ratio) == (2.0, 1.0)
     assert found.increment(2.0) == pytest.approx(3.0)
@@ -29,18 +29,18 @@ def test_a_ramp_is_exact_and_its_edges_are_interpolated():
 def test_a_gap_is_filled_by_the_mean_of_its_ends_and_told():
     """From 4 to 10 (six periods) nothing came: 4*2 + 6*(2+4)/2 + 4*4 = 42 J, of which 8 of 14 s are covered."""
     samples = instants(*((at, 2.0) for at in range(5)), *((at, 4.0) for at in range(10, 15)))
-    found = energy(samples, 0, 14, kind="instant", period_s=1.0, uncertainty=0.03)
+    found = integrate_energy(samples, 0, 14, kind="instant", period_s=1.0, uncertainty=0.03)
     assert found.joules == pytest.approx(42.0)
     assert found.covered_ratio == pytest.approx(8 / 14)
     assert found.uncertainty > 0.1  # of watts between 2 and 4 for 6 s
-    short = energy(samples, 0, 4, kind="instant", period_s=1.0, uncertainty=0.03)
+    short = integrate_energy(samples, 0, 4, kind="instant", period_s=1.0, uncertainty=0.03)
     assert short.uncertainty == pytest.approx(0.03)
 
 
 def test_three_periods_are_no_gap_and_more_are():
     def covered(pause: float) -> float:
         samples = instants((0, 1), (1, 1), (1 + pause, 1), (2 + pause, 1), (3 + pause, 1), (4 + pause, 1))
-        return energy(samples, 0, 4 + pause, kind="instant", period_s=1.0).covered_ratio
+        return integrate_energy(samples, 0, 4 + pause, kind="instant", period_s=1.0).covered_ratio
 
     assert covered(3.0) == 1.0
     assert covered(3.5) == pytest.approx(4 / 7.5)
@@ -49,21 +49,21 @@ def test_three_periods_are_no_gap_and_more_are():
 def test_too_little_is_no_figure():
     """Where samples cover less than half of the time, where there are none, and where no time passed."""
     samples = instants((0, 2), (1, 2))
-    assert energy(samples, 0, 100, kind="instant", period_s=1.0) is None
-    assert energy(samples, 50, 60, kind="instant", period_s=1.0) is None
-    assert energy([], 0, 1, kind="instant", period_s=1.0) is None
-    assert energy(samples, 1, 1, kind="instant", period_s=1.0) is None
+    assert integrate_energy(samples, 0, 100, kind="instant", period_s=1.0) is None
+    assert integrate_energy(samples, 50, 60, kind="instant", period_s=1.0) is None
+    assert integrate_energy([], 0, 1, kind="instant", period_s=1.0) is None
+    assert integrate_energy(samples, 1, 1, kind="instant", period_s=1.0) is None
 
 
 def test_a_counter_is_exact_however_rarely_it_is_read():
     """Mean watts hold since the sample before: 3 J from 0 to 1, then 100 s at 5 W; from 0.5 to 51 that is 251.5 J."""
-    found = energy(instants((0, 3), (1, 3), (101, 5)), 0.5, 51, kind="mean", period_s=0.2, uncertainty=0.0)
+    found = integrate_energy(instants((0, 3), (1, 3), (101, 5)), 0.5, 51, kind="mean", period_s=0.2, uncertainty=0.0)
     assert found.joules == pytest.approx(0.5 * 3 + 50 * 5)
     assert (found.covered_ratio, found.uncertainty) == (1.0, 0.0)
 
 
 def test_an_unknown_uncertainty_stays_unknown():
-    assert energy(instants((0, 2), (1, 2)), 0, 1, kind="instant", period_s=1.0).uncertainty is None
+    assert integrate_energy(instants((0, 2), (1, 2)), 0, 1, kind="instant", period_s=1.0).uncertainty is None
 
 
 @given(
@@ -76,7 +76,7 @@ def test_two_parts_are_the_whole(watts, cut, kind):
     samples = [Sample(0.2 * number, one) for number, one in enumerate(watts)]
     end = samples[-1].at
     whole, first, second = (
-        energy(samples, start, stop, kind=kind, period_s=0.2)
+        integrate_energy(samples, start, stop, kind=kind, period_s=0.2)
         for start, stop in ((0, end), (0, cut * end), (cut * end, end))
     )
     assert first.joules + second.joules == pytest.approx(whole.joules, rel=1e-9)
@@ -89,7 +89,7 @@ def test_the_uncertainty_is_the_spread_of_what_is_found():
     errors, told = [], []
     for _ in range(300):
         samples = [Sample(0.2 * number, random.gauss(3, 0.5)) for number in range(51)]
-        found = energy(samples, 0, 10, kind="instant", period_s=0.2, uncertainty=0.0)
+        found = integrate_energy(samples, 0, 10, kind="instant", period_s=0.2, uncertainty=0.0)
         errors.append(found.joules / 30 - 1)
         told.append(found.uncertainty)
     spread = math.sqrt(statistics.fmean(error**2 for error in errors))
@@ -104,15 +104,15 @@ def test_spans_that_follow_one_another_take_what_the_whole_takes(lengths, kind):
     spans = list(itertools.pairwise(ends))
 
     def joules(some):
-        return together(samples, some, kind=kind, period_s=0.25).joules if some else 0.0
+        return integrate_spans(samples, some, kind=kind, period_s=0.25).joules if some else 0.0
 
-    whole = energy(samples, ends[0], ends[-1], kind=kind, period_s=0.25).joules
+    whole = integrate_energy(samples, ends[0], ends[-1], kind=kind, period_s=0.25).joules
     assert joules(spans) == pytest.approx(whole)
     assert joules(spans[::2]) + joules(spans[1::2]) == pytest.approx(whole)
 
 
 def test_a_span_that_nothing_covers_makes_all_of_them_unknown():
     samples = instants((0, 2), (1, 2), (2, 2))
-    assert together(samples, [(0.5, 1.5), (50, 60)], kind="instant", period_s=1.0) is None
-    assert together(samples, [(1, 1)], kind="instant", period_s=1.0) is None
-    assert together(samples, [(1, 1), (0, 2)], kind="instant", period_s=1.0, uncertainty=0.1).joules == 4.0
+    assert integrate_spans(samples, [(0.5, 1.5), (50, 60)], kind="instant", period_s=1.0) is None
+    assert integrate_spans(samples, [(1, 1)], kind="instant", period_s=1.0) is None
+    assert integrate_spans(samples, [(1, 1), (0, 2)], kind="instant", period_s=1.0, uncertainty=0.1).joules == 4.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from device_agent.measurement.link_meter import LinkMeter, hauled
+from device_agent.measurement.link_meter import LinkMeter, measure_haul
 from shared.transport.tcp_info import Counts, Traffic
 
 START = Counts(
@@ -55,14 +55,14 @@ def meter(traffic) -> LinkMeter:
 def test_busy_time_counts_and_the_round_trip_of_a_link_that_was_idle_does_not() -> None:
     """1 MB in 1.05 busy seconds of 5; its first byte was 50 ms on its way, and so was the last one's answer."""
     after = replace(START, acked_bytes=START.acked_bytes + MB, busy_s=8.05, at=105.0)
-    assert hauled(START, after) == (MB, pytest.approx(1.0))
-    assert hauled(replace(START, is_idle=False), after) == (MB, pytest.approx(1.05))
+    assert measure_haul(START, after) == (MB, pytest.approx(1.0))
+    assert measure_haul(replace(START, is_idle=False), after) == (MB, pytest.approx(1.05))
 
 
 def test_an_old_kernel_is_timed_up_to_the_last_byte_it_sent() -> None:
     """Asked at 100 s, settled at 105, but the last 3.9 s nothing was sent: the server was storing."""
     after = replace(START, acked_bytes=START.acked_bytes + MB, busy_s=None, at=105.0, quiet_s=3.95)
-    assert hauled(replace(START, busy_s=None), after) == (MB, pytest.approx(1.0))
+    assert measure_haul(replace(START, busy_s=None), after) == (MB, pytest.approx(1.0))
 
 
 def test_an_upload_is_what_passed_from_the_first_question_to_the_settlement(traffic, meter) -> None:
@@ -177,7 +177,7 @@ def test_another_address_is_another_link(traffic, meter) -> None:
 def test_figures_have_the_names_of_the_report_and_their_age(traffic, meter) -> None:
     with meter.downloading():
         traffic.arrived_bytes, traffic.arriving_s = MB, 1.0
-    found = meter.found(150.0)
+    found = meter.read(150.0)
     assert {name: reading.value for name, reading in found.readings.items()} == {
         "link.down_bits_per_s": 8e6,
         "link.down_p20_bits_per_s": 8e6,
@@ -199,6 +199,6 @@ def test_where_the_kernel_counts_nothing_nothing_is_known(make: Callable[[], Lin
     with meter.downloading():
         meter.uploading()
         meter.uploaded()
-    found = meter.found(0.0)
+    found = meter.read(0.0)
     assert not found.readings
     assert len(found.absent) == 4

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from device_agent.measurement.link_rate import (
     HALF_LIFE_S,
-    LEAST_BYTES,
-    LEAST_PART_BYTES,
-    MOST,
+    MAX_HAULS,
+    MIN_HAUL_BYTES,
+    MIN_PART_BYTES,
     Haul,
     Way,
+    drop_before_step,
     estimate,
-    since_step,
 )
 
 MB = 1_000_000
@@ -103,7 +103,7 @@ def test_a_single_transfer_has_no_spread() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.floats(0.01, 1e4), st.integers(LEAST_BYTES, 10**9), st.floats(0, 1e6)), min_size=1, max_size=8
+        st.tuples(st.floats(0.01, 1e4), st.integers(MIN_HAUL_BYTES, 10**9), st.floats(0, 1e6)), min_size=1, max_size=8
     )
 )
 def test_the_mean_lies_between_the_slowest_and_the_fastest(hauls: list[tuple[float, int, float]]) -> None:
@@ -117,8 +117,8 @@ def test_the_mean_lies_between_the_slowest_and_the_fastest(hauls: list[tuple[flo
 
 
 def test_the_last_eight_count() -> None:
-    one = way(*[10] * 5, *[12] * MOST)
-    assert len(one.hauls) == MOST
+    one = way(*[10] * 5, *[12] * MAX_HAULS)
+    assert len(one.hauls) == MAX_HAULS
     assert mbit(one) == pytest.approx(12)
 
 
@@ -127,7 +127,7 @@ def test_a_step_shows_within_two_transfers(before: float, after: float) -> None:
     """After any number of transfers before it; the first alone may be an accident and moves the mean only a little."""
     for count in (1, 3, 8, 20):
         assert mbit(way(*[before] * count, after, after)) == pytest.approx(after)
-        assert len(way(*[before] * count, after).hauls) == min(count + 1, MOST)
+        assert len(way(*[before] * count, after).hauls) == min(count + 1, MAX_HAULS)
 
 
 def test_a_transfer_across_a_step_is_forgotten_too() -> None:
@@ -141,7 +141,7 @@ def test_a_single_slow_transfer_and_one_that_swings_back_are_no_step() -> None:
 
 
 def test_a_smaller_change_is_followed_by_the_mean() -> None:
-    assert len(since_step([haul(10), haul(7), haul(7)])) == 3
+    assert len(drop_before_step([haul(10), haul(7), haul(7)])) == 3
 
 
 def test_a_transfer_too_short_for_a_rate_is_pooled_with_others() -> None:
@@ -164,7 +164,7 @@ def test_a_large_one_that_took_no_time_waits_for_more() -> None:
 def test_tiny_transfers_and_those_of_no_time_tell_no_rate() -> None:
     one = Way("up")
     for _ in range(1000):
-        one.add(Haul(LEAST_PART_BYTES - 1, 0.5, 0.0))
+        one.add(Haul(MIN_PART_BYTES - 1, 0.5, 0.0))
         one.add(Haul(MB, 0.0, 0.0))
         one.add(Haul(MB, -1.0, 0.0))
         one.add(Haul(MB, math.nan, 0.0))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.config import AgentConfig
-from device_agent.measurement.link_test import FEW_BYTES, Point, Schedule, probe_link, sustained
+from device_agent.measurement.link_test import MIN_THIRD_BYTES, Point, Schedule, compute_sustained, probe_link
 from edge_server.fleet import broker
 from shared.data.spec import Data
 from shared.errors import NoData
@@ -31,35 +31,35 @@ def points(*stretches: tuple[float, float]) -> list[Point]:
 
 
 def test_a_steady_link_is_told_as_it_is() -> None:
-    rates = sustained(points((4, 8)))
+    rates = compute_sustained(points((4, 8)))
     assert (rates.first, rates.last) == (pytest.approx(8e6, rel=0.01), pytest.approx(8e6, rel=0.01))
 
 
 def test_the_first_second_does_not_count() -> None:
     """TCP begins slowly, a bucket of credit fast."""
     for start in (0.5, 100):
-        rates = sustained(points((1, start), (3, 8)))
+        rates = compute_sustained(points((1, start), (3, 8)))
         assert rates.first == pytest.approx(8e6, rel=0.05)
 
 
 def test_credit_that_lasts_longer_shows_in_the_first_third() -> None:
     """3 s at 50, then 8 Mbit/s: told is the last third, and its distance from the first says that something was off."""
-    rates = sustained(points((3, 50), (2, 8)))
+    rates = compute_sustained(points((3, 50), (2, 8)))
     assert (rates.first, rates.last) == (pytest.approx(50e6, rel=0.01), pytest.approx(8e6, rel=0.01))
 
 
 def test_a_very_slow_link_is_told_by_all_that_counts() -> None:
     """At 200 kbit/s a third of 2 s is 17 kB, a packet more or less: all 50 kB say more."""
     seen = points((1, 0.2), (1.4, 0.2), (0.6, 0.6))
-    assert seen[-1][1] - seen[-60][1] < FEW_BYTES
-    assert sustained(seen).last == pytest.approx((1.4 * 0.2 + 0.6 * 0.6) / 2 * 1e6, rel=0.02)
+    assert seen[-1][1] - seen[-60][1] < MIN_THIRD_BYTES
+    assert compute_sustained(seen).last == pytest.approx((1.4 * 0.2 + 0.6 * 0.6) / 2 * 1e6, rel=0.02)
 
 
 @pytest.mark.parametrize("seen", [points(), points((0.5, 8)), points((1, 8)), points((4, 0))])
 def test_what_is_too_short_or_stands_still_is_no_rate(seen: list[Point]) -> None:
     """Zero bits a second would be a figure; that nothing passed is none."""
     with pytest.raises(NoData) as caught:
-        sustained(seen)
+        compute_sustained(seen)
     assert caught.value.lack == "invalid"
 
 

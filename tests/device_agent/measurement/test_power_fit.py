@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from device_agent.measurement.power_fit import MIN_R_SQUARED, Seen, fit_line, fit_model, least_squares
+from device_agent.measurement.power_fit import MIN_R_SQUARED, Observation, fit_line, fit_model, least_squares
 from device_agent.probes.power.model import compute_watts
 from device_agent.profile.schema import PowerModel
 from shared.errors import NoData
@@ -15,13 +15,15 @@ TRUE = PowerModel(idle_w=2.7, max_w=20.0, core_joules_per_cycle=5e-10, max_hertz
 CLOCKS = (1.5e9, 1.95e9, 2.4e9)
 
 
-def board(noise_w: float = 0.0, clocks: tuple[float, ...] = CLOCKS, tx_w: float = 0.0, seed: int = 1) -> list[Seen]:
+def board(
+    noise_w: float = 0.0, clocks: tuple[float, ...] = CLOCKS, tx_w: float = 0.0, seed: int = 1
+) -> list[Observation]:
     """Return what would be seen of four cores at rest and at 1, 2 and 4 threads."""
     random, made = Random(seed), TRUE
     seen = [(0.05, clocks[0], 0.0)] * 3 + [(n, f, 0.0) for f in clocks for n in (1.0, 1.9, 3.8) for _ in range(3)]
     seen += [(0.2, clocks[0], 1.0)] * 2 if tx_w else []
     return [
-        Seen(compute_watts(made, busy_cores=n, hertz=f) + tx_w * up + random.gauss(0, noise_w), n, f, sending=up)
+        Observation(compute_watts(made, busy_cores=n, hertz=f) + tx_w * up + random.gauss(0, noise_w), n, f, sending=up)
         for n, f, up in seen
     ]
 
@@ -63,18 +65,20 @@ def test_figures_that_make_no_model_are_refused_with_the_reason():
     with pytest.raises(NoData, match=rf"explains .*less than {MIN_R_SQUARED:.0%}"):
         fit_model(board(noise_w=3.0), cores=4)
     with pytest.raises(NoData, match="no core was ever busy"):
-        fit_model([Seen(3.0, 0.02, 1e9), Seen(3.0, 0.03, 1e9)], cores=4)
+        fit_model([Observation(3.0, 0.02, 1e9), Observation(3.0, 0.03, 1e9)], cores=4)
     with pytest.raises(NoData, match="cannot be"):
-        fit_model([Seen(9.0 - n, float(n), 1e9) for n in range(4)], cores=4)
+        fit_model([Observation(9.0 - n, float(n), 1e9) for n in range(4)], cores=4)
     with pytest.raises(NoData, match="hardly changed"):
-        fit_model([Seen(3.0, 2.0, 1e9)] * 5, cores=4)
+        fit_model([Observation(3.0, 2.0, 1e9)] * 5, cores=4)
     with pytest.raises(NoData, match="no core was ever busy"):
         fit_model([], cores=4)
 
 
 def test_the_line_of_a_sensor_that_sees_a_part_is_found():
     """The meter reads 1.1451 times what the sensor says and 0.5879 W: both are found, the residual is nothing."""
-    seen = [Seen(1.1451 * w + 0.5879, 1.0, 1e9, sensed_w=w) for w in (2.7, 3.9, 5.1, 7.2)] + [Seen(9.0, 1.0, 1e9)]
+    seen = [Observation(1.1451 * w + 0.5879, 1.0, 1e9, sensed_w=w) for w in (2.7, 3.9, 5.1, 7.2)] + [
+        Observation(9.0, 1.0, 1e9)
+    ]
     line, quality = fit_line(seen)
     assert (line.gain, line.offset_w) == (pytest.approx(1.1451), pytest.approx(0.5879))
     assert quality.residual_w == pytest.approx(0.0, abs=1e-9)
@@ -83,9 +87,9 @@ def test_the_line_of_a_sensor_that_sees_a_part_is_found():
 def test_a_meter_that_feeds_something_else_makes_no_line():
     random = Random(3)
     with pytest.raises(NoData, match="explains"):
-        fit_line([Seen(random.uniform(3, 9), 1.0, 1e9, sensed_w=random.uniform(3, 9)) for _ in range(20)])
+        fit_line([Observation(random.uniform(3, 9), 1.0, 1e9, sensed_w=random.uniform(3, 9)) for _ in range(20)])
     with pytest.raises(NoData, match="falls"):
-        fit_line([Seen(9.0 - w, 1.0, 1e9, sensed_w=w) for w in (2.0, 3.0, 4.0)])
+        fit_line([Observation(9.0 - w, 1.0, 1e9, sensed_w=w) for w in (2.0, 3.0, 4.0)])
 
 
 def test_least_squares_is_the_normal_equations():

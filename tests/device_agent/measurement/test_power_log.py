@@ -8,7 +8,7 @@ import time
 import pytest
 
 from device_agent.measurement.energy import Energy
-from device_agent.measurement.power_log import MAX_WAIT_SHARE, PowerLog, provenance
+from device_agent.measurement.power_log import MAX_WAIT_SHARE, PowerLog, describe_energy
 from tests.device_agent.sources import Given, Hand
 
 PAUSE = threading.Event()
@@ -52,7 +52,7 @@ def test_constant_watts_are_seconds_times_watts():
         found = log.energy(start, stop)
     assert found.joules == pytest.approx(4.0 * (stop - start))
     assert found.covered_ratio > 0.9
-    assert provenance(log.source, found).source == "given"
+    assert describe_energy(log.source, found).source == "given"
 
 
 def test_a_source_that_fails_makes_a_gap_and_comes_back():
@@ -68,7 +68,7 @@ def test_a_source_that_fails_makes_a_gap_and_comes_back():
     found = log.energy(start, clock.now)
     assert found.joules == pytest.approx(4.0 * 30)
     assert found.covered_ratio == pytest.approx(21 / 30)
-    told = provenance(source, found)
+    told = describe_energy(source, found)
     assert (told.source, told.quality) == ("given, 70% of the time covered", "modelled")
 
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from device_agent.diagnosis.checks import of_broker
-from device_agent.measurement.link_test import refusal
+from device_agent.diagnosis.checks import check_broker
+from device_agent.measurement.link_test import find_refusal
 from edge_server.fleet.broker import free_port, running
 from shared.transport.base import Broker
 from tests.shared.transport.mosquitto import configured
@@ -36,7 +36,7 @@ def test_a_broker_that_serves_us_keeps_nothing_of_it(tmp_path, version) -> None:
 
     async def story() -> None:
         async with running(tmp_path) as broker:
-            assert await refusal(Broker(port=broker.port, version=version), NAME, TOPIC) == ""
+            assert await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC) == ""
             assert not sessions(broker.port, NAME)
             assert sessions(broker.port, NAME)  # the question itself leaves one: so it can tell
 
@@ -47,7 +47,7 @@ def test_a_broker_that_serves_us_keeps_nothing_of_it(tmp_path, version) -> None:
 def test_one_that_knows_only_the_older_version_serves_too(tmp_path) -> None:
     async def story() -> None:
         async with running(tmp_path, embedded=True) as broker:
-            assert await refusal(Broker(port=broker.port), NAME, TOPIC, 1.0) == ""
+            assert await find_refusal(Broker(port=broker.port), NAME, TOPIC, 1.0) == ""
 
     asyncio.run(story())
 
@@ -59,9 +59,9 @@ def test_one_that_wants_a_login_says_so(tmp_path, version) -> None:
 
     async def story() -> str:
         async with configured(tmp_path, "allow_anonymous false", f"password_file {tmp_path}/passwords") as broker:
-            return await refusal(Broker(port=broker.port, version=version), NAME, TOPIC)
+            return await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC)
 
-    check = of_broker(Broker(), asyncio.run(story()))
+    check = check_broker(Broker(), asyncio.run(story()))
     assert (check.state, "allow_anonymous" in check.remedy) == ("bad", True), check
 
 
@@ -71,23 +71,23 @@ def test_one_whose_access_list_leaves_us_out(tmp_path) -> None:
 
     async def story() -> str:
         async with configured(tmp_path, "allow_anonymous true", f"acl_file {tmp_path}/acl") as broker:
-            return await refusal(Broker(port=broker.port), NAME, TOPIC)
+            return await find_refusal(Broker(port=broker.port), NAME, TOPIC)
 
-    check = of_broker(Broker(), asyncio.run(story()))
+    check = check_broker(Broker(), asyncio.run(story()))
     assert "denies publishing" in check.finding
     assert "access list" in check.remedy
 
 
 def test_a_port_where_nobody_listens() -> None:
-    said = asyncio.run(refusal(Broker(port=free_port()), NAME, TOPIC))
-    assert "start the broker" in of_broker(Broker(), said).remedy
+    said = asyncio.run(find_refusal(Broker(port=free_port()), NAME, TOPIC))
+    assert "start the broker" in check_broker(Broker(), said).remedy
 
 
 def test_a_server_that_answers_nothing() -> None:
     """It takes the connection and stays silent, whichever version is spoken."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        said = asyncio.run(refusal(Broker(port=silent.getsockname()[1]), NAME, TOPIC, 0.2))
-    assert "firewall" in of_broker(Broker(), said).remedy
+        said = asyncio.run(find_refusal(Broker(port=silent.getsockname()[1]), NAME, TOPIC, 0.2))
+    assert "firewall" in check_broker(Broker(), said).remedy
 
 
 def test_an_address_that_swallows_what_is_sent_to_it() -> None:
@@ -97,8 +97,8 @@ def test_an_address_that_swallows_what_is_sent_to_it() -> None:
         full.listen(0)
         address = full.getsockname()
         with socket.create_connection(address, 5):
-            said = asyncio.run(refusal(Broker(port=address[1]), NAME, TOPIC, 0.2))
-    assert "firewall" in of_broker(Broker(), said).remedy
+            said = asyncio.run(find_refusal(Broker(port=address[1]), NAME, TOPIC, 0.2))
+    assert "firewall" in check_broker(Broker(), said).remedy
 
 
 def test_what_is_no_broker() -> None:
@@ -110,6 +110,6 @@ def test_what_is_no_broker() -> None:
             writer.close()
 
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-            return await refusal(Broker(port=server.sockets[0].getsockname()[1]), NAME, TOPIC, 1.0)
+            return await find_refusal(Broker(port=server.sockets[0].getsockname()[1]), NAME, TOPIC, 1.0)
 
-    assert of_broker(Broker(), asyncio.run(story())).state == "bad"
+    assert check_broker(Broker(), asyncio.run(story())).state == "bad"

@@ -11,7 +11,7 @@ import pytest
 
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.power_log import PowerLog
-from device_agent.measurement.task_meter import CPU, WALL, GivenMeter, ProcessMeter, Spent
+from device_agent.measurement.task_meter import CPU_CLOCK, WALL_CLOCK, GivenMeter, ProcessMeter, Spent
 from device_agent.profile.schema import Cpu, Profile
 from shared.protocol.measurements import Cost
 from tests.device_agent.sources import Given, Hand
@@ -29,9 +29,9 @@ def test_seconds_are_the_difference_of_each_clock() -> None:
     """Wall and CPU seconds come from their own clocks; joules stay absent, not zero."""
     wall, cpu = iter([100.0, 102.5]), iter([7.0, 7.25])
     with ProcessMeter(clock=lambda: next(wall), cpu_clock=lambda: next(cpu)).task() as spent:
-        assert spent.added_to(Cost()) == Cost()
+        assert spent.add_to(Cost()) == Cost()
     assert (spent.compute_s, spent.cpu_s, spent.joules, spent.cycles) == (2.5, 0.25, None, None)
-    assert spent.provenance == {"compute_s": WALL, "cpu_s": CPU}
+    assert spent.provenance == {"compute_s": WALL_CLOCK, "cpu_s": CPU_CLOCK}
 
 
 def test_a_block_that_fails_is_measured_all_the_same() -> None:
@@ -119,8 +119,8 @@ def test_two_tasks_of_one_meter_do_not_mix():
 
 def test_what_was_spent_is_added_to_what_it_cost_before():
     """Download figures stay, with their provenance; an idle baseline that the trainer does not know stays too."""
-    before = Cost(download_s=2.0, bytes_down=10, idle_w=3.0, provenance={"download_s": WALL})
-    after = Spent(compute_s=1.0, cpu_s=0.5, joules=4.0, provenance={"cpu_s": CPU}).added_to(before)
+    before = Cost(download_s=2.0, bytes_down=10, idle_w=3.0, provenance={"download_s": WALL_CLOCK})
+    after = Spent(compute_s=1.0, cpu_s=0.5, joules=4.0, provenance={"cpu_s": CPU_CLOCK}).add_to(before)
     assert after == Cost(
         download_s=2.0,
         bytes_down=10,
@@ -128,7 +128,7 @@ def test_what_was_spent_is_added_to_what_it_cost_before():
         compute_s=1.0,
         cpu_s=0.5,
         compute_joules=4.0,
-        provenance={"download_s": WALL, "cpu_s": CPU},
+        provenance={"download_s": WALL_CLOCK, "cpu_s": CPU_CLOCK},
     )
 
 
