@@ -56,7 +56,7 @@ def test_three_hours_of_training_have_their_joules(tmp_path, make_task) -> None:
     paths = {"params": "", "state": "", "draft": ""}
     data = Data(source="digits")
     job = Job(task=make_task(), **paths, data=data, frame_bytes=1, cost=Cost(), measuring=told)
-    power = Meters().of(job.measuring, job.cost.idle_w).power
+    power = Meters().meter_for(job.measuring, job.cost.idle_w).power
     power.__exit__()
     power._clock = power.source._clock = clock = Hand(power._clock())
     start = clock.now
