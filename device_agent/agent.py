@@ -31,7 +31,7 @@ from shared.protocol.messages import Ack, Task, Update
 from shared.protocol.topics import is_name, topic
 from shared.runtime.clock import Clock
 from shared.runtime.durable import explain_disk_errors
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
 

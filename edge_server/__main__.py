@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_server.cli import commands
-from edge_server.cli import plan as plan_command
 from edge_server.cli import report as report_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
@@ -32,7 +31,7 @@ COMMANDS: Mapping[str, Command] = {
     "models": commands.models,
     "trial": commands.trial,
     "chaos": commands.chaos,
-    "plan": plan_command.plan,
+    "plan": commands.plan,
     "study": study_command.study,
     "report": report_command.report,
     "trace": trace_command.trace,
@@ -83,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))
     trial = verbs.add_parser("trial", help="field trials").add_subparsers(dest="verb", required=True, metavar="VERB")
     _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
-    plan_command.arguments(verbs.add_parser("plan", help="the keys of a plan: type, unit, default and meaning"))
+    commands.plan_arguments(verbs.add_parser("plan", help="the keys of a plan: type, unit, default and meaning"))
     chaos = verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random")
     chaos.add_argument("plan", type=Path, metavar="PLAN")
     chaos.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")

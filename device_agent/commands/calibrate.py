@@ -14,9 +14,9 @@ from device_agent.measurement.calibrate import CalibrationBench, calibrate, open
 from device_agent.measurement.calibration_file import FILE_NAME, Calibration
 from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
-from shared.runtime import logs
+from shared.runtime import processes
 from shared.runtime.clock import monotonic
-from shared.runtime.folder_lock import hold_lock
+from shared.runtime.processes import hold_lock
 from shared.runtime.text_table import write_text
 
 USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0
@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Calibrate; the agent must not run meanwhile."""
     config = load(options.config)
-    logs.configure(config.log_level)
+    processes.configure(config.log_level)
     if not 0 < options.minutes <= MAX_MINUTES:
         raise ConfigError(f"--minutes must be above 0, up to {MAX_MINUTES:g}")
     meter = parse_meter(options.meter) if options.meter else config.board.meter

@@ -20,8 +20,8 @@ from device_agent.trainer.process import TrainerProcess
 from device_agent.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.tuning.plan import Target
 from shared.errors import ConfigError, Unwritable
-from shared.runtime import logs, malloc
-from shared.runtime.folder_lock import hold_lock
+from shared.runtime import malloc, processes
+from shared.runtime.processes import hold_lock
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 
@@ -38,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the agent until it is told to stop."""
     config = load(options.config)
-    logs.configure(config.log_level)
+    processes.configure(config.log_level)
     malloc.tune()
     asyncio.run(serve(config))
     return 0

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware import recorded, tools
-from device_agent.hardware.files import read_text
+from device_agent.hardware import tools
+from device_agent.hardware.files import LACK_MARK, read_text
 from device_agent.probes import firmware, memory
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.power import tegrastats
@@ -229,7 +229,7 @@ def _read_answer(ask: Callable[[], str]) -> tuple[str, Lack | None]:
     try:
         return ask().rstrip("\n"), None
     except NoData as error:
-        return recorded.LACK_MARK + error.lack, error.lack
+        return LACK_MARK + error.lack, error.lack
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

@@ -138,7 +138,13 @@ class Outbox:
         self.commit(draft)
 
     def has(self, run: str, number: int, start: bytes) -> bool:
-        """Tell whether the update of a round, trained from the parameters of digest `start`, waits here."""
+        """Tell whether the update of a round, trained from the parameters of digest `start`, waits here.
+
+        Args:
+            run: Name of the run.
+            number: Of the round.
+            start: Digest of what the update began from.
+        """
         waiting = (entry.update for entry in self.entries())
         return any((one.run, one.round, one.start) == (run, number, start) for one in waiting)
 

@@ -83,7 +83,14 @@ class Reporter:
         self._settled.set()
 
     def charged(self, cost: Cost, figure: str, start: float, stop: float) -> Cost:
-        """Return a cost with the joules between two moments as one of its figures, if anything tells them."""
+        """Return a cost with the joules between two moments as one of its figures, if anything tells them.
+
+        Args:
+            cost: Of a task so far.
+            figure: `download_joules` or `upload_joules`.
+            start: Second at which the transfer began.
+            stop: Second at which it ended.
+        """
         if self.charge:
             return self.charge(cost, figure, start, stop)
         return charge_energy(cost, figure, self.power, start, stop)

@@ -27,7 +27,7 @@ from shared.protocol.messages import Ack, Assignment, Status, Transfer, Update, 
 from shared.protocol.payload import Scattered
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import Clock, monotonic
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transfer.sender import Sender
 from shared.transport.base import Delivery as Arrival

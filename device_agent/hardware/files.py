@@ -1,14 +1,29 @@
-"""Read sysfs and procfs files: their text, or a `NoData` that names one of four lacks."""
+"""Read sysfs and procfs files: their text, or a `NoData` that names one of four lacks.
+
+A recorded board marks a file that did not answer: it holds `#lack busy` alone.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
+from typing import get_args
 
-from device_agent.hardware import recorded
 from shared.errors import NoData
 from shared.protocol.measurements import Lack
+
+LACK_MARK = "#lack "
+LACK_BY_MARK: dict[str, Lack] = {LACK_MARK + lack: lack for lack in get_args(Lack)}
+
+
+def parse_recorded(content: str, path: Path) -> str:
+    """Return what a file holds; raises NoData where it is recorded not to have answered, with the lack of then."""
+    lack = LACK_BY_MARK.get(content.strip()) if content.startswith(LACK_MARK) else None
+    if lack is not None:
+        raise NoData(f"{path}: recorded as {lack}", lack=lack)
+    return content
+
 
 MAX_BYTES, CHUNK_BYTES = 1 << 20, 1 << 12
 
@@ -44,4 +59,4 @@ def read_text(path: Path) -> str:
             os.close(descriptor)
     except OSError as error:
         raise NoData(f"{path}: {error.strerror}", lack=LACK_BY_ERRNO.get(error.errno or 0, "invalid")) from error
-    return recorded.parse_recorded(data.decode(errors="replace").strip("\0 \t\r\n"), path)
+    return parse_recorded(data.decode(errors="replace").strip("\0 \t\r\n"), path)

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.hardware import recorded
+from device_agent.hardware import files
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
 
@@ -123,4 +123,4 @@ def _read_recorded(root: Path, command: tuple[str, ...]) -> str:
         content = path.read_text(errors="replace")
     except OSError as error:
         raise NoData(f"no recorded output of {name!r}") from error
-    return recorded.parse_recorded(content, path)
+    return files.parse_recorded(content, path)

@@ -23,7 +23,7 @@ from device_agent.probes.base import ProbeResult, describe_absence
 from shared.errors import NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import NO_ANSWER, Connection

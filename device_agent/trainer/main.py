@@ -36,7 +36,7 @@ from device_agent.trainer.pipe_messages import (
 from shared import registry
 from shared.errors import FieldFleetError, Superseded
 from shared.protocol.messages import Missed
-from shared.runtime import logs, malloc
+from shared.runtime import malloc, processes
 
 EXIT_GARBLED = 70
 PIPE_BYTES = 1 << 20
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--models", nargs="*", default=[])
     options = parser.parse_args()
-    logs.configure(options.log_level)
+    processes.configure(options.log_level)
     registry.allow(options.models)
     logger.debug("phase importing pid=%d", os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides

@@ -122,7 +122,13 @@ def perform(
 
 
 def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, trained: Result | None = None) -> None:
-    """Do a task of which the method may be built already; arguments and errors as those of `perform`."""
+    """Do a task of which the method may be built already; arguments and errors as those of `perform`.
+
+    Args:
+        task: What to train.
+        exchange: Carries the steps of a split session; None for any other.
+        trained: What a training came to that was done already; None to train here.
+    """
     if not task.algorithm.split:
         _perform_alone(task, trained)
         return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared import registry
-from shared.runtime import logs
+from shared.runtime import processes
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from edge_server.rounds import check_plan  # noqa: PLC0415
 
     config = load(options.config)
-    logs.configure(config.log_level)
+    processes.configure(config.log_level)
     registry.allow([*registry.allowed_entries(), *config.models])
     plan = check_plan.load(Path(config.plan), Path(config.data_root))
     name = config.run or unfinished(Path(config.data_dir), plan) or new_name(plan)
@@ -134,7 +134,7 @@ def replay(options: argparse.Namespace) -> int:
     from edge_server.cli import replay as command  # noqa: PLC0415
     from edge_server.journal.runs import Run  # noqa: PLC0415
 
-    logs.configure("warning")
+    processes.configure("warning")
     recorded = command.find_recorded(options)
     folder, records = command.run_command(options)
     if recorded:
@@ -147,7 +147,7 @@ def trial(options: argparse.Namespace) -> int:
     """Run a plan live, with the devices that are connected or on this machine."""
     from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
 
-    logs.configure("warning")
+    processes.configure("warning")
     folder, records = run_trial(options, _cancelled_by_signals)
     _show(options, folder, records)
     return outcome_code(records)
@@ -157,7 +157,7 @@ def devices(options: argparse.Namespace) -> int:
     """Show the devices of a site and what they measured last."""
     from edge_server.cli.devices import show_devices  # noqa: PLC0415
 
-    logs.configure("warning")
+    processes.configure("warning")
     return show_devices(options)
 
 
@@ -180,7 +180,7 @@ def chaos(options: argparse.Namespace) -> int:
     from edge_server.trial.local import Local  # noqa: PLC0415
     from edge_server.trial.progress import print_line  # noqa: PLC0415
 
-    logs.configure("warning")
+    processes.configure("warning")
     plan = load(options.plan, options.data_root)
     count = len(devices(plan, options.local))
     command.require_possible(plan, count, options.kills)
@@ -226,3 +226,31 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
 
 def _print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
+
+
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `edge-server plan` to a parser."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    schema = verbs.add_parser("schema", help="print every key of a plan with type, unit, default and meaning")
+    help_ = "json: a JSON Schema for editors; markdown: the page edge_server/plan/REFERENCE.md; default: %(default)s"
+    schema.add_argument("--format", choices=("table", "markdown", "json"), default="table", help=help_)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print the reference of a plan's keys."""
+    from edge_server.cli.plan_reference import as_markdown, plan_keys  # noqa: PLC0415
+    from edge_server.cli.plan_schema import plan_schema  # noqa: PLC0415 - torch, for the builders' options
+    from shared.runtime.text_table import TextColumn, TextTable, write_text  # noqa: PLC0415
+
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(plan_schema()), indent=1).decode() + "\n")
+        return 0
+    if options.format == "markdown":
+        sys.stdout.write(as_markdown(plan_keys()))
+        return 0
+    columns = [TextColumn("key"), TextColumn("type", least=16), TextColumn("unit"), TextColumn("default", least=12)]
+    for group in plan_keys():
+        about = [group.meaning] if group.meaning else []
+        table = TextTable([*columns, TextColumn("meaning", least=24)], group.keys)
+        write_text(sys.stdout, group.heading, *about, *([table] if group.keys else ["no options"]), "")
+    return 0

@@ -1,9 +1,21 @@
-"""The command `edge-server study`: its arguments; all else is imported when it is given."""
+"""`edge-server study`: run a grid of plans, and print what it came to."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared.runtime.text_table import write_text
+
+if TYPE_CHECKING:
+    from edge_server.study.summary import StudySummary
+
+EXIT_SHORT = 1
+"""Where a cell has failed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,4 +38,17 @@ def study(options: argparse.Namespace) -> int:
     """Run every plan of a study that has not been run yet, each in a process of its own."""
     from edge_server.study.terminal import run_study  # noqa: PLC0415
 
-    return run_study(options)
+    summary, folder, is_whole = run_study(options)
+    _print(summary, folder, options.format)
+    return 0 if is_whole else EXIT_SHORT
+
+
+def _print(summary: StudySummary, folder: Path, form: str) -> None:
+    if form == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
+        return
+    from edge_server.study.tables import tables  # noqa: PLC0415
+
+    causes = [f"{row.cell} {row.state}: {row.cause}" for row in summary.rows if row.cause]
+    write_text(sys.stdout, *tables(summary), *causes)
+    sys.stdout.write(f"record: {folder}\n")

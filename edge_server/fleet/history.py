@@ -15,8 +15,7 @@ from edge_server.journal.report_history import KeptReport, ReportHistory
 from shared.errors import CorruptFile, Unwritable
 from shared.protocol.messages import Report
 from shared.runtime.clock import utc_seconds
-from shared.runtime.executor import Worker
-from shared.runtime.tasks import background
+from shared.runtime.executor import Worker, background
 
 log = logging.getLogger(__name__)
 

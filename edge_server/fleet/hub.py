@@ -16,8 +16,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Ack, Features, Message, Report, Skip, Status, Task, Update, Verdict, Want
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
-from shared.runtime.executor import Worker
-from shared.runtime.tasks import background
+from shared.runtime.executor import Worker, background
 from shared.transfer import frames
 from shared.transfer.pace import Pace
 from shared.transport.base import Inbox, Transport

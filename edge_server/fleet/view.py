@@ -22,7 +22,7 @@ from shared.protocol.measurements import Absent, Reading, Spent
 from shared.protocol.messages import Report, Status
 from shared.protocol.topics import ANY, is_name, parse_device, topic
 from shared.runtime.clock import utc_seconds
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
 

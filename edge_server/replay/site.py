@@ -37,8 +37,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Report, Task
 from shared.protocol.topics import parse_channel, parse_device, topic
 from shared.runtime.clock import Clock, VirtualLoop
-from shared.runtime.executor import build_charging_worker, inline
-from shared.runtime.tasks import background
+from shared.runtime.executor import background, build_charging_worker, inline
 from shared.tensors.tree import State
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport

@@ -257,7 +257,16 @@ class Rounds:
         purpose: Purpose = "train",
         split: SplitRound | None = None,
     ) -> Gather:
-        """Give every device its task and take what comes back, until quorum or deadline."""
+        """Give every device its task and take what comes back, until quorum or deadline.
+
+        Args:
+            number: Of the round.
+            state: The server's.
+            assignments: By device.
+            accepted: Updates that an earlier process stored.
+            purpose: To train, to evaluate or to measure.
+            split: Serves the steps of a split round.
+        """
         broadcast = sent(self.algorithm, purpose)
         trees = {device: broadcast(state, device, told) for device, told in assignments.items()}
         outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]

@@ -48,7 +48,7 @@ from shared.models.evaluate import require_fit
 from shared.protocol.messages import Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.tensors.tree import State
 
 

@@ -9,13 +9,11 @@ import argparse
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Coroutine, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from edge_server.journal.runs import make_folder
@@ -25,12 +23,10 @@ from edge_server.study.result import Began, Ended, Order
 from edge_server.study.run import Runner, conduct, results_in
 from edge_server.study.spec import load
 from edge_server.study.summary import StudySummary
-from edge_server.study.tables import tables
 from edge_server.trial.progress import NewsBar, print_line
 from shared.errors import ConfigError
 from shared.protocol.units import SECONDS, choose_unit
 from shared.runtime.clock import Clock, monotonic
-from shared.runtime.text_table import write_text
 
 
 class StudyDisplay:
@@ -73,11 +69,8 @@ def _span(seconds: float) -> str:
     return f"{seconds / unit.size:.{1 if unit.name == 'h' else 0}f} {unit.name}"
 
 
-EXIT_SHORT = 1
-
-
-def run_study(options: argparse.Namespace) -> int:
-    """Run a study; return 0 where every cell has ended by its plan, 1 where one failed.
+def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
+    """Run a study; return its summary, its folder, and whether every cell that was asked for has ended by its plan.
 
     Raises:
         ConfigError: The study, a plan of it or the cluster cannot be used.
@@ -102,9 +95,8 @@ def run_study(options: argparse.Namespace) -> int:
             again = "the same command goes on, and keeps what is done"
             print_line(console, f"{study.name}: {display.status()}; {again}")
             raise
-    _show(summary, folder, options.format)
     names = {cell.name for cell in chosen}
-    return 0 if all(row.ended for row in summary.rows if row.cell in names) else EXIT_SHORT
+    return summary, folder, all(row.ended for row in summary.rows if row.cell in names)
 
 
 def _only(chosen: Sequence[Cell], run: Runner) -> Runner:
@@ -137,12 +129,3 @@ async def _ended_by_signals(work: Coroutine[Any, Any, None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     await work
-
-
-def _show(summary: StudySummary, folder: Path, form: str) -> None:
-    if form == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
-        return
-    causes = [f"{row.cell} {row.state}: {row.cause}" for row in summary.rows if row.cause]
-    write_text(sys.stdout, *tables(summary), *causes)
-    sys.stdout.write(f"record: {folder}\n")

@@ -22,7 +22,7 @@ from edge_server.study.pool import sweep
 from edge_server.study.result import Order
 from shared import registry
 from shared.errors import FieldFleetError
-from shared.runtime import logs
+from shared.runtime import processes
 
 OOM_SCORE = "500"
 """Where memory runs out, the kernel takes a cell, which can be run again, rather than the study."""
@@ -38,7 +38,7 @@ def main() -> None:
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints shall not be taken for an answer
     faulthandler.enable()
-    logs.configure("warning")
+    processes.configure("warning")
     registry.allow(os.environ.get(registry.VARIABLE, "").split())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)

@@ -30,9 +30,8 @@ from shared.protocol.topics import SERVER
 from shared.runtime import malloc
 from shared.runtime.clock import monotonic, utc_stamp
 from shared.runtime.durable import explain_disk_errors
-from shared.runtime.executor import in_thread
-from shared.runtime.folder_lock import hold_lock
-from shared.runtime.tasks import background
+from shared.runtime.executor import background, in_thread
+from shared.runtime.processes import hold_lock
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 

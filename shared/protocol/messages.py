@@ -340,7 +340,13 @@ class Missed(msgspec.Struct, frozen=True):
 
 
 def mix(seed: int, number: int, device: str) -> int:
-    """Return the seed of one device in one round; the same everywhere and for ever."""
+    """Return the seed of one device in one round; the same everywhere and for ever.
+
+    Args:
+        seed: Of the run.
+        number: Of the round.
+        device: Its name.
+    """
     return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
 
 

@@ -1,11 +1,12 @@
-"""Where blocking work runs: on a thread in the field, inline in replay."""
+"""Blocking work on a thread in the field, or inline in replay; and tasks that run while a block lasts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,4 +69,23 @@ async def uninterrupted(work: Awaitable[R]) -> R:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
+        raise
+
+
+@asynccontextmanager
+async def background(*routines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run coroutines beside the block and cancel them after it; one that fails ends the block.
+
+    A single error leaves as itself, not in a group, whether the block raised it or a coroutine.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(routine) for routine in routines]
+            yield
+            for task in tasks:
+                task.cancel()
+    except BaseExceptionGroup as errors:
+        if len(errors.exceptions) == 1:
+            error = errors.exceptions[0]
+            raise error from error.__cause__  # "from None" would take away its own cause
         raise

@@ -47,7 +47,13 @@ class Frame:
 
 
 def encode(transfer: Transfer, start: int, data: Iterable[memoryview]) -> bytes:
-    """Return a frame of a transfer; `data` holds its bytes from block `start` on, in order, and is copied once."""
+    """Return a frame of a transfer; `data` holds its bytes from block `start` on, in order, and is copied once.
+
+    Args:
+        transfer: Whose frame it is.
+        start: Its first block.
+        data: Its bytes.
+    """
     pieces = list(data)
     head = _HEAD.pack(b"FC", MAJOR, 0, transfer.digest, start, transfer.blocks)
     return b"".join([head, _checksum(head, *pieces), *pieces])

@@ -22,7 +22,7 @@ import msgspec
 
 from shared.errors import TooLarge, Unreachable
 from shared.protocol.topics import matches
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transport.base import Broker, Inbox, Presence
 from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, PACKET_TOO_LARGE, SILENT, TAKEN_OVER, Connection
 from shared.transport.packet_limit import Limit, apply_connack, apply_connection_end, apply_delivery, apply_refusal

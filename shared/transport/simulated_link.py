@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 from shared.errors import Unreachable
 from shared.runtime.clock import Clock
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer.frames import is_frame
 from shared.transport.base import Delivery, Inbox, Transport
 

@@ -20,7 +20,7 @@ from shared.protocol import payload
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Blob, Hyper, Payload, Spec, Task, Transfer
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.desk import Desk

@@ -14,7 +14,7 @@ from device_agent.exchange.upload import FIRST_PATIENCE_S, Delivery
 from shared.protocol import wire
 from shared.protocol.messages import Ack, Status, Transfer, Update, Want
 from shared.protocol.topics import topic
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer import frames as chunks
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport

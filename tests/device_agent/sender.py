@@ -12,8 +12,7 @@ from device_agent.exchange.download import Download
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Transfer, Want
 from shared.protocol.topics import topic
-from shared.runtime.executor import inline
-from shared.runtime.tasks import background
+from shared.runtime.executor import background, inline
 from shared.transfer import frames
 from shared.transfer.receiver import Policy
 from shared.transport.base import Inbox

@@ -20,8 +20,7 @@ from shared.data.spec import Data
 from shared.protocol import payload, wire
 from shared.protocol.messages import BLOCK_BYTES, Message, Report, Transfer, Update, Want
 from shared.protocol.topics import topic
-from shared.runtime.executor import inline
-from shared.runtime.tasks import background
+from shared.runtime.executor import background, inline
 from shared.transfer import frames
 from shared.transfer.receiver import Policy
 from shared.transport.base import Inbox

@@ -199,7 +199,13 @@ def _candidates(
 
 
 def on_faces(given: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Point | None:
-    """Return the best point with every device on its face, None where even the least joules on them exceed E."""
+    """Return the best point with every device on its face, None where even the least joules on them exceed E.
+
+    Args:
+        given: The problem's terms.
+        faces: Of every device.
+        face: Number of the face that each device is on.
+    """
     one = faces.only(face)
     low, high, linear, bend, still, drawn = one.low, one.high, one.linear, one.bend, one.still, one.drawn
     free = drawn == 0

@@ -38,7 +38,14 @@ class _Bracket:
         return found
 
     def halved(self, level: Array, inside: Mask, others: Array, *, under: Mask) -> _Bracket:
-        """Return the bracket with a level at which others have no jump in place of its left or right end."""
+        """Return the bracket with a level at which others have no jump in place of its left or right end.
+
+        Args:
+            level: A level in each bracket.
+            inside: Whether the level lies within the bracket.
+            others: What all others take at the level.
+            under: Whether the level becomes the left end; else the right one.
+        """
         up, down = inside & under, inside & ~under
         return _Bracket(
             left=np.where(up, level, self.left),

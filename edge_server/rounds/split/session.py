@@ -25,8 +25,7 @@ from shared.models.base import Model
 from shared.protocol.messages import Assignment, Features, Update, Want
 from shared.registry import build
 from shared.runtime.clock import Clock
-from shared.runtime.executor import Effect, Worker, uninterrupted
-from shared.runtime.tasks import background
+from shared.runtime.executor import Effect, Worker, background, uninterrupted
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink

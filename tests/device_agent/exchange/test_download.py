@@ -14,7 +14,7 @@ from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Leave, Transfer, Want
 from shared.protocol.topics import topic
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.sender import DATA, DEVICE, OTHER, PATIENCE_S, SITE, WINDOW, Sender, download

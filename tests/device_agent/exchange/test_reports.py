@@ -15,8 +15,7 @@ from shared.errors import Unreachable
 from shared.protocol import wire
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Report
-from shared.runtime.executor import inline
-from shared.runtime.tasks import background
+from shared.runtime.executor import background, inline
 from tests.device_agent.sources import Given
 
 SENT = Sent(run="trial", round=3, started=1.0, ended=3.5, bytes_up=700, cost=Cost(compute_s=9.0, bytes_up=500))

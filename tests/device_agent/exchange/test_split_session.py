@@ -15,7 +15,7 @@ from shared.errors import SessionLost
 from shared.protocol import wire
 from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Status, Task, Want
 from shared.protocol.topics import topic
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate

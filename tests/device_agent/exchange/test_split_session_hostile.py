@@ -15,7 +15,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Skip, Spec, Task, Transfer, Want
 from shared.protocol.topics import topic
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport

@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 from shared.protocol import wire
 from shared.protocol.messages import Status
 from shared.protocol.topics import SERVER, topic
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import SITE, virtual, write_plan
 from tests.edge_server.processes import PATIENCE_S, started, until

@@ -21,8 +21,7 @@ from shared.protocol import wire
 from shared.protocol.measurements import Cost, Provenance, Spent
 from shared.protocol.messages import Report, Update
 from shared.protocol.topics import topic
-from shared.runtime.executor import inline
-from shared.runtime.tasks import background
+from shared.runtime.executor import background, inline
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import RUN, SITE, moved, site, virtual, write_plan
 

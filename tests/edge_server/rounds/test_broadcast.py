@@ -19,8 +19,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Assignment, Hyper, Leave, Spec, Task, Want
 from shared.protocol.payload import pack
 from shared.protocol.topics import topic
-from shared.runtime.executor import inline
-from shared.runtime.tasks import background
+from shared.runtime.executor import background, inline
 from shared.transfer import frames
 from shared.transfer.receiver import Policy
 from shared.transfer.sender import Sender

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 import pytest
 
+from edge_server.cli.study import study as run_study
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.replay.run import replay
 from edge_server.study.cell import perform
@@ -22,9 +23,8 @@ from edge_server.study.pool import MEMORY, Tell, run_here, sweep
 from edge_server.study.result import RESULT, Began, Ended, Order, order_of, read_result
 from edge_server.study.run import PART, AsRun, Runner, conduct
 from edge_server.study.summary import StudySummary
-from edge_server.study.terminal import run_study
 from shared.errors import ConfigError
-from shared.runtime.folder_lock import hold_lock
+from shared.runtime.processes import hold_lock
 from tests.edge_server.processes import started, until
 from tests.edge_server.study.studies import HEAD, grid_of
 

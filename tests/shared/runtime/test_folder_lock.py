@@ -3,7 +3,7 @@
 import pytest
 
 from shared.errors import ConfigError
-from shared.runtime.folder_lock import hold_lock
+from shared.runtime.processes import hold_lock
 from tests.trees import as_nobody, open_to_all
 
 

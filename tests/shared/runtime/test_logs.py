@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shared.runtime import logs
+from shared.runtime import processes
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _as_before():
 def test_level_logger_and_time_in_utc(capsys, monkeypatch):
     """The stamp is calendar time in UTC with milliseconds, whatever the machine's zone is; nothing goes to stdout."""
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    logs.configure("info")
+    processes.configure("info")
     logging.getLogger("device_agent.agent").info("trained round=%d", 3)
     logging.getLogger("device_agent.agent").debug("not this")
     out, error = capsys.readouterr()
@@ -47,7 +47,7 @@ def _in_tokyo(monkeypatch):
 def test_the_stamp_is_utc(capsys, monkeypatch):
     """A moment that is known: 1 000 000 000 s after 1970 is 01:46:40 in Greenwich, wherever the board is."""
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    logs.configure("warning")
+    processes.configure("warning")
     record = logging.LogRecord("x", logging.WARNING, "", 0, "m", None, None)
     record.created, record.msecs = 1_000_000_000.25, 250
     logging.getLogger().handle(record)
@@ -57,19 +57,19 @@ def test_the_stamp_is_utc(capsys, monkeypatch):
 
 def test_the_journal_adds_its_own_time(capsys, monkeypatch):
     monkeypatch.setenv("JOURNAL_STREAM", "8:1")
-    logs.configure("DEBUG")
+    processes.configure("DEBUG")
     logging.getLogger("x").debug("seen")
     assert capsys.readouterr().err == "DEBUG x seen\n"
 
 
 def test_configuring_twice_does_not_say_everything_twice(capsys, monkeypatch):
     monkeypatch.setenv("JOURNAL_STREAM", "8:1")
-    logs.configure("info")
-    logs.configure("info")
+    processes.configure("info")
+    processes.configure("info")
     logging.getLogger("x").info("once")
     assert capsys.readouterr().err == "INFO x once\n"
 
 
 def test_an_unknown_level_is_refused():
     with pytest.raises(ValueError, match="LOUD"):
-        logs.configure("loud")
+        processes.configure("loud")

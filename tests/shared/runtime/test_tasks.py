@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from shared.errors import Unreachable
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 
 T = TypeVar("T")
 

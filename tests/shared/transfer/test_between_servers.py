@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.fleet import broker
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.tasks import background
+from shared.runtime.executor import background
 from shared.transfer.frames import HEADER_BYTES
 from shared.transfer.to_file import view
 from shared.transport.memory import MemoryTransport

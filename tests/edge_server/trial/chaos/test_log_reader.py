@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.trial.chaos.log_reader import BEGINNING, LogLine, Logs, parse
 from edge_server.trial.local import SERVER
-from shared.runtime import logs as log
+from shared.runtime import processes as log
 
 STAMP = "2026-01-02T03:04:05.678Z"
 
