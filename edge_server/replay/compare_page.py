@@ -8,7 +8,7 @@ from typing import TypeAlias
 from edge_server.replay import compare_text
 from edge_server.replay.compare import ROUND, Gap, Pair
 from edge_server.report import formatting
-from edge_server.report.charts import Line, Point, Slice, bar, chart, key, ticks, whole_ticks
+from edge_server.report.charts import ChartLine, Point, Slice, bar, chart, key, ticks, whole_ticks
 from edge_server.report.html import Markup, document, element
 from edge_server.report.summarise import natural_order
 from edge_server.report.tables import table
@@ -63,7 +63,7 @@ def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
     heights = [height for one in pairs for height in (one.recorded, one.replayed)]
     unit, size = formatting.unit_of(max(heights), "bytes") if "bytes" in figure else ("", 1.0)
     curves = [
-        Line(name, colour, [Point(one.round, getattr(one, name) / size, _said(one, name)) for one in pairs])
+        ChartLine(name, colour, [Point(one.round, getattr(one, name) / size, _said(one, name)) for one in pairs])
         for colour, name in enumerate(NAMES)
     ]
     least = min(heights) if figure in ROUND and figure != "round_s" else 0.0

@@ -105,7 +105,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line through points.
 
     Attributes:
@@ -121,7 +121,7 @@ class Line:
 
 
 def chart(
-    title: str, across: str, x_ticks: Sequence[float], y_ticks: Sequence[float], curves: Sequence[Line]
+    title: str, across: str, x_ticks: Sequence[float], y_ticks: Sequence[float], curves: Sequence[ChartLine]
 ) -> Markup:
     """Return a figure.
 
@@ -177,7 +177,7 @@ def frame(x: Axis, y: Axis, across: str) -> Markup:
     return joined(element("path", d=rules, class_="rule"), element("path", d=strokes, class_="tick"), *texts, name)
 
 
-def _curve(curve: Line, x: Axis, y: Axis) -> Markup:
+def _curve(curve: ChartLine, x: Axis, y: Axis) -> Markup:
     colour = f"c{curve.colour % COLOURS}"
     points = thin_points(curve.points)
     parts = []

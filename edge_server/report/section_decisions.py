@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from edge_server.report.charts import Line, Point, arrivals, chart, grid, key, legend, ticks, whole_ticks
+from edge_server.report.charts import ChartLine, Point, arrivals, chart, grid, key, legend, ticks, whole_ticks
 from edge_server.report.digest import Digest, TaskDigest, Told, quantile
 from edge_server.report.html import Markup, element, joined
 from edge_server.report.tables import table
@@ -35,7 +35,7 @@ def _online(run: Digest) -> list[Markup]:
     if not points:
         return []
     most = max(int(one.y) for one in points)
-    curve = Line("online", 0, points)
+    curve = ChartLine("online", 0, points)
     return [chart("devices connected", "round", whole_ticks(run.rounds[-1].round), whole_ticks(most), [curve])]
 
 
@@ -104,9 +104,9 @@ def _chart(run: Digest, name: str) -> Markup:
     return joined(chart(title, "round", x_ticks, ticks(min(values), max(values)), curves))
 
 
-def _by_device(run: Digest, found: Sequence[tuple[int, str, float]]) -> list[Line]:
+def _by_device(run: Digest, found: Sequence[tuple[int, str, float]]) -> list[ChartLine]:
     return [
-        Line(
+        ChartLine(
             one.device,
             colour,
             [
@@ -119,12 +119,12 @@ def _by_device(run: Digest, found: Sequence[tuple[int, str, float]]) -> list[Lin
     ]
 
 
-def _spread(found: Sequence[tuple[int, str, float]]) -> Line:
+def _spread(found: Sequence[tuple[int, str, float]]) -> ChartLine:
     by_round: dict[int, list[float]] = {}
     for at, _, value in found:
         by_round.setdefault(at, []).append(value)
     ordered = {at: sorted(values) for at, values in by_round.items()}
-    return Line(
+    return ChartLine(
         "median, and least to most",
         0,
         [

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from edge_server.journal.costs import MOST
 from edge_server.report import formatting
-from edge_server.report.charts import Line, Point, chart, empty_figure, ticks, whole_ticks
+from edge_server.report.charts import ChartLine, Point, chart, empty_figure, ticks, whole_ticks
 from edge_server.report.digest import Amount, Digest, RoundDigest, fleet_figures
 from edge_server.report.html import Markup, element
 from edge_server.report.tables import names, seconds_of
@@ -70,7 +70,7 @@ def _chart(runs: Sequence[Digest], title: str, of: Callable[[RoundDigest], float
         return empty_figure(named, f"no run knows its {kind}" if _any(runs, of) else "not evaluated")
     unit, size = formatting.unit_of(max(place.value or 0.0 for place, _ in flat), kind)
     curves = [
-        Line(
+        ChartLine(
             name,
             colour,
             [

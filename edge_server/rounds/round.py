@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -132,6 +133,9 @@ log = logging.getLogger(__name__)
 PAYLOAD_SLACK_BYTES = 1 << 20
 ROUND_END, SERVER_TRAINING = "round end", "server training"
 """What the server's own calculations are called where their time is charged."""
+
+Served: TypeAlias = tuple[dict[str, Task], list[Outgoing], SplitRound | None]
+"""Of an open round: its tasks by device, its payloads, who serves its steps."""
 
 
 @dataclass
@@ -295,14 +299,24 @@ class Rounds:
             accepted=accepted,
         )
         tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
-        log.debug("phase gathering run=%s round=%d", self.run, number)
-        await self.server.worker(keep_only, self.store.updates, assignments)
         if split:
             split.join(gather)
-        async with self.server.round(gather, tasks, outgoing, split):
-            await self._until_quorum(gather, WHAT.get(purpose, f"round {number}"), self._needed(gather, purpose))
-        await gather.close()
+        await self.server.worker(keep_only, self.store.updates, assignments)
+        await self._gather_answers(gather, (tasks, outgoing, split), purpose)
         return gather
+
+    async def _serve(
+        self,
+        gather: Gather,
+        tasks: dict[str, Task],
+        outgoing: list[Outgoing],
+        split: SplitRound | None,
+        purpose: Purpose,
+    ) -> None:
+        log.debug("phase gathering run=%s round=%d", self.run, gather.number)
+        async with self.server.round(gather, tasks, outgoing, split):
+            await self._until_quorum(gather, WHAT.get(purpose, f"round {gather.number}"), self._needed(gather, purpose))
+        await gather.close()
 
     def _needed(self, gather: Gather, purpose: Purpose) -> int:
         """Return how many answers end a round at once."""

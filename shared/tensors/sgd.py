@@ -1,6 +1,10 @@
 """Stochastic gradient descent: the step of `torch.optim.SGD`, to the bit, in the few lines that it takes.
 
-    g <- grad + decay * w        v <- momentum * v + g, at the first step g        w <- w - rate * v
+    g <- grad + decay * w
+    v <- momentum * v + g       at the first step v <- g
+    w <- w - rate * v
+
+where decay, momentum and rate are those of `Hyper`.
 
 The first use of torch's own imports a compiler, 1.2 seconds of CPU and 74 MB of a trainer's memory on an AMD EPYC, and
 every step asks whether it is hooked, profiled or compiled: of a small network, four times the cost of the arithmetic.
