@@ -275,18 +275,14 @@ class Rounds:
         trees = {device: broadcast(state, device, told) for device, told in assignments.items()}
         outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
         payloads = [(device, one) for one in outgoing for device in one.devices]
-        codec, check = build(CODECS, self.plan.codec, "codec"), self.algorithm.check_update
+        codec = build(CODECS, self.plan.codec, "codec")
 
         def require(path: Path, update: Update) -> None:
-            rule = check and partial(check, assignments[update.device])
+            rule = self.algorithm.check_update and partial(self.algorithm.check_update, assignments[update.device])
             require_like(path, update, codec, trees[update.device], rule)
 
         gather = Gather(
-            site=self.server.site,
-            transport=self.server.transport,
-            store=self.store,
-            clock=self.server.clock,
-            worker=self.server.worker,
+            *(self.server.site, self.server.transport, self.store, self.server.clock, self.server.worker),
             run=self.run,
             number=number,
             expected=assignments,
@@ -305,16 +301,9 @@ class Rounds:
         await self._gather_answers(gather, (tasks, outgoing, split), purpose)
         return gather
 
-    async def _serve(
-        self,
-        gather: Gather,
-        tasks: dict[str, Task],
-        outgoing: list[Outgoing],
-        split: SplitRound | None,
-        purpose: Purpose,
-    ) -> None:
+    async def _gather_answers(self, gather: Gather, served: Served, purpose: Purpose) -> None:
         log.debug("phase gathering run=%s round=%d", self.run, gather.number)
-        async with self.server.round(gather, tasks, outgoing, split):
+        async with self.server.round(gather, *served):
             await self._until_quorum(gather, WHAT.get(purpose, f"round {gather.number}"), self._needed(gather, purpose))
         await gather.close()
 
