@@ -20,7 +20,7 @@ LIGHT = [
         "protocol.topics",
         "protocol.wire",
     ),
-    *("runtime.clock", "runtime.executor", "runtime.logs", "runtime.tasks", "transfer.frames", "transfer.to_file"),
+    *("runtime.clock", "runtime.executor", "runtime.processes", "transfer.frames", "transfer.to_file"),
     *("transport.base", "transport.memory", "transport.mqtt", "transport.mqtt_connection", "transport.presence"),
     "transport.simulated_link",
 ]
