@@ -28,7 +28,8 @@ class Personal(Field):
     def plan(self, name: str) -> Plan:
         """Write a plan whose rounds take long enough to be cut; return it as the server reads it."""
         sections = TINY | {
-            "algorithm": 'name = "fedspu"\noptions = { early_stopping = true }',
+            "algorithm": 'name = "fedspu"',
+            "early_stopping": "",
             "hyper": "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.01",
             "evaluation": "every = 1",
             "optimizer": 'name = "clusters"\noptions = { keep = "0.5,1" }',

@@ -19,6 +19,7 @@ import msgspec
 from edge_server.allocation.coordinator import ALLOCATORS
 from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
+from shared.algorithms.local_training import STOPPING_OPTIONS, can_stop_early
 from shared.codecs import CODECS
 from shared.models import MODELS
 from shared.protocol.messages import Spec
@@ -188,13 +189,19 @@ def option_keys(builder: Callable[..., object]) -> list[Key]:
     function = option_function(builder)
     hints, notes = get_type_hints(function), meanings(function)
     found = []
-    for name, option in inspect.signature(builder).parameters.items():
+    for name, option in own_options(builder).items():
         default = _default(option.default, msgspec.NODEFAULT)
         if option.kind is option.VAR_KEYWORD:
             name, default = "NAME_OPTION", ABSENT  # noqa: PLW2901 - any key of that form
         note = notes.get(option.name, "")
         found.append(Key(name, type_words(hints[option.name]), unit_of(name), default, note))
     return found
+
+
+def own_options(builder: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a builder, less those of early stopping, which have a section of their own."""
+    hidden = STOPPING_OPTIONS if can_stop_early(builder) else ()
+    return {name: option for name, option in inspect.signature(builder).parameters.items() if name not in hidden}
 
 
 def option_function(builder: Callable[..., object]) -> Callable[..., object]:

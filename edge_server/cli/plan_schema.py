@@ -6,14 +6,13 @@ by name come from the reference.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan_reference import CHOICES, meanings, option_function, summary
+from edge_server.cli.plan_reference import CHOICES, meanings, option_function, own_options, summary
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen, OptimizerPlan
 
@@ -90,7 +89,7 @@ def _options(builder: Callable[..., object]) -> dict[str, Any]:
     hints, notes = get_type_hints(function), meanings(function)
     properties: dict[str, Any] = {}
     others: object = False
-    for name, option in inspect.signature(builder).parameters.items():
+    for name, option in own_options(builder).items():
         if option.kind is option.VAR_KEYWORD:
             others = SCALARS
             continue

@@ -18,6 +18,7 @@ from edge_server.plan.devices import check as check_devices
 from edge_server.plan.sections import (
     BudgetPlan,
     Chosen,
+    EarlyStoppingPlan,
     EvaluationPlan,
     HyperPlan,
     MeasurePlan,
@@ -140,6 +141,8 @@ class Plan(Section, frozen=True, kw_only=True):
         rounds: How many rounds the run has.
         seed: Seed of everything random: initial model, cohorts, batches.
         algorithm: The learning method, by name, with its options.
+        early_stopping: When devices leave for good, also of the fallback's algorithm; with fedmp, fedselect, fedspu,
+            fjord, fjord_fixed, hermes, local_only, prunefl and random_dropout.
         model: The network, by name, with its options; `module:function` for one of your own, where the server's file
             and each agent's list it under `models`.
         codec: How an update travels, by name, with its options.
@@ -166,6 +169,7 @@ class Plan(Section, frozen=True, kw_only=True):
     algorithm: Chosen
     model: Chosen
     data: Data
+    early_stopping: EarlyStoppingPlan | msgspec.UnsetType = msgspec.UNSET
     server_data: Data | msgspec.UnsetType = msgspec.UNSET  # records of plans without it are those of versions before
     seed: int = 0
     local: int = 0
@@ -182,6 +186,17 @@ class Plan(Section, frozen=True, kw_only=True):
     optimizer: OptimizerPlan | None = None
     fallback: FallbackPlan | None = None
     device: list[DevicePlan] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Move early stopping into the options of the method, so that a plan has one form, that of before."""
+        if not self.early_stopping:
+            return
+        stopping, fallback = self.early_stopping, self.fallback
+        msgspec.structs.force_setattr(self, "early_stopping", msgspec.UNSET)
+        msgspec.structs.force_setattr(self, "algorithm", stopping.added_to(self.algorithm))
+        if fallback and fallback.algorithm:
+            instead = msgspec.structs.replace(fallback, algorithm=stopping.added_to(fallback.algorithm))
+            msgspec.structs.force_setattr(self, "fallback", instead)
 
 
 def placed(plan: Plan, data_root: Path) -> Plan:

@@ -13,6 +13,7 @@ from edge_server.allocation.coordinator import options_of, unused_values
 from edge_server.plan.plan import Plan, check_structure, fallen_back, placed
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
+from shared.algorithms.local_training import can_stop_early
 from shared.codecs import CODECS
 from shared.config import read
 from shared.errors import ConfigError
@@ -50,6 +51,7 @@ def check(plan: Plan, path: Path) -> None:
 
 def _check_choices(plan: Plan, path: Path) -> None:
     """Find a mistake in names and options before anything is started."""
+    _check_early_stopping(plan, path)
     try:
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")
@@ -74,4 +76,14 @@ def _check_choices(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
             "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
+        )
+
+
+def _check_early_stopping(plan: Plan, path: Path) -> None:
+    """Refuse early stopping with a method whose devices do not judge their own loss."""
+    able = sorted(name for name, builder in ALGORITHMS.items() if can_stop_early(builder))
+    if "early_stopping" in plan.algorithm.options and plan.algorithm.name in ALGORITHMS.keys() - able:
+        raise ConfigError(
+            f"{path}: early_stopping: algorithm {plan.algorithm.name!r} cannot stop early; take it out, or choose "
+            f"one of {', '.join(able)}"
         )

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import Stopping, Tally, epochs, leaving, origin, require_finite
+from shared.algorithms.local_training import Stopping, Tally, epochs, origin, require_finite, stops_early
 from shared.algorithms.personal.sparse_update import most_important
 from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
@@ -76,18 +76,12 @@ class Growth:
         return max(0, min(math.floor(self.grow * (size - owned)), math.floor(self.most * size) - owned))
 
 
-def fedselect(  # noqa: PLR0913 - four of its own, and those of early stopping
-    *,
-    begin: float = 0.25,
-    grow: float = 0.05,
-    most: float = 0.5,
-    every: int = 1,
-    early_stopping: bool = False,
-    share: float = 0.7,
-    min_alive: int = 1,
+@stops_early
+def fedselect(
+    *, begin: float = 0.25, grow: float = 0.05, most: float = 0.5, every: int = 1, stopping: Stopping
 ) -> Algorithm:
-    """Build the algorithm; for its options see `Growth` and, of early stopping, `fedspu`."""
-    growth, stopping = Growth(begin, grow, most, every), Stopping(early_stopping, share)
+    """Build the algorithm; for its options see `Growth`."""
+    growth = Growth(begin, grow, most, every)
 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
         """Device half: merge, train one's own and the common weights in turn, choose, send what is common."""
@@ -104,7 +98,7 @@ def fedselect(  # noqa: PLR0913 - four of its own, and those of early stopping
         own = grown(growth, state, down, after)
         return replace(own, facts=facts | own.facts), Result(common, float(count), count, loss, metrics=metrics)
 
-    built = replace(
+    return replace(
         fedavg(),
         init=lambda model, seed: State({key: leaf.clone() for key, leaf in model.tree().items()}, origin(model, seed)),
         assign=assign,
@@ -113,7 +107,6 @@ def fedselect(  # noqa: PLR0913 - four of its own, and those of early stopping
         aggregate=aggregate,
         personal=Personal(lambda _model, state, down, _told: _part(state, OWN) or down),
     )
-    return leaving(built, stopping, min_alive)
 
 
 def grown(growth: Growth, state: State, down: Tree, after: Tree) -> State:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import trained
-from shared.algorithms.local_training import Stopping, leaving, origin, personal_model, require_finite
+from shared.algorithms.local_training import Stopping, origin, personal_model, require_finite, stops_early
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.tensors.tree import State, Tree, check_like
 
 
-def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
-    """Build the algorithm; for its options see `fedspu`."""
-    stopping = Stopping(early_stopping, share)
+@stops_early
+def local_only(*, stopping: Stopping) -> Algorithm:
+    """Build the algorithm."""
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: SGD on the whole model, which stays here."""
@@ -30,7 +30,7 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
         count = batches.num_examples
         return State(own, facts), Result({}, float(count), count, loss, metrics=metrics)
 
-    alone = Algorithm(
+    return Algorithm(
         init=_begin,
         assign=assign,
         broadcast=lambda _state, _device, _assignment: {},
@@ -40,7 +40,6 @@ def local_only(*, early_stopping: bool = False, share: float = 0.7, min_alive: i
         personal=Personal(personal_model),
         check_update=_check_update,
     )
-    return leaving(alone, stopping, min_alive)
 
 
 def _begin(model: Model, seed: int) -> State:

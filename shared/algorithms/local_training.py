@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -113,21 +115,26 @@ class Stopping:
     Attributes:
         is_on: Whether any ever does.
         share: Of the training loss in L; lambda.
+        min_alive: The run ends when fewer have not stopped; FedSPU's authors take 10.
     """
 
     is_on: bool = False
     share: float = 0.7
+    min_alive: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none.
+        """Refuse a share that is none, and a run without devices.
 
         Raises:
-            ValueError: It is not in [0, 1], or the switch is no boolean: "false" in quotes would be on.
+            ValueError: The share is not in [0, 1], `min_alive` is below 1, or the switch is no boolean: "false" in
+                quotes would be on.
         """
         if not isinstance(self.is_on, bool):
             raise ValueError(f"early_stopping must be true or false, not {self.is_on!r}")  # noqa: TRY004
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be in [0, 1], not {self.share}")
+        if self.min_alive < 1:
+            raise ValueError(f"min_alive must be >= 1, not {self.min_alive}")
 
     def judge(
         self, facts: dict[str, Scalar], train_loss: float | None, layers: nn.Module, tree: Tree, validation: Batch
@@ -164,19 +171,38 @@ def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
     return sum(losses) / len(batch[1])
 
 
-def leaving(algorithm: Algorithm, stopping: Stopping, min_alive: int = 1) -> Algorithm:
-    """Return the algorithm with a server that remembers who has stopped.
+STOPPING_OPTIONS = ("early_stopping", "share", "min_alive")
+"""Of a task: what `[early_stopping]` of its plan became."""
+
+
+def stops_early(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """Return a builder with the three options of early stopping in place of the `Stopping` that it takes.
 
     Args:
-        algorithm: Its device half says in its metrics whether it stops.
-        stopping: When devices do.
-        min_alive: The run ends when fewer have not stopped; FedSPU's authors take 10.
-
-    Raises:
-        ValueError: `min_alive` is below 1.
+        builder: Takes `stopping`, and builds a device half that asks it (`Stopping.judge`).
     """
-    if min_alive < 1:
-        raise ValueError(f"min_alive must be >= 1, not {min_alive}")
+
+    @wraps(builder)
+    def built(
+        *own: object, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1, **options: object
+    ) -> Algorithm:
+        stopping = Stopping(early_stopping, share, min_alive)
+        return leaving(builder(*own, **options, stopping=stopping), stopping)
+
+    shown, added = signature(builder), signature(built, follow_wrapped=False).parameters
+    kept = [option for name, option in shown.parameters.items() if name != "stopping"]
+    options = [*kept, *(added[name] for name in STOPPING_OPTIONS)]
+    built.__signature__ = shown.replace(parameters=options)  # type: ignore[attr-defined]  # what `signature` reads
+    return built
+
+
+def can_stop_early(builder: Callable[..., object]) -> bool:
+    """Tell whether a builder takes the options of early stopping."""
+    return signature(builder).parameters.keys() >= set(STOPPING_OPTIONS)
+
+
+def leaving(algorithm: Algorithm, stopping: Stopping) -> Algorithm:
+    """Return the algorithm, whose device half says in its metrics whether it stops, with a server that remembers it."""
     if not stopping.is_on:
         return algorithm
 
@@ -189,7 +215,7 @@ def leaving(algorithm: Algorithm, stopping: Stopping, min_alive: int = 1) -> Alg
         after = algorithm.aggregate(state, mean)
         return State(after.tree, after.facts | {key: True for key in mean.facts if key.startswith(LEFT)})
 
-    return replace(algorithm, absorb=absorb, aggregate=aggregate, departure=Departure(left, min_alive))
+    return replace(algorithm, absorb=absorb, aggregate=aggregate, departure=Departure(left, stopping.min_alive))
 
 
 def left(state: State) -> frozenset[str]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import descent, trained
-from shared.algorithms.local_training import Stopping, leaving, personal_model, require_finite
+from shared.algorithms.local_training import Stopping, personal_model, require_finite, stops_early
 from shared.algorithms.subnetwork.server_half import begin, came, is_whole, keep_of, neurons
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -27,19 +27,17 @@ from shared.subnetworks.neurons import all_neurons, extract, first_neurons, merg
 from shared.tensors.tree import State, Tree
 
 
-def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
+@stops_early
+def fedspu(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm.
 
     Args:
         keep: Share p_k of the neurons for devices of which the resource optimizer says nothing, in (0, 1].
-        early_stopping: Whether devices leave for good when their loss gets worse.
-        share: Of the training loss in that loss; lambda.
-        min_alive: The run ends when fewer devices have not left; the authors' code takes 10.
+        stopping: When devices leave for good.
 
     Raises:
         ValueError: An option is out of its range.
     """
-    stopping = Stopping(early_stopping, share)
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: merge, train what is active, keep all, send what is active."""
@@ -56,12 +54,11 @@ def fedspu(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.
         count = batches.num_examples
         return State(own, facts), Result(extract(own, index), float(count), count, loss, metrics=metrics)
 
-    whole = replace(
+    return replace(
         neurons(local, keep=keep, step_share=step_share),
         init=init,
         personal=Personal(personal_model, lambda _state, _device, _told: {}),
     )
-    return leaving(whole, stopping, min_alive)
 
 
 def init(model: Model, seed: int) -> State:

@@ -37,7 +37,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
-from shared.algorithms.local_training import Stopping, leaving
+from shared.algorithms.local_training import Stopping, stops_early
 from shared.algorithms.subnetwork.random_dropout import used
 from shared.algorithms.subnetwork.server_half import absorbing, begin, broadcasting, came, chain_of, keep_of, neurons
 from shared.errors import WireError
@@ -204,14 +204,9 @@ def _corner(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor
     return leaf if columns is None else leaf[:, : len(columns)]
 
 
+@stops_early
 def fjord(
-    keep: float = 1.0,
-    *,
-    widths: str = "0.2,0.4,0.6,0.8,1",
-    distil: bool = False,
-    early_stopping: bool = False,
-    share: float = 0.7,
-    min_alive: int = 1,
+    keep: float = 1.0, *, widths: str = "0.2,0.4,0.6,0.8,1", distil: bool = False, stopping: Stopping
 ) -> Algorithm:
     """Build the algorithm.
 
@@ -220,14 +215,12 @@ def fjord(
             largest of the widths up to a device's share, or the smallest there is.
         widths: p_i, ascending to 1, with commas between them.
         distil: Whether each batch also trains the width p_max, whose outputs are then the targets of p.
-        early_stopping: Whether devices leave for good when their loss gets worse; see `early_stopping`.
-        share: Of the training loss in that loss.
-        min_alive: The run ends when fewer devices have not left.
+        stopping: When devices leave for good.
 
     Raises:
         ValueError: An option is out of its range.
     """
-    every, stopping = widths_of(widths), Stopping(early_stopping, share)
+    every = widths_of(widths)
 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
         """Device half: train networks of all widths up to its own, send what they share."""
@@ -238,14 +231,13 @@ def fjord(
         up, count = {key: leaf.detach() for key, leaf in nested.leaves.items()}, batches.num_examples
         return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
 
-    built = replace(
+    return replace(
         neurons(local, partial(first, every), keep=keep, step_share=partial(_step_share, every, distil=distil)),
         init=partial(_init, every),
         broadcast=partial(_broadcast, every),
         absorb=partial(_absorb, every),
         personal=Personal(partial(_used, every)),
     )
-    return leaving(built, stopping, min_alive)
 
 
 def first(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:

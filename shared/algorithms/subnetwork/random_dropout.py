@@ -25,7 +25,7 @@ from torch import nn
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import descent
-from shared.algorithms.local_training import Stopping, leaving
+from shared.algorithms.local_training import Stopping, stops_early
 from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, drawn, keep_of, neurons, smaller_step
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -33,18 +33,17 @@ from shared.subnetworks.neurons import PREFIX, Active, build_narrowed, first_neu
 from shared.tensors.tree import State, Tree
 
 
-def random_dropout(
-    keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1
-) -> Algorithm:
+@stops_early
+def random_dropout(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    method = dropout(drawn, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
+    method = dropout(drawn, stopping, keep=keep)
     return replace(method, personal=Personal(used, lambda state, _device, _assignment: state.tree))
 
 
-def dropout(choose: Choice, stopping: Stopping, *, keep: float, min_alive: int) -> Algorithm:
+def dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorithm:
     """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers."""
     built = neurons(partial(train_what_came, stopping), choose, keep=keep, step_share=smaller_step)
-    return leaving(replace(built, personal=Personal(used)), stopping, min_alive)
+    return replace(built, personal=Personal(used))
 
 
 def train_what_came(
@@ -72,11 +71,10 @@ def used(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> T
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
 
 
-def fjord_fixed(
-    keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1
-) -> Algorithm:
+@stops_early
+def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return dropout(first, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
+    return dropout(first, stopping, keep=keep)
 
 
 def first(state: State, _device: str, assignment: Assignment) -> Active:

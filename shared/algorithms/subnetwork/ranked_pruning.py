@@ -66,7 +66,7 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Personal, Result
-from shared.algorithms.local_training import Stopping, Tally, epochs, leaving, require_finite
+from shared.algorithms.local_training import Stopping, Tally, epochs, require_finite, stops_early
 from shared.algorithms.subnetwork import server_half
 from shared.algorithms.subnetwork.random_dropout import smaller, train_what_came, used
 from shared.algorithms.subnetwork.server_half import CHAIN, came, chain_of, keep_of
@@ -123,7 +123,7 @@ MASK = "mask/"
 """What the server remembers of a device: its bitmaps, as hexadecimal digits."""
 
 
-def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> Algorithm:
+def ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
     """Build the algorithm by which neurons matter; for its options see `fedspu`."""
 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
@@ -147,7 +147,7 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> 
         return own, Result(part | marks, float(count), count, tally.mean, metrics=metrics)
 
     built = server_half.neurons(local, given, keep=keep)
-    built = replace(
+    return replace(
         built,
         assign=_assigning(built),
         absorb=_absorbing(built),
@@ -158,7 +158,6 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float, min_alive: int) -> 
         ),
         resources=replace(built.resources, step_share=_step_share, timed_step=partial(train_what_came, Stopping())),
     )
-    return leaving(built, stopping, min_alive)
 
 
 def _step_share(model: Model, told: Assignment) -> float:
@@ -295,16 +294,19 @@ def _from_hex(text: str, hidden: Mapping[str, int]) -> Tree:
     return masks
 
 
-def hermes(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
+@stops_early
+def hermes(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return ranked(weight_l2, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
+    return ranked(weight_l2, stopping, keep=keep)
 
 
-def fedmp(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
+@stops_early
+def fedmp(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return ranked(weight_l1, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
+    return ranked(weight_l1, stopping, keep=keep)
 
 
-def prunefl(keep: float = 1.0, *, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1) -> Algorithm:
+@stops_early
+def prunefl(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return ranked(gradient_l2, Stopping(early_stopping, share), keep=keep, min_alive=min_alive)
+    return ranked(gradient_l2, stopping, keep=keep)

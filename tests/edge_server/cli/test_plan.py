@@ -18,6 +18,7 @@ from edge_server.allocation.coordinator import ALLOCATORS
 from edge_server.cli.plan_reference import CHOICES, as_markdown, meanings, option_keys, plan_keys, type_words, unit_of
 from edge_server.cli.plan_schema import plan_schema
 from edge_server.plan.plan import Plan
+from shared.algorithms.local_training import STOPPING_OPTIONS, can_stop_early
 from tests.edge_server.cli.json_schema import require_valid
 
 ROOT = Path(__file__).parents[3]
@@ -78,7 +79,7 @@ def test_every_name_stands_over_its_own_options(what):
         options = {
             key: option.default
             for key, option in inspect.signature(builder).parameters.items()
-            if option.kind is not option.VAR_KEYWORD
+            if option.kind is not option.VAR_KEYWORD and not (can_stop_early(builder) and key in STOPPING_OPTIONS)
         }
         shown = {key.name: key.default for key in option_keys(builder) if key.name != "NAME_OPTION"}
         assert {key: json.loads(default) for key, default in shown.items()} == options
@@ -119,6 +120,17 @@ def test_a_meaning_is_found_where_the_docstring_points():
     assert "neurons" in found["keep"]
     assert "learning rate" in found.get("learning_rate", "learning rate")
     assert "stale" not in found
+
+
+def test_early_stopping_names_the_methods_that_it_is_for():
+    """Its section alone has its keys; the methods do not repeat them."""
+    [entry] = [one for one in KEYS[0].keys if one.name == "early_stopping"]
+    methods = entry.meaning.rpartition("; with ")[2].rstrip(".").replace(" and ", ", ").split(", ")
+    assert methods == sorted(name for name, builder in CHOICES["algorithm"].items() if can_stop_early(builder))
+    options = [one for one in KEYS if one.heading.startswith("[algorithm.options]")]
+    assert not {key.name for one in options for key in one.keys} & set(STOPPING_OPTIONS)
+    plan = tomllib.loads((ROOT / "deploy" / "plans" / "fedspu.toml").read_text())
+    require_valid(plan | {"early_stopping": {"share": 0.5}}, SCHEMA)
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from inspect import signature
 
 import pytest
 import torch
@@ -14,14 +13,14 @@ from torch.nn import functional
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import LOSS, STOPPED, Stopping, leaving
+from shared.algorithms.local_training import LOSS, STOPPED, Stopping, can_stop_early, leaving
 from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.dropouts import Site, network
 from tests.shared.algorithms.small import Own, examples
 
-METHODS = sorted(name for name, builder in ALGORITHMS.items() if "early_stopping" in signature(builder).parameters)
+METHODS = sorted(name for name, builder in ALGORITHMS.items() if can_stop_early(builder))
 NOTHING = (torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
 
 
@@ -64,7 +63,7 @@ def test_without_a_step_or_without_the_option_nobody_judges():
 
 def test_who_stops_still_counts_in_its_round_and_has_left_for_good_after_it():
     """Over rounds that it is not in, and over none at all; what was aggregated is what would have been without."""
-    algorithm = leaving(fedavg(), Stopping(is_on=True), min_alive=10)
+    algorithm = leaving(fedavg(), Stopping(is_on=True, min_alive=10))
     state, plain = State({"w": torch.zeros(1)}), State({"w": torch.zeros(1)})
     told = {name: Assignment(seed=1, hyper=Hyper(), values={}) for name in ("a", "b c")}
     for stops in ({"a": 0.0, "b c": 1.0}, {"a": 0.0}, {}):
@@ -136,4 +135,4 @@ def test_a_switch_is_true_or_false(bad):
 
 def test_a_run_goes_on_with_somebody():
     with pytest.raises(ValueError, match="min_alive"):
-        leaving(fedavg(), Stopping(), 0)
+        Stopping(min_alive=0)

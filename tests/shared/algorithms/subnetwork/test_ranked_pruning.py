@@ -11,9 +11,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import STOPPED, Stopping
+from shared.algorithms.local_training import STOPPED
 from shared.algorithms.subnetwork.fedspu import fedspu
-from shared.algorithms.subnetwork.ranked_pruning import hermes, ranked, weight_l2
+from shared.algorithms.subnetwork.ranked_pruning import hermes
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed, WireError
 from shared.subnetworks.neurons import PREFIX, all_neurons, count_parameters, extract, pack, spread, unpack
@@ -212,7 +212,7 @@ def test_with_whole_models_and_a_fixed_order_it_is_fedavg(play, fleet):
 
 
 def test_devices_stop_and_leave_as_fedspus_do():
-    site = Site(ranked(weight_l2, Stopping(is_on=True, share=1.0), keep=0.5, min_alive=2), {"a": 0.5, "b": 0.5})
+    site = Site(hermes(keep=0.5, early_stopping=True, share=1.0, min_alive=2), {"a": 0.5, "b": 0.5})
     site.round("ab")
     assert [result.metrics[STOPPED] for result in site.results.values()] == [0.0, 0.0]
     site.devices["a"] = replace(site.devices["a"], facts={"stopping_loss": 0.0})
