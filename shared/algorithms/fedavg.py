@@ -44,7 +44,7 @@ def local_sgd(
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
     change = partial(correct, layers, start) if correct else None
-    loss = descent(layers, list(layers.named_parameters()), batches, hyper, change)
+    loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper, change)
     moved = tree.subtract(model.tree(), start)
     return state, Result(moved, float(batches.num_examples), batches.num_examples, loss)
 
@@ -64,16 +64,16 @@ class LocalSgd:
         return local_sgd(model, state, start, batches, assignment, self.correct)
 
 
-def trained(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
+def train_copies(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
     """Do SGD from `start`; return copies of all parameters and buffers after it, and the mean loss as in `descent`."""
     layers.load_state_dict(start)
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
-    loss = descent(layers, list(layers.named_parameters()), batches, hyper)
+    loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper)
     return {key: leaf.clone() for key, leaf in layers.state_dict().items()}, loss
 
 
-def descent(
+def descend_batches(
     network: Callable[[Tensor], Tensor],
     weights: Sequence[tuple[str, Tensor]],
     batches: Iterable[Batch],

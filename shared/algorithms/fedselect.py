@@ -85,8 +85,8 @@ def fedselect(
 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
         """Device half: merge, train one's own and the common weights in turn, choose, send what is common."""
-        chosen = _part(state, CHOSEN)
-        merged = _merged(chosen, _part(state, OWN), down)
+        chosen = _select_prefix(state, CHOSEN)
+        merged = _merge_choice(chosen, _select_prefix(state, OWN), down)
         loss = _train(model, merged, chosen, batches, told.hyper)
         after = {key: leaf.detach().clone() for key, leaf in model.tree().items()}
         require_finite(after)
@@ -95,7 +95,7 @@ def fedselect(
         for key, leaf in after.items():
             if leaf.is_floating_point():
                 common[key] = leaf.masked_fill(chosen[key], 0) if key in chosen else leaf
-        own = grown(growth, state, down, after)
+        own = grow_choice(growth, state, down, after)
         return replace(own, facts=facts | own.facts), Result(common, float(count), count, loss, metrics=metrics)
 
     return replace(
@@ -105,15 +105,15 @@ def fedselect(
         local=local,
         absorb=absorb,
         aggregate=aggregate,
-        personal=Personal(lambda _model, state, down, _told: _part(state, OWN) or down),
+        personal=Personal(lambda _model, state, down, _told: _select_prefix(state, OWN) or down),
     )
 
 
-def grown(growth: Growth, state: State, down: Tree, after: Tree) -> State:
+def grow_choice(growth: Growth, state: State, down: Tree, after: Tree) -> State:
     """Return what a device remembers after a participation: its model, and its choice with what has moved most."""
     times = state.facts.get(TIMES, 0)
     assert isinstance(times, int)
-    chosen, before = _part(state, CHOSEN), _part(state, BEFORE)
+    chosen, before = _select_prefix(state, CHOSEN), _select_prefix(state, BEFORE)
     kept = {OWN + key: leaf for key, leaf in after.items()}
     for key, leaf in after.items():
         if not _is_weight(key, leaf):
@@ -137,11 +137,11 @@ def _is_weight(key: str, leaf: Tensor) -> bool:
     return key.endswith(WEIGHT) and leaf.is_floating_point()
 
 
-def _part(state: State, prefix: str) -> Tree:
+def _select_prefix(state: State, prefix: str) -> Tree:
     return {key.removeprefix(prefix): leaf for key, leaf in state.tree.items() if key.startswith(prefix)}
 
 
-def _merged(chosen: Tree, own: Tree, down: Tree) -> Tree:
+def _merge_choice(chosen: Tree, own: Tree, down: Tree) -> Tree:
     return {key: torch.where(chosen[key], own[key], leaf) if key in chosen else leaf for key, leaf in down.items()}
 
 
@@ -154,14 +154,16 @@ def _train(model: Model, merged: Tree, chosen: Tree, batches: Batches, hyper: Hy
     takes_turns = hyper.local_epochs > 1 and any(bool(mask.any()) for mask in chosen.values())
     for number, epoch in enumerate(epochs(batches)):
         if takes_turns:
-            correct = _only(weights, chosen, hyper, own=number % 2 == 0)
+            correct = _mask_gradients(weights, chosen, hyper, own=number % 2 == 0)
             tally.train(model.layers, weights, epoch, msgspec.structs.replace(hyper, weight_decay=0.0), correct)
         else:
             tally.train(model.layers, weights, epoch, hyper)
     return tally.mean
 
 
-def _only(weights: Sequence[tuple[str, Tensor]], chosen: Tree, hyper: Hyper, *, own: bool) -> Callable[[], None]:
+def _mask_gradients(
+    weights: Sequence[tuple[str, Tensor]], chosen: Tree, hyper: Hyper, *, own: bool
+) -> Callable[[], None]:
     """Return what leaves of the gradients only those of one's own weights, or those of the others; decay included."""
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ No tensor travels in either direction; the server's model stays as it began.
 from __future__ import annotations
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
-from shared.algorithms.fedavg import trained
+from shared.algorithms.fedavg import train_copies
 from shared.algorithms.local_training import Stopping, origin, personal_model, require_finite, stops_early
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
@@ -24,7 +24,9 @@ def local_only(*, stopping: Stopping) -> Algorithm:
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: SGD on the whole model, which stays here."""
-        own, loss = trained(model.layers, personal_model(model, state, down, assignment), batches, assignment.hyper)
+        own, loss = train_copies(
+            model.layers, personal_model(model, state, down, assignment), batches, assignment.hyper
+        )
         require_finite(own)
         facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
         count = batches.num_examples

@@ -35,7 +35,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batch, Batches, Departure, Result
-from shared.algorithms.fedavg import descent
+from shared.algorithms.fedavg import descend_batches
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import TORCHS, initial
@@ -89,7 +89,7 @@ class Tally:
     ) -> None:
         """Do SGD for one stretch, with a momentum of its own; arguments as those of `descent`."""
         before = self.seen
-        loss = descent(network, weights, self._counted(batches), hyper, correct)
+        loss = descend_batches(network, weights, self._counted(batches), hyper, correct)
         self.total += 0.0 if loss is None else loss * (self.seen - before)
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -187,7 +187,7 @@ def stops_early(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
         *own: object, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1, **options: object
     ) -> Algorithm:
         stopping = Stopping(early_stopping, share, min_alive)
-        return leaving(builder(*own, **options, stopping=stopping), stopping)
+        return with_departures(builder(*own, **options, stopping=stopping), stopping)
 
     shown, added = signature(builder), signature(built, follow_wrapped=False).parameters
     kept = [option for name, option in shown.parameters.items() if name != "stopping"]
@@ -201,7 +201,7 @@ def can_stop_early(builder: Callable[..., object]) -> bool:
     return signature(builder).parameters.keys() >= set(STOPPING_OPTIONS)
 
 
-def leaving(algorithm: Algorithm, stopping: Stopping) -> Algorithm:
+def with_departures(algorithm: Algorithm, stopping: Stopping) -> Algorithm:
     """Return the algorithm, whose device half says in its metrics whether it stops, with a server that remembers it."""
     if not stopping.is_on:
         return algorithm
@@ -215,10 +215,12 @@ def leaving(algorithm: Algorithm, stopping: Stopping) -> Algorithm:
         after = algorithm.aggregate(state, mean)
         return State(after.tree, after.facts | {key: True for key in mean.facts if key.startswith(LEFT)})
 
-    return replace(algorithm, absorb=absorb, aggregate=aggregate, departure=Departure(left, stopping.min_alive))
+    return replace(
+        algorithm, absorb=absorb, aggregate=aggregate, departure=Departure(departed_devices, stopping.min_alive)
+    )
 
 
-def left(state: State) -> frozenset[str]:
+def departed_devices(state: State) -> frozenset[str]:
     """Return who has stopped."""
     return frozenset(key.removeprefix(LEFT) for key in state.facts if key.startswith(LEFT))
 

@@ -37,14 +37,14 @@ from shared.algorithms.local_training import MODEL_SEED, origin, origin_in
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.pruned_personalization_device import (
     Importance,
-    Settings,
+    PersonalizationSettings,
     Split,
     Updating,
     local,
-    own_part,
+    personal_part,
     pruned_share,
     shared_part,
-    timed,
+    train_unpruned,
     weights_of,
 )
 from shared.models.base import Model
@@ -53,7 +53,7 @@ from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree
 
 
-def init(settings: Settings, model: Model, seed: int) -> State:
+def init(settings: PersonalizationSettings, model: Model, seed: int) -> State:
     """Return the global part alone, and what a resource optimizer must know of the two parts and their steps.
 
     Raises:
@@ -70,7 +70,7 @@ def init(settings: Settings, model: Model, seed: int) -> State:
 
 
 def assign(
-    settings: Settings, state: State, cohort: Cohort, allocation: Allocation, number: int
+    settings: PersonalizationSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
 ) -> dict[str, Assignment]:
     """Tell every device what to prune, how many weights there are, and how its personal part began.
 
@@ -84,35 +84,35 @@ def assign(
     told = {}
     for device, one in assign_alike(state, cohort, allocation, number).items():
         share = pruned_share(settings, one) if settings.prunes else 0.0
-        steps = _steps(settings, count, sparse_update.held(count, share), alone=alone)
+        steps = _steps(settings, count, sparse_update.count_held(count, share), alone=alone)
         values = {"prune": share, "weights": count, "local_steps": steps} | begun
         told[device] = msgspec.structs.replace(one, hyper=hyper, values={**one.values, **values})
     return told
 
 
-def _steps(settings: Settings, count: int, held: int, *, alone: bool) -> int:
+def _steps(settings: PersonalizationSettings, count: int, held: int, *, alone: bool) -> int:
     """Return the steps of a device that holds so many weights, and shares all of them if `alone`."""
     own, ours = 0 if alone else settings.personal_steps, settings.global_steps if held else 0
     warm = settings.warmup_steps if 0 < held < count and settings.importance != "magnitude" else 0
     return warm + (max(own, ours) if settings.updating == "simultaneous" else own + ours)
 
 
-def check_update(settings: Settings, assignment: Assignment, down: Tree, up: Tree) -> None:
+def check_update(settings: PersonalizationSettings, assignment: Assignment, down: Tree, up: Tree) -> None:
     """Refuse what is not the update that the assignment asks for.
 
     Raises:
         WireError: It is not.
     """
-    sparse_update.require(up, down, weights_of(down), pruned_share(settings, assignment))
+    sparse_update.require_update(up, down, weights_of(down), pruned_share(settings, assignment))
 
 
-def absorb(settings: Settings, mean: Mean, _device: str, assignment: Assignment, result: Result) -> Mean:
+def absorb(settings: PersonalizationSettings, mean: Mean, _device: str, assignment: Assignment, result: Result) -> Mean:
     """Add what a device holds; equation (26)."""
     if not result.tree:
         return mean
     count = assignment.values["weights"]
     assert isinstance(count, int)
-    weights, mask = sparse_update.unpacked(result.tree, count)
+    weights, mask = sparse_update.unpack_sparse(result.tree, count)
     own = (sparse_update.VALUES, sparse_update.MASK, sparse_update.INDEX)
     found = {key: leaf for key, leaf in result.tree.items() if key not in own} | {sparse_update.VALUES: weights}
     share = result.weight if settings.weighting == "examples" else 1.0
@@ -128,16 +128,18 @@ def aggregate(state: State, mean: Mean) -> State:
     found = tree.finish_mean(mean)
     vector = found.pop(sparse_update.VALUES).to(next(iter(weights.values())).dtype)
     if held is not None:
-        vector = torch.where(held, vector, sparse_update.flat(weights))
+        vector = torch.where(held, vector, sparse_update.flatten_weights(weights))
     for key, leaf in found.items():
         like = state.tree[key]
         found[key] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
-    return State({**state.tree, **found, **sparse_update.shaped(vector, weights)}, state.facts)
+    return State({**state.tree, **found, **sparse_update.view_shaped(vector, weights)}, state.facts)
 
 
-def used(settings: Settings, model: Model, state: State, came: Tree, assignment: Assignment) -> Tree:
+def network_in_use(
+    settings: PersonalizationSettings, model: Model, state: State, came: Tree, assignment: Assignment
+) -> Tree:
     """Return the network that a device uses: the whole global part that came, and its own."""
-    return {**came, **own_part(settings.split, model, state, assignment)}
+    return {**came, **personal_part(settings.split, model, state, assignment)}
 
 
 def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
@@ -156,7 +158,7 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
     Raises:
         ValueError: One is out of range.
     """
-    settings = Settings(
+    settings = PersonalizationSettings(
         *(split, updating, personal_steps, global_steps, warmup_steps, importance, prune, weighting),
     )
     return Algorithm(
@@ -167,8 +169,10 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
         absorb=partial(absorb, settings),
         aggregate=aggregate,
         check_update=partial(check_update, settings),
-        personal=Personal(partial(used, settings)),
-        resources=Resources(frozenset({"prune"} if settings.prunes else ()), timed_step=partial(timed, settings)),
+        personal=Personal(partial(network_in_use, settings)),
+        resources=Resources(
+            frozenset({"prune"} if settings.prunes else ()), timed_step=partial(train_unpruned, settings)
+        ),
     )
 
 

@@ -52,7 +52,7 @@ OWN = "personal/"
 
 
 @dataclass(frozen=True)
-class Settings:
+class PersonalizationSettings:
     """What the method is set to.
 
     Attributes:
@@ -128,7 +128,7 @@ def weights_of(shared: Tree) -> Tree:
     return {key: leaf for key, leaf in shared.items() if leaf.ndim >= MATRIX}
 
 
-def own_part(split: str, model: Model, state: State, assignment: Assignment) -> Tree:
+def personal_part(split: str, model: Model, state: State, assignment: Assignment) -> Tree:
     """Return the leaves of a device's personal part: as it left them, or those that all devices begin with.
 
     These follow from the model and the run's seed, so that no device's part ever travels, nor does the first one.
@@ -147,7 +147,7 @@ def own_part(split: str, model: Model, state: State, assignment: Assignment) -> 
     return own
 
 
-def kept(own: Tree) -> Tree:
+def copy_personal_part(own: Tree) -> Tree:
     """Return what a device keeps of its personal part: copies, by the names that `own_part` looks for."""
     return {OWN + key: _copy(leaf) for key, leaf in own.items()}
 
@@ -205,7 +205,7 @@ class Training:
         self.loss_sum += loss * len(batch[1])
         self.seen += len(batch[1])
 
-    def importance(self, settings: Settings, batches: Batches) -> Tensor:
+    def importance(self, settings: PersonalizationSettings, batches: Batches) -> Tensor:
         """Return how important each weight of u is, of shape (N,); nothing else of it remains. Equation (20).
 
         Its batches are the first ones of the round once more, and what a layer draws at random is put back, so that
@@ -214,7 +214,7 @@ class Training:
         Raises:
             TaskFailed: Warm-up has diverged.
         """
-        received = sparse_update.flat(weights_of(self.shared))
+        received = sparse_update.flatten_weights(weights_of(self.shared))
         if settings.importance == "magnitude":
             return received.abs()
         buffers = {name: leaf.clone() for name, leaf in self.model.layers.named_buffers()}
@@ -222,7 +222,7 @@ class Training:
             for batch in islice(iter(batches), settings.warmup_steps):
                 self.step(batch, {}, own=False)
         self._global_momenta = {}
-        moved = (sparse_update.flat(weights_of(self.now(self.shared))) - received).abs_()
+        moved = (sparse_update.flatten_weights(weights_of(self.now(self.shared))) - received).abs_()
         if not math.isfinite(moved.max().item()):
             raise TaskFailed("warm-up has diverged: weights are NaN or infinite; lower the learning rate")
         self.put({**self.shared, **buffers})
@@ -246,7 +246,7 @@ class Training:
 
 
 def local(
-    settings: Settings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
+    settings: PersonalizationSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
     """Device half: see `Algorithm.local`. Masked steps compute as densely as others: what is saved is bytes.
 
@@ -257,7 +257,7 @@ def local(
     if not batches.num_examples:
         raise TaskFailed("no examples to train on")
     _require_shared(settings, model, start)
-    own = own_part(settings.split, model, state, assignment)
+    own = personal_part(settings.split, model, state, assignment)
     model.layers.load_state_dict({**start, **own})
     model.layers.train()
     model.layers.zero_grad()  # of a task that was cut short in the middle of a step
@@ -266,11 +266,11 @@ def local(
     weights = weights_of(start)
     count = sum(leaf.numel() for leaf in weights.values())
     share = pruned_share(settings, assignment)
-    number, stream = sparse_update.held(count, share), iter(batches)
+    number, stream = sparse_update.count_held(count, share), iter(batches)
     if settings.updating == "alternating":
         _personalize(training, stream, settings.personal_steps)
     mask = _masked(settings, training, batches, number) if 0 < number < count else None
-    held = sparse_update.shaped(mask, weights) if mask is not None else {}
+    held = sparse_update.view_shaped(mask, weights) if mask is not None else {}
     if settings.updating == "simultaneous":
         _both(settings, training, stream, held, empty=not number)
     elif number:
@@ -288,8 +288,8 @@ def local(
     )
 
 
-def timed(
-    settings: Settings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
+def train_unpruned(
+    settings: PersonalizationSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
     """Take a plain step on every batch, of the whole network: what `[measure]` times."""
     whole = replace(settings, updating="simultaneous", personal_steps=ENDLESS, global_steps=ENDLESS, prune=0.0)
@@ -297,7 +297,7 @@ def timed(
     return local(whole, model, state, start, batches, msgspec.structs.replace(assignment, values=values))
 
 
-def pruned_share(settings: Settings, assignment: Assignment) -> float:
+def pruned_share(settings: PersonalizationSettings, assignment: Assignment) -> float:
     """Return rho, the share of global weights that a device leaves out.
 
     Raises:
@@ -309,7 +309,7 @@ def pruned_share(settings: Settings, assignment: Assignment) -> float:
     return float(share)
 
 
-def _require_shared(settings: Settings, model: Model, start: Tree) -> None:
+def _require_shared(settings: PersonalizationSettings, model: Model, start: Tree) -> None:
     like = shared_part(settings.split, model)
     if start.keys() != like.keys():
         raise WireError(f"tensors {sorted(start)[:8]} are not the global part {sorted(like)[:8]}", reason="params")
@@ -326,11 +326,11 @@ def _personalize(training: Training, stream: Iterator[Batch], steps: int) -> Non
     training.put(statistics)
 
 
-def _masked(settings: Settings, training: Training, batches: Batches, number: int) -> Tensor:
+def _masked(settings: PersonalizationSettings, training: Training, batches: Batches, number: int) -> Tensor:
     """Rank, and set to zero what is not among the first `number`; equation (21)."""
     mask = sparse_update.most_important(training.importance(settings, batches), number)
     weights = weights_of(training.shared)
-    training.put(sparse_update.shaped(torch.where(mask, sparse_update.flat(weights), 0.0), weights))
+    training.put(sparse_update.view_shaped(torch.where(mask, sparse_update.flatten_weights(weights), 0.0), weights))
     return mask
 
 
@@ -342,7 +342,9 @@ def _globalize(training: Training, stream: Iterator[Batch], steps: int, held: Tr
     training.put(statistics)
 
 
-def _both(settings: Settings, training: Training, stream: Iterator[Batch], held: Tree, *, empty: bool) -> None:
+def _both(
+    settings: PersonalizationSettings, training: Training, stream: Iterator[Batch], held: Tree, *, empty: bool
+) -> None:
     """Steps on u and v at once; on v alone where a device takes no part in u."""
     for number, batch in enumerate(islice(stream, settings.steps)):
         own, ours = number < settings.personal_steps, number < settings.global_steps and not empty
@@ -354,4 +356,4 @@ def _both(settings: Settings, training: Training, stream: Iterator[Batch], held:
 def _upload(after: Tree, mask: Tensor | None) -> Tree:
     weights = weights_of(after)
     dense = {key: leaf.detach().clone() for key, leaf in after.items() if key not in weights}
-    return sparse_update.packed(sparse_update.flat(weights).detach(), mask) | dense
+    return sparse_update.pack_sparse(sparse_update.flatten_weights(weights).detach(), mask) | dense

@@ -27,18 +27,18 @@ VALUES, MASK, INDEX = "values", "mask", "index"
 INDEX_BYTES, BYTE_BITS = 4, 8
 
 
-def flat(weights: Tree) -> Tensor:
+def flatten_weights(weights: Tree) -> Tensor:
     """Return all weights as one vector, of shape (N,), in the order of their leaves."""
     return torch.cat([leaf.flatten() for leaf in weights.values()])
 
 
-def shaped(vector: Tensor, like: Tree) -> Tree:
+def view_shaped(vector: Tensor, like: Tree) -> Tree:
     """Return views of a vector of shape (N,) in the shapes of leaves."""
     parts = vector.split([leaf.numel() for leaf in like.values()])
     return {key: part.view(leaf.shape) for (key, leaf), part in zip(like.items(), parts, strict=True)}
 
 
-def held(count: int, share: float) -> int:
+def count_held(count: int, share: float) -> int:
     """Return how many of `count` weights are held where a share of them is pruned: n = N - floor(rho N)."""
     return count - math.floor(share * count)
 
@@ -61,7 +61,7 @@ def most_important(importance: Tensor, count: int) -> Tensor:
     return torch.from_numpy(mask)
 
 
-def packed(weights: Tensor, mask: Tensor | None) -> Tree:
+def pack_sparse(weights: Tensor, mask: Tensor | None) -> Tree:
     """Return what travels of weights of shape (N,), given which of them are held; None for all."""
     if mask is None:
         return {VALUES: weights}
@@ -70,7 +70,7 @@ def packed(weights: Tensor, mask: Tensor | None) -> Tree:
     return {VALUES: weights[mask], MASK: torch.from_numpy(bits.pack(mask.numpy(), 1))}
 
 
-def unpacked(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:
+def unpack_sparse(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:
     """Return all weights, of shape (N,), zero where they are not held, and the mask of those that are.
 
     Raises:
@@ -94,7 +94,7 @@ def unpacked(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:
     return vector, mask
 
 
-def require(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
+def require_update(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
     """Refuse an update of a global part that is not what a share of pruned weights makes of it.
 
     Args:
@@ -107,15 +107,15 @@ def require(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
         WireError: It is not.
     """
     count = sum(leaf.numel() for leaf in weights.values())
-    like = layout(shared, weights, held(count, share))
+    like = outline_update(shared, weights, count_held(count, share))
     if up.keys() != like.keys():
         raise WireError(f"tensors {sorted(up)[:BYTE_BITS]}, not {sorted(like)[:BYTE_BITS]}", reason="unknown-tensor")
     check_like(up, like)
     if up and not up[VALUES].is_meta:
-        unpacked(up, count)
+        unpack_sparse(up, count)
 
 
-def layout(shared: Tree, weights: Tree, number: int) -> Tree:
+def outline_update(shared: Tree, weights: Tree, number: int) -> Tree:
     """Return an update of `number` weights without storage."""
     if not number:
         return {}

@@ -31,7 +31,7 @@ from torch import Tensor
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Resources, Result, Split, assign_alike
 from shared.algorithms.split.fedsl_device import local
 from shared.algorithms.split.fedsl_server import check_features, serve
-from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, Settings
+from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, FedslSettings
 from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -40,7 +40,7 @@ from shared.tensors.feature_dropout import Granularity
 from shared.tensors.tree import Mean, State, Tree
 
 
-def init(settings: Settings, model: Model, _seed: int) -> State:
+def init(settings: FedslSettings, model: Model, _seed: int) -> State:
     """Return the whole network, how many steps were served, and the names of the layers that devices hold.
 
     Raises:
@@ -51,7 +51,7 @@ def init(settings: Settings, model: Model, _seed: int) -> State:
 
 
 def assign(
-    settings: Settings, state: State, cohort: Cohort, allocation: Allocation, number: int
+    settings: FedslSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
 ) -> dict[str, Assignment]:
     """Tell every device its steps and where in the schedules they are.
 
@@ -77,7 +77,7 @@ def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
     return {key: leaf for key, leaf in state.tree.items() if key.partition(".")[0] in below}
 
 
-def absorb(settings: Settings, mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
+def absorb(settings: FedslSettings, mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add a device's client part; equation (14)."""
     weight = result.weight if settings.weighted else 1.0
     return tree.accumulate(mean, result.tree, weight, _held(result) if settings.average == "holders" else None)
@@ -119,7 +119,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
     Raises:
         ValueError: One is out of range.
     """
-    settings = Settings(
+    settings = FedslSettings(
         *(cut, period, steps_per_round, sparsity, importance, bits, drop),
         *(granularity, average, weighted, server, schedule, recompute),
     )

@@ -28,7 +28,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from shared.algorithms.base import Batches, Result, Session
-from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, Settings, first_step, is_finite, total_steps
+from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, FedslSettings, first_step, is_finite, total_steps
 from shared.codecs import bits
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
@@ -186,7 +186,7 @@ class Mask:
         norm_ratio: The greatest |w - w~|^2 / |w|^2 of a pruning, which the paper's assumption 5 bounds by rho_t.
     """
 
-    def __init__(self, settings: Settings, state: State, bottom: Bottom, assignment: Assignment) -> None:
+    def __init__(self, settings: FedslSettings, state: State, bottom: Bottom, assignment: Assignment) -> None:
         self._settings, self._rounds = settings, total_steps(assignment) // settings.steps_per_round
         self._zeros: int | None = None
         self.norm_ratio = 0.0
@@ -224,7 +224,7 @@ def _zeros(weights: Tensor) -> int:
 
 
 @dataclass
-class Tally:
+class SessionTally:
     """What a session adds up."""
 
     loss: float = 0.0
@@ -239,7 +239,7 @@ class Tally:
 
 
 def local(
-    settings: Settings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
+    settings: FedslSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Session:
     """Device half: see `Algorithm.local`. A batch that does not count leaves no trace, BatchNorm's included.
 
@@ -252,7 +252,7 @@ def local(
     bottom = Bottom(model, settings.cut_of(model), start, recompute=settings.recompute)
     del start  # a file's pages, which need not stay in memory
     mask = Mask(settings, state, bottom, assignment) if settings.sparsity and bottom.count else None
-    generator, tally, due = Generator(), Tally(), 1
+    generator, tally, due = Generator(), SessionTally(), 1
     for step, (inputs, labels) in enumerate(islice(batches, assignment.steps), 1):
         if step < due:
             continue
@@ -261,7 +261,7 @@ def local(
         delta = (
             draw_delta(tuple(features.shape), settings.drop, settings.granularity, generator) if settings.drop else None
         )
-        up = _up(settings, features.detach(), delta, labels)
+        up = _make_upload(settings, features.detach(), delta, labels)
         down = yield up
         due = step + (down.steps if isinstance(down, Missed) else 1)
         if isinstance(down, Missed):
@@ -269,7 +269,7 @@ def local(
             del features  # and what its way back would need, before the next batch needs the room
             continue
         if "loss" in down:
-            bottom.backward(features, _upstream(settings, down, up, delta, tuple(features.shape)))
+            bottom.backward(features, _feature_gradient(settings, down, up, delta, tuple(features.shape)))
         del features
         if "loss" not in down or not is_finite(bottom.gradient):
             tally.refused += 1
@@ -279,11 +279,13 @@ def local(
         now = first_step(assignment) + step
         if mask:
             mask.apply(bottom, now)
-        _move(settings, bottom, mask, settings.step_size(assignment, now), assignment.hyper.weight_decay, generator)
-    return _outcome(settings, state, bottom, mask, tally, batches.num_examples)
+        _step_quantized(
+            settings, bottom, mask, settings.step_size(assignment, now), assignment.hyper.weight_decay, generator
+        )
+    return _make_result(settings, state, bottom, mask, tally, batches.num_examples)
 
 
-def _up(settings: Settings, features: Tensor, delta: Tensor | None, labels: Tensor) -> Tree:
+def _make_upload(settings: FedslSettings, features: Tensor, delta: Tensor | None, labels: Tensor) -> Tree:
     """Return what the server needs of a batch; without the columns or channels that are dropped."""
     if not is_finite(features):
         raise TaskFailed("the client part has diverged: features are NaN or infinite; lower the learning rate")
@@ -297,7 +299,9 @@ def _up(settings: Settings, features: Tensor, delta: Tensor | None, labels: Tens
     return up
 
 
-def _upstream(settings: Settings, down: Tree, up: Tree, delta: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+def _feature_gradient(
+    settings: FedslSettings, down: Tree, up: Tree, delta: Tensor | None, shape: tuple[int, ...]
+) -> Tensor:
     """Return dF/dA of shape (B, ...)."""
     gradient = down["gradient"]
     if gradient.shape != up["features"].shape:
@@ -305,8 +309,8 @@ def _upstream(settings: Settings, down: Tree, up: Tree, delta: Tensor | None, sh
     return gradient if delta is None else undrop(gradient, delta, settings.drop, shape)
 
 
-def _move(
-    settings: Settings, bottom: Bottom, mask: Mask | None, rate: float, decay: float, generator: Generator
+def _step_quantized(
+    settings: FedslSettings, bottom: Bottom, mask: Mask | None, rate: float, decay: float, generator: Generator
 ) -> None:
     """Step along the quantized gradient; equations (11) to (13). Decay pulls at weights, it is not quantized."""
     if settings.bits < FLOAT_BITS:
@@ -319,8 +323,8 @@ def _move(
     bottom.vector.add_(bottom.gradient, alpha=-rate)
 
 
-def _outcome(
-    settings: Settings, state: State, bottom: Bottom, mask: Mask | None, tally: Tally, num_examples: int
+def _make_result(
+    settings: FedslSettings, state: State, bottom: Bottom, mask: Mask | None, tally: SessionTally, num_examples: int
 ) -> tuple[State, Result]:
     metrics = {"missed_steps": float(tally.missed), "refused_batches": float(tally.refused)}
     coverage: Tree = {}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.split.settings import MATRIX, Settings, first_step, is_finite
+from shared.algorithms.split.settings import MATRIX, FedslSettings, first_step, is_finite
 from shared.codecs import bits
 from shared.errors import WireError
 from shared.models.base import Model
@@ -57,7 +57,7 @@ class Smashed:
     delta: Tensor | None
 
 
-def check_features(settings: Settings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
+def check_features(settings: FedslSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
     """Refuse what no server part could take: see `Split.check_features`.
 
     A part of convolutions takes pictures of any size, and a few bytes can say that huge ones were dropped: where
@@ -88,7 +88,7 @@ def check_features(settings: Settings, model: Model, state: State, assignment: A
         raise WireError(f"a label is not in 0 to {classes - 1}", reason="label")
 
 
-def _sparse_shape(settings: Settings, up: Tree) -> tuple[int, ...]:
+def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:
     """Return the shape that features have with what was dropped."""
     rows, keep, extents = up["features"], up["keep"], up["shape"]
     if keep.dtype != torch.uint8 or extents.dtype != torch.int32 or keep.ndim != 1 or extents.ndim != 1:
@@ -121,7 +121,7 @@ def _classes(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
     key = cut, shape[0] == 1, shape[1:]
     known = _outputs.setdefault(model.layers, {})
     if key not in known:
-        found = _tried(model, cut, tree, shape)  # of shapes that go on; the others are tried whenever they come
+        found = _try_classes(model, cut, tree, shape)  # of shapes that go on; the others are tried whenever they come
         if len(known) >= MOST_SHAPES:
             known.clear()
         known[key] = found
@@ -129,7 +129,7 @@ def _classes(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
 
 
 @torch.no_grad()
-def _tried(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
+def _try_classes(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
     """Return how many outputs there are for one example of features of shape (B, ...).
 
     Not without storage, which would cost no arithmetic: torch imports a compiler for it. A batch of one is tried as it
@@ -149,12 +149,12 @@ def _tried(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
     return int(outputs.shape[1])
 
 
-def _delta(settings: Settings, up: Tree, shape: tuple[int, ...]) -> Tensor:
+def _delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Tensor:
     count = shape[1] if settings.granularity == "channel" else math.prod(shape[1:])
     return torch.from_numpy(bits.unpack(up["keep"].numpy(), count, 1)).bool()
 
 
-def unpacked(settings: Settings, up: Tree) -> Smashed:
+def unpack_features(settings: FedslSettings, up: Tree) -> Smashed:
     """Return a batch that was admitted."""
     features, labels = up["features"], up["labels"].long()
     if "keep" not in up:
@@ -247,7 +247,7 @@ class Top:
 
 
 def serve(
-    settings: Settings, model: Model, state: State, assignments: Mapping[str, Assignment], ups: Mapping[str, Tree]
+    settings: FedslSettings, model: Model, state: State, assignments: Mapping[str, Assignment], ups: Mapping[str, Tree]
 ) -> tuple[State, dict[str, Tree]]:
     """Server half: see `Split.serve`.
 
@@ -262,7 +262,7 @@ def serve(
     total: tuple[Tensor, ...] = ()
     down: dict[str, Tree] = {}
     counted = 0
-    for group in _groups(settings, top.network, {device: unpacked(settings, up) for device, up in ups.items()}):
+    for group in _groups(settings, top.network, {device: unpack_features(settings, up) for device, up in ups.items()}):
         for one in _passes(top, group):
             if not one.counts:
                 down |= {device: {"gradient": torch.zeros_like(own["gradient"])} for device, own in one.down.items()}
@@ -291,7 +291,7 @@ def _passes(top: Top, group: Mapping[str, Smashed]) -> Iterator[Pass]:
         yield top.run({device: one})
 
 
-def _groups(settings: Settings, network: nn.Module, sent: Mapping[str, Smashed]) -> Iterator[dict[str, Smashed]]:
+def _groups(settings: FedslSettings, network: nn.Module, sent: Mapping[str, Smashed]) -> Iterator[dict[str, Smashed]]:
     """Yield devices that can share a pass without any difference, in order; else one after the other."""
     shared = settings.server == "mean" and all(type(layer) in ROWWISE for layer in network.modules())
     group: dict[str, Smashed] = {}

@@ -24,7 +24,7 @@ MATRIX = 2
 
 
 @dataclass(frozen=True)
-class Settings:
+class FedslSettings:
     """The method's settings, by their names in a plan; symbols are the paper's.
 
     Attributes:

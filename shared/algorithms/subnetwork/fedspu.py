@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
-from shared.algorithms.fedavg import descent, trained
+from shared.algorithms.fedavg import descend_batches, train_copies
 from shared.algorithms.local_training import Stopping, personal_model, require_finite, stops_early
 from shared.algorithms.subnetwork.server_half import begin, came, is_whole, keep_of, neurons
 from shared.models.base import Model
@@ -44,10 +44,10 @@ def fedspu(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
         active, index, values = came(model, down)
         merged = merge(personal_model(model, state, down, assignment), values, index)
         if is_whole(active, model):
-            own, loss = trained(model.layers, merged, batches, assignment.hyper)
+            own, loss = train_copies(model.layers, merged, batches, assignment.hyper)
         else:
             network = freeze(model.layers, merged, active, inputs_of(model, assignment))
-            loss = descent(network, list(network.weights.items()), batches, assignment.hyper)
+            loss = descend_batches(network, list(network.weights.items()), batches, assignment.hyper)
             own = network.tree()
         require_finite(own)
         facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)

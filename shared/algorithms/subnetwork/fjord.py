@@ -38,7 +38,7 @@ from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.local_training import Stopping, stops_early
-from shared.algorithms.subnetwork.random_dropout import used
+from shared.algorithms.subnetwork.random_dropout import parameters_in_use
 from shared.algorithms.subnetwork.server_half import absorbing, begin, broadcasting, came, chain_of, keep_of, neurons
 from shared.errors import WireError
 from shared.models.base import Model
@@ -281,4 +281,4 @@ def _step_share(every: Widths, _model: Model, told: Assignment, *, distil: bool)
 
 def _used(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
     """Return the network of a device's own width, as it was given it."""
-    return every.cut(used(model, state, down, assignment), every.up_to(keep_of(assignment)))
+    return every.cut(parameters_in_use(model, state, down, assignment), every.up_to(keep_of(assignment)))

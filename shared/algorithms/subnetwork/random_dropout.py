@@ -24,9 +24,9 @@ from functools import partial
 from torch import nn
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
-from shared.algorithms.fedavg import descent
+from shared.algorithms.fedavg import descend_batches
 from shared.algorithms.local_training import Stopping, stops_early
-from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, drawn, keep_of, neurons, smaller_step
+from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, draw_active, keep_of, neurons, smaller_step
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.subnetworks.neurons import PREFIX, Active, build_narrowed, first_neurons
@@ -36,14 +36,14 @@ from shared.tensors.tree import State, Tree
 @stops_early
 def random_dropout(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    method = dropout(drawn, stopping, keep=keep)
-    return replace(method, personal=Personal(used, lambda state, _device, _assignment: state.tree))
+    method = build_dropout(draw_active, stopping, keep=keep)
+    return replace(method, personal=Personal(parameters_in_use, lambda state, _device, _assignment: state.tree))
 
 
-def dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorithm:
+def build_dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorithm:
     """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers."""
     built = neurons(partial(train_what_came, stopping), choose, keep=keep, step_share=smaller_step)
-    return replace(built, personal=Personal(used))
+    return replace(built, personal=Personal(parameters_in_use))
 
 
 def train_what_came(
@@ -51,22 +51,22 @@ def train_what_came(
 ) -> Outcome:
     """Device half: train the smaller network, send all of it, keep nothing."""
     active, index, values = came(model, down)
-    layers = smaller(model, active, values)
-    loss = descent(layers, list(layers.named_parameters()), batches, assignment.hyper)
+    layers = build_smaller(model, active, values)
+    loss = descend_batches(layers, list(layers.named_parameters()), batches, assignment.hyper)
     trained = dict(layers.state_dict())
     facts, metrics = stopping.judge(state.facts, loss, layers, trained, batches.validation)
     up, count = {key: trained[key] for key in index}, batches.num_examples
     return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
 
 
-def smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
+def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
     """Return the network of the active neurons alone, with their values, in training mode."""
     layers = build_narrowed(model.layers, active)
     layers.load_state_dict(values, strict=False)  # all but BatchNorm's counts of batches
     return layers.train()
 
 
-def used(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
+def parameters_in_use(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
     """Return what a device was given: the server's model, or a smaller network, which its layers take as well."""
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
 
@@ -74,7 +74,7 @@ def used(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> T
 @stops_early
 def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return dropout(first, stopping, keep=keep)
+    return build_dropout(first, stopping, keep=keep)
 
 
 def first(state: State, _device: str, assignment: Assignment) -> Active:

@@ -68,7 +68,7 @@ from torch import Tensor
 from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Personal, Result
 from shared.algorithms.local_training import Stopping, Tally, epochs, require_finite, stops_early
 from shared.algorithms.subnetwork import server_half
-from shared.algorithms.subnetwork.random_dropout import smaller, train_what_came, used
+from shared.algorithms.subnetwork.random_dropout import build_smaller, parameters_in_use, train_what_came
 from shared.algorithms.subnetwork.server_half import CHAIN, came, chain_of, keep_of
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
@@ -123,7 +123,7 @@ MASK = "mask/"
 """What the server remembers of a device: its bitmaps, as hexadecimal digits."""
 
 
-def ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
+def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
     """Build the algorithm by which neurons matter; for its options see `fedspu`."""
 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
@@ -137,7 +137,7 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
                 values = model.tree()
             index, marks = layout.index(active), pack(active, layout.hidden)
             values = extract(values, index)
-        layers = smaller(model, active, values)
+        layers = build_smaller(model, active, values)
         tally.train(layers, list(layers.named_parameters()), following.from_iterable(passes), told.hyper)
         trained = dict(layers.state_dict())
         require_finite(trained)
@@ -146,7 +146,7 @@ def ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
         own = State(part | pack(active, layout.hidden), facts)
         return own, Result(part | marks, float(count), count, tally.mean, metrics=metrics)
 
-    built = server_half.neurons(local, given, keep=keep)
+    built = server_half.neurons(local, chosen_neurons, keep=keep)
     return replace(
         built,
         assign=_assigning(built),
@@ -166,7 +166,7 @@ def _step_share(model: Model, told: Assignment) -> float:
     return (1 + (many - 1) * left) / many if chooses(told) else left
 
 
-def given(state: State, device: str, _assignment: Assignment) -> Active:
+def chosen_neurons(state: State, device: str, _assignment: Assignment) -> Active:
     """Return the neurons that a device has chosen; all of them before it did."""
     hidden = chain_of(state.facts).hidden
     mask = state.facts.get(MASK + device)
@@ -181,7 +181,7 @@ def _used(model: Model, state: State, down: Tree, told: Assignment) -> Tree:
     """
     if not state.tree and not down:
         raise TaskFailed("this device has lost its part of the model; its next training brings it back")
-    return used(model, state, state.tree or down, told)
+    return parameters_in_use(model, state, state.tree or down, told)
 
 
 def chooses(assignment: Assignment) -> bool:
@@ -297,16 +297,16 @@ def _from_hex(text: str, hidden: Mapping[str, int]) -> Tree:
 @stops_early
 def hermes(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return ranked(weight_l2, stopping, keep=keep)
+    return build_ranked(weight_l2, stopping, keep=keep)
 
 
 @stops_early
 def fedmp(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return ranked(weight_l1, stopping, keep=keep)
+    return build_ranked(weight_l1, stopping, keep=keep)
 
 
 @stops_early
 def prunefl(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return ranked(gradient_l2, stopping, keep=keep)
+    return build_ranked(gradient_l2, stopping, keep=keep)

@@ -91,7 +91,7 @@ def smaller_step(_model: Model, assignment: Assignment) -> float:
     return keep_of(assignment) ** 2
 
 
-def drawn(state: State, _device: str, assignment: Assignment) -> Active:
+def draw_active(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons that a round's seed draws for a device."""
     return draw_neurons(chain_of(state.facts).hidden, keep_of(assignment), assignment.seed)
 
@@ -197,7 +197,7 @@ def aggregate(state: State, mean: Mean) -> State:
 
 def neurons(
     local: Local,
-    choose: Choice = drawn,
+    choose: Choice = draw_active,
     *,
     keep: float = 1.0,
     step_share: Callable[[Model, Assignment], float] | None = None,

@@ -13,7 +13,7 @@ from torch.nn import functional
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import LOSS, STOPPED, Stopping, can_stop_early, leaving
+from shared.algorithms.local_training import LOSS, STOPPED, Stopping, can_stop_early, with_departures
 from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State
@@ -63,7 +63,7 @@ def test_without_a_step_or_without_the_option_nobody_judges():
 
 def test_who_stops_still_counts_in_its_round_and_has_left_for_good_after_it():
     """Over rounds that it is not in, and over none at all; what was aggregated is what would have been without."""
-    algorithm = leaving(fedavg(), Stopping(is_on=True, min_alive=10))
+    algorithm = with_departures(fedavg(), Stopping(is_on=True, min_alive=10))
     state, plain = State({"w": torch.zeros(1)}), State({"w": torch.zeros(1)})
     told = {name: Assignment(seed=1, hyper=Hyper(), values={}) for name in ("a", "b c")}
     for stops in ({"a": 0.0, "b c": 1.0}, {"a": 0.0}, {}):
@@ -81,7 +81,7 @@ def test_who_stops_still_counts_in_its_round_and_has_left_for_good_after_it():
 
 def test_without_the_option_an_algorithm_is_itself():
     algorithm = fedavg()
-    assert leaving(algorithm, Stopping()) is algorithm
+    assert with_departures(algorithm, Stopping()) is algorithm
     assert algorithm.departure is None
 
 

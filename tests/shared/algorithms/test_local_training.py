@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.algorithms.fedavg import descent
+from shared.algorithms.fedavg import descend_batches
 from shared.algorithms.local_training import Tally, epochs
 from shared.protocol.messages import Assignment, Hyper
 from tests.shared.algorithms.dropouts import network
@@ -45,7 +45,7 @@ def test_the_tally_is_the_loss_of_one_long_training():
     hyper, tally = batches.told.hyper, Tally()
     assert tally.mean is None
     one.layers[9].p = two.layers[9].p = 0.0
-    expected = descent(one.layers, list(one.layers.named_parameters()), batches, hyper)
+    expected = descend_batches(one.layers, list(one.layers.named_parameters()), batches, hyper)
     for epoch in epochs(batches):
         tally.train(two.layers, list(two.layers.named_parameters()), epoch, hyper)
     assert tally.mean == pytest.approx(expected)

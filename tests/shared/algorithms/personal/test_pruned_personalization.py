@@ -13,7 +13,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
-from shared.algorithms.personal.pruned_personalization_device import Settings
+from shared.algorithms.personal.pruned_personalization_device import PersonalizationSettings
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
 from shared.protocol.messages import Spec, steps_of
@@ -129,7 +129,7 @@ def brute(state, played, settings):
 @pytest.mark.parametrize("shares", [(0.5, 0.5, 0.5), (0.0, 0.4, 0.99), (1.0, 0.9, 0.97), (1.0, 1.0, 1.0)])
 def test_every_weight_is_the_mean_over_its_holders(shares, weighting):
     """By brute force, old values where nobody holds one; in whatever order the updates are added."""
-    settings = Settings(weighting=weighting)
+    settings = PersonalizationSettings(weighting=weighting)
     algorithm = pruned_personalization(weighting=weighting)
     values = {device: {"prune": share} for device, share in zip(FLEET, shares, strict=True)}
     before = play(algorithm, 1)

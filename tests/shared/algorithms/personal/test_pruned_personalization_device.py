@@ -52,7 +52,7 @@ def vector(tree):
 def test_exactly_so_many_of_the_most_important_are_held(ranks, share, stretch):
     """N - floor(rho N); of equal ones the first; the same under monotone transforms; against a stable sort."""
     importance = torch.tensor(ranks, dtype=torch.float32)
-    number = sparse_update.held(len(ranks), share)
+    number = sparse_update.count_held(len(ranks), share)
     assert number == len(ranks) - math.floor(share * len(ranks))
     mask = sparse_update.most_important(stretch(importance), number)
     first = sorted(range(len(ranks)), key=lambda place: (-ranks[place], place))[:number]
@@ -75,7 +75,7 @@ def test_ranks_as_it_says(importance):
     """One warm-up step: |u^ - u| is the gradient's magnitude, taylor that times the weight."""
     algorithm = pruned_personalization(personal_steps=0, importance=importance)
     _, result = do(algorithm, told_of(prune=0.5))
-    mask = sparse_update.unpacked(result.tree, COUNT)[1]
+    mask = sparse_update.unpack_sparse(result.tree, COUNT)[1]
     ranks = ranked(importance)
     assert mask.sum() == COUNT - COUNT // 2
     assert ranks[mask].min() >= ranks[~mask].max() - 1e-6
@@ -105,7 +105,7 @@ def test_what_is_pruned_is_zero_at_every_step(updating, extra):
     hyper = msgspec.structs.replace(HYPER, **extra)
     algorithm = pruned_personalization(updating=updating, global_steps=4, personal_steps=4)
     _, result = do(algorithm, told_of(hyper, prune=0.6), model=model)
-    mask = sparse_update.unpacked(result.tree, COUNT)[1]
+    mask = sparse_update.unpack_sparse(result.tree, COUNT)[1]
     first = mask[:288].view(9, 32)
     during = seen[-4:]
     assert all(not weights[~first].any() for weights in during)

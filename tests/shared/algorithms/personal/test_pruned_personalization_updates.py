@@ -35,8 +35,8 @@ def test_an_update_takes_the_bytes_of_the_formula(share):
     mask[torch.randperm(count, generator=torch.Generator().manual_seed(1))[:kept]] = True
     shared = {key: leaf for key, leaf in model.tree().items() if key[0] in "79"}
     weights = {key: leaf for key, leaf in shared.items() if leaf.ndim > 1}
-    vector = sparse_update.flat(weights)
-    up = sparse_update.packed(vector, None if kept == count else mask) | {
+    vector = sparse_update.flatten_weights(weights)
+    up = sparse_update.pack_sparse(vector, None if kept == count else mask) | {
         k: v for k, v in shared.items() if k not in weights
     }
     expected = 4 * kept + 4 * biases + (0 if kept == count else min(-(-count // 8), 4 * kept))
@@ -44,12 +44,12 @@ def test_an_update_takes_the_bytes_of_the_formula(share):
         up, expected = {}, 0
     encoded = dense().encode(up, None)[0]
     assert encoded.num_bytes == expected
-    sparse_update.require(up, shared, weights, share)
+    sparse_update.require_update(up, shared, weights, share)
     if kept:
-        back, held = sparse_update.unpacked(dense().decode(encoded).tree, count)
+        back, held = sparse_update.unpack_sparse(dense().decode(encoded).tree, count)
         assert torch.equal(back, vector * mask)
         assert held is None or torch.equal(held, mask)
-    like = sparse_update.layout(shared, weights, kept)
+    like = sparse_update.outline_update(shared, weights, kept)
     assert {key: leaf.shape for key, leaf in like.items()} == {key: leaf.shape for key, leaf in up.items()}
 
 

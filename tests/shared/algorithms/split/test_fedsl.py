@@ -14,7 +14,7 @@ from torch.nn import functional
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, Result
 from shared.algorithms.split.fedsl import VARIANTS, fedsl, splitfed
-from shared.algorithms.split.settings import Settings
+from shared.algorithms.split.settings import FedslSettings
 from shared.data.examples import batches
 from shared.errors import ConfigError
 from shared.models.build import seeded
@@ -28,7 +28,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 PLAIN = partial(splitfed, schedule="constant")
 
 
-def settings_of(algorithm) -> Settings:
+def settings_of(algorithm) -> FedslSettings:
     return algorithm.local.args[0]
 
 
