@@ -1,7 +1,8 @@
 """Reference of a plan's keys: type, unit, default and meaning, read from the structs and the builders themselves.
 
 The meaning of a key is its entry under `Attributes:` of the struct's docstring, or under `Args:` of the builder's; a
-builder may name another docstring in its first line, as in "options as in `Settings`". The unit follows from the name.
+builder may name another docstring in its first line, as in "options as in `FedslSettings`". The unit follows from the
+name.
 """
 
 from __future__ import annotations

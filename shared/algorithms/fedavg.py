@@ -65,7 +65,14 @@ class LocalSgd:
 
 
 def train_copies(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
-    """Do SGD from `start`; return copies of all parameters and buffers after it, and the mean loss as in `descent`."""
+    """Do SGD on copies of all parameters and buffers; return these, and the mean loss as in `descend_batches`.
+
+    Args:
+        layers: The network; of its tensors only names and shapes are read.
+        start: Parameters and buffers to begin with.
+        batches: The task's examples, in order.
+        hyper: Rate, momentum and decay.
+    """
     layers.load_state_dict(start)
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step

@@ -68,7 +68,13 @@ class Growth:
             raise ValueError("shares must be 0 <= begin <= most <= 1 and 0 <= grow <= 1; every must be >= 1")
 
     def count(self, size: int, owned: int, times: int) -> int:
-        """Return how many more of `size` weights become a device's own, `owned` being so, after `times` times."""
+        """Return how many more of `size` weights become a device's own, `owned` being so, after `times` times.
+
+        Args:
+            size: Weights of the tensor.
+            owned: How many are the device's own so far.
+            times: How many times they have grown.
+        """
         if not times:
             return math.floor(self.begin * size)
         if times % self.every:
@@ -110,7 +116,14 @@ def fedselect(
 
 
 def grow_choice(growth: Growth, state: State, down: Tree, after: Tree) -> State:
-    """Return what a device remembers after a participation: its model, and its choice with what has moved most."""
+    """Return what a device remembers after a participation: its model, and its choice with what has moved most.
+
+    Args:
+        growth: How many weights become own.
+        state: What the device remembers.
+        down: What came.
+        after: Its network after training.
+    """
     times = state.facts.get(TIMES, 0)
     assert isinstance(times, int)
     chosen, before = _select_prefix(state, CHOSEN), _select_prefix(state, BEFORE)

@@ -87,7 +87,7 @@ class Tally:
         hyper: Hyper,
         correct: Callable[[], None] | None = None,
     ) -> None:
-        """Do SGD for one stretch, with a momentum of its own; arguments as those of `descent`."""
+        """Do SGD for one stretch, with a momentum of its own; arguments as those of `descend_batches`."""
         before = self.seen
         loss = descend_batches(network, weights, self._counted(batches), hyper, correct)
         self.total += 0.0 if loss is None else loss * (self.seen - before)
@@ -161,7 +161,13 @@ class Stopping:
 
 @torch.no_grad()
 def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
-    """Return the mean cross-entropy in evaluation mode; running statistics stay as they are."""
+    """Return the mean cross-entropy in evaluation mode; running statistics stay as they are.
+
+    Args:
+        layers: The network.
+        tree: Its parameters and buffers.
+        batch: Inputs of shape (B, ...), labels of shape (B,).
+    """
     layers.eval()
     parts = zip(batch[0].split(AT_ONCE), batch[1].split(AT_ONCE), strict=True)
     losses = [

@@ -153,7 +153,7 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
     prune: float = 0.5,
     weighting: Literal["uniform", "examples"] = "uniform",
 ) -> Algorithm:
-    """Build the algorithm; options as in `Settings`.
+    """Build the algorithm; options as in `PersonalizationSettings`.
 
     Raises:
         ValueError: One is out of range.

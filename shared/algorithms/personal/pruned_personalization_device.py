@@ -129,9 +129,15 @@ def weights_of(shared: Tree) -> Tree:
 
 
 def personal_part(split: str, model: Model, state: State, assignment: Assignment) -> Tree:
-    """Return the leaves of a device's personal part: as it left them, or those that all devices begin with.
+    """Return the leaves of a device's personal part: as it left them, or as all devices begin.
 
     These follow from the model and the run's seed, so that no device's part ever travels, nor does the first one.
+
+    Args:
+        split: How many layers are shared, as in the settings.
+        model: The network.
+        state: What the device remembers.
+        assignment: Of the round; it names the model's seed.
 
     Raises:
         TaskFailed: What the device left is of another model, or nobody knows how this model began.
@@ -148,7 +154,7 @@ def personal_part(split: str, model: Model, state: State, assignment: Assignment
 
 
 def copy_personal_part(own: Tree) -> Tree:
-    """Return what a device keeps of its personal part: copies, by the names that `own_part` looks for."""
+    """Return what a device keeps of its personal part: copies, by the names that `personal_part` looks for."""
     return {OWN + key: _copy(leaf) for key, leaf in own.items()}
 
 

@@ -116,7 +116,13 @@ def require_update(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
 
 
 def outline_update(shared: Tree, weights: Tree, number: int) -> Tree:
-    """Return an update of `number` weights without storage."""
+    """Return an update of `number` weights without storage.
+
+    Args:
+        shared: The global part.
+        weights: Those of its leaves that can be pruned.
+        number: How many weights travel.
+    """
     if not number:
         return {}
     count, dtype = sum(leaf.numel() for leaf in weights.values()), next(iter(weights.values())).dtype

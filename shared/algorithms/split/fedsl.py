@@ -114,7 +114,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
     schedule: Literal["cosine", "constant"] = "cosine",
     recompute: bool = False,
 ) -> Algorithm:
-    """Build the algorithm; options as in `Settings`.
+    """Build the algorithm; options as in `FedslSettings`.
 
     Raises:
         ValueError: One is out of range.

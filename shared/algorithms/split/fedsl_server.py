@@ -209,8 +209,14 @@ class Top:
     buffers: Tree
 
     @classmethod
-    def of(cls, model: Model, cut: int, tree: Tree) -> Top:
-        """Return the layers above a cut, with their leaves of the whole network's tree."""
+    def from_tree(cls, model: Model, cut: int, tree: Tree) -> Top:
+        """Return the layers above a cut, with their leaves of the whole network's tree.
+
+        Args:
+            model: The whole network, without storage.
+            cut: Where it is cut.
+            tree: The whole network's leaves.
+        """
         network = model.above(cut)
         trainable = {name for name, leaf in network.named_parameters() if leaf.requires_grad}
         weights = {name: tree[name].detach().requires_grad_() for name in network.state_dict() if name in trainable}
@@ -239,7 +245,13 @@ class Top:
 
     @torch.no_grad()
     def move(self, gradients: tuple[Tensor, ...], rate: float, decay: float) -> None:
-        """Step along gradients, in place; equation (6)."""
+        """Step along gradients, in place; equation (6).
+
+        Args:
+            gradients: One a weight, of its shape.
+            rate: Step size.
+            decay: Weight decay.
+        """
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             if decay:
                 weight.mul_(1 - rate * decay)
@@ -258,7 +270,7 @@ def serve(
     assert isinstance(before, int)
     step = max(before, first_step(told)) + 1
     rate, decay = settings.step_size(told, step), told.hyper.weight_decay
-    top = Top.of(model, settings.cut_of(model), state.tree)
+    top = Top.from_tree(model, settings.cut_of(model), state.tree)
     total: tuple[Tensor, ...] = ()
     down: dict[str, Tree] = {}
     counted = 0

@@ -19,7 +19,7 @@ from dataclasses import replace
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import descend_batches, train_copies
 from shared.algorithms.local_training import Stopping, personal_model, require_finite, stops_early
-from shared.algorithms.subnetwork.server_half import begin, came, is_whole, keep_of, neurons
+from shared.algorithms.subnetwork.server_half import begin, is_whole, keep_share, neurons, read_download
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.subnetworks.frozen_network import freeze, is_worth_freezing
@@ -41,7 +41,7 @@ def fedspu(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
         """Device half: merge, train what is active, keep all, send what is active."""
-        active, index, values = came(model, down)
+        active, index, values = read_download(model, down)
         merged = merge(personal_model(model, state, down, assignment), values, index)
         if is_whole(active, model):
             own, loss = train_copies(model.layers, merged, batches, assignment.hyper)
@@ -83,6 +83,6 @@ def step_share(model: Model, assignment: Assignment) -> float:
 
     All of it, where the network is so small that all of them are made.
     """
-    keep, layout, inputs = keep_of(assignment), read_chain(model.layers), inputs_of(model, assignment)
+    keep, layout, inputs = keep_share(assignment), read_chain(model.layers), inputs_of(model, assignment)
     own = not inputs or is_worth_freezing(model.layers, layout.index(first_neurons(layout.hidden, keep)), inputs)
     return (2 + keep**2) / 3 if own else 1.0

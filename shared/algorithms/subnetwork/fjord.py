@@ -39,7 +39,15 @@ from torch.nn import functional
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.local_training import Stopping, stops_early
 from shared.algorithms.subnetwork.random_dropout import parameters_in_use
-from shared.algorithms.subnetwork.server_half import absorbing, begin, broadcasting, came, chain_of, keep_of, neurons
+from shared.algorithms.subnetwork.server_half import (
+    begin,
+    build_absorb,
+    build_broadcast,
+    keep_share,
+    neurons,
+    read_download,
+    stored_chain,
+)
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -102,7 +110,7 @@ def is_statistic(key: str) -> bool:
     return key.partition(MARK)[0].endswith(STATISTICS)
 
 
-def widths_of(text: str) -> Widths:
+def parse_widths(text: str) -> Widths:
     """Read widths with commas between them.
 
     Raises:
@@ -147,7 +155,7 @@ class Nested:
         wanted = {every.named(key, width): (key, width) for width in range(own + 1) for key in names}
         if {key for key in down if is_statistic(key)} != wanted.keys():
             raise WireError("statistics came that are not those of the device's widths", reason="unknown-tensor")
-        _, _, values = came(model, every.cut(down, own))
+        _, _, values = read_download(model, every.cut(down, own))
         like = {name: _corner(values[key], *indices[width][key]) for name, (key, width) in wanted.items()}
         check_like({name: down[name] for name in wanted}, like)
         leaves = {key: _laid(values[key]).requires_grad_() for key in layout.leaves if not is_statistic(key)}
@@ -220,11 +228,11 @@ def fjord(
     Raises:
         ValueError: An option is out of its range.
     """
-    every = widths_of(widths)
+    every = parse_widths(widths)
 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
         """Device half: train networks of all widths up to its own, send what they share."""
-        nested = Nested.received(model, down, every, every.up_to(keep_of(told)))
+        nested = Nested.received(model, down, every, every.up_to(keep_share(told)))
         loss = nested.train(batches, told, distil=distil)
         layers, part = nested.layers[-1], nested.part(nested.own)
         facts, metrics = stopping.judge(state.facts, loss, layers, part, batches.validation)
@@ -242,7 +250,7 @@ def fjord(
 
 def first(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons of a device's own width."""
-    return first_neurons(chain_of(state.facts).hidden, every.shares[every.up_to(keep_of(assignment))])
+    return first_neurons(stored_chain(state.facts).hidden, every.shares[every.up_to(keep_share(assignment))])
 
 
 def _init(every: Widths, model: Model, seed: int) -> State:
@@ -257,9 +265,9 @@ def _init(every: Widths, model: Model, seed: int) -> State:
 
 def _broadcast(every: Widths, state: State, device: str, assignment: Assignment) -> Tree:
     """Return the part of a device's own width, with the statistics of all widths up to it."""
-    common = broadcasting(partial(first, every))(state, device, assignment)
+    common = build_broadcast(partial(first, every))(state, device, assignment)
     down = {key: leaf for key, leaf in common.items() if not is_statistic(key)}
-    for width in range(every.up_to(keep_of(assignment)) + 1):
+    for width in range(every.up_to(keep_share(assignment)) + 1):
         source = common if every.is_last(width) else state.tree
         down |= {name: source[name] for key in common if is_statistic(key) for name in [every.named(key, width)]}
     return down
@@ -269,16 +277,16 @@ def _absorb(every: Widths, mean: Mean, device: str, assignment: Assignment, resu
     """Add an update: a width's statistics are averaged over the devices that have it."""
     common, of_one = every.parted(result.tree)
     covered, covered_of_one = every.parted(result.coverage)
-    mean = absorbing(partial(first, every))(mean, device, assignment, replace(result, tree=common, coverage=covered))
+    mean = build_absorb(partial(first, every))(mean, device, assignment, replace(result, tree=common, coverage=covered))
     return trees.accumulate(mean, of_one, result.weight, covered_of_one)
 
 
 def _step_share(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:
     """Return how much of a step is left: p^2 in the mean of the widths drawn, and of the widest to distil from."""
-    shares = every.shares[: every.up_to(keep_of(told)) + 1]
+    shares = every.shares[: every.up_to(keep_share(told)) + 1]
     return sum(share**2 for share in shares) / len(shares) + (shares[-1] ** 2 if distil else 0.0)
 
 
 def _used(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
     """Return the network of a device's own width, as it was given it."""
-    return every.cut(parameters_in_use(model, state, down, assignment), every.up_to(keep_of(assignment)))
+    return every.cut(parameters_in_use(model, state, down, assignment), every.up_to(keep_share(assignment)))

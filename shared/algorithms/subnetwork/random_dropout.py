@@ -26,7 +26,15 @@ from torch import nn
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.fedavg import descend_batches
 from shared.algorithms.local_training import Stopping, stops_early
-from shared.algorithms.subnetwork.server_half import Choice, came, chain_of, draw_active, keep_of, neurons, smaller_step
+from shared.algorithms.subnetwork.server_half import (
+    Choice,
+    draw_active,
+    keep_share,
+    neurons,
+    read_download,
+    smaller_step,
+    stored_chain,
+)
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.subnetworks.neurons import PREFIX, Active, build_narrowed, first_neurons
@@ -41,7 +49,13 @@ def random_dropout(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
 
 
 def build_dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorithm:
-    """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers."""
+    """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers.
+
+    Args:
+        choose: Which neurons a device is given in a round.
+        stopping: When a device stops.
+        keep: Share of neurons where the server does not say.
+    """
     built = neurons(partial(train_what_came, stopping), choose, keep=keep, step_share=smaller_step)
     return replace(built, personal=Personal(parameters_in_use))
 
@@ -50,7 +64,7 @@ def train_what_came(
     stopping: Stopping, model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
     """Device half: train the smaller network, send all of it, keep nothing."""
-    active, index, values = came(model, down)
+    active, index, values = read_download(model, down)
     layers = build_smaller(model, active, values)
     loss = descend_batches(layers, list(layers.named_parameters()), batches, assignment.hyper)
     trained = dict(layers.state_dict())
@@ -60,7 +74,13 @@ def train_what_came(
 
 
 def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
-    """Return the network of the active neurons alone, with their values, in training mode."""
+    """Return the network of the active neurons alone, with their values, in training mode.
+
+    Args:
+        model: The whole network, without storage.
+        active: Its active neurons, by layer.
+        values: Their parameters and buffers.
+    """
     layers = build_narrowed(model.layers, active)
     layers.load_state_dict(values, strict=False)  # all but BatchNorm's counts of batches
     return layers.train()
@@ -79,4 +99,4 @@ def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
 
 def first(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the first neurons of every layer, as many as a device's share of them is."""
-    return first_neurons(chain_of(state.facts).hidden, keep_of(assignment))
+    return first_neurons(stored_chain(state.facts).hidden, keep_share(assignment))

@@ -69,7 +69,7 @@ from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort
 from shared.algorithms.local_training import Stopping, Tally, epochs, require_finite, stops_early
 from shared.algorithms.subnetwork import server_half
 from shared.algorithms.subnetwork.random_dropout import build_smaller, parameters_in_use, train_what_came
-from shared.algorithms.subnetwork.server_half import CHAIN, came, chain_of, keep_of
+from shared.algorithms.subnetwork.server_half import CHAIN, keep_share, read_download, stored_chain
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar
@@ -106,7 +106,7 @@ def gradient_l2(_weights: Tensor, gradient: Tensor) -> Tensor:
     return gradient.flatten(1).square().sum(1).sqrt()
 
 
-def strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Tensor]:
+def select_strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Tensor]:
     """Return the floor(keep n) neurons of each layer, and at least one, that matter most; of equal ones the first.
 
     Args:
@@ -124,14 +124,20 @@ MASK = "mask/"
 
 
 def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
-    """Build the algorithm by which neurons matter; for its options see `fedspu`."""
+    """Build the algorithm by which neurons matter; for its options see `fedspu`.
+
+    Args:
+        merit: How much a neuron matters, of its weights and their gradients.
+        stopping: When a device stops.
+        keep: Share of neurons where the server does not say.
+    """
 
     def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
         """Device half: choose, at first; train the part, send it, keep it."""
-        active, index, values = came(model, down)
+        active, index, values = read_download(model, down)
         layout, tally, passes, marks = read_chain(model.layers), Tally(), epochs(batches), Tree()
         if chooses(told):
-            active = _chosen(state, layout.hidden, keep_of(told))
+            active = _chosen(state, layout.hidden, keep_share(told))
             if not active:
                 active = _choose(model, values, merit, told, next(passes, iter(())), tally)
                 values = model.tree()
@@ -149,9 +155,9 @@ def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
     built = server_half.neurons(local, chosen_neurons, keep=keep)
     return replace(
         built,
-        assign=_assigning(built),
-        absorb=_absorbing(built),
-        aggregate=_aggregating(built),
+        assign=_build_assign(built),
+        absorb=_build_absorb(built),
+        aggregate=_build_aggregate(built),
         check_update=check_update,
         personal=Personal(
             _used, lambda state, device, told: built.broadcast(state, device, told) if chooses(told) else {}
@@ -168,7 +174,7 @@ def _step_share(model: Model, told: Assignment) -> float:
 
 def chosen_neurons(state: State, device: str, _assignment: Assignment) -> Active:
     """Return the neurons that a device has chosen; all of them before it did."""
-    hidden = chain_of(state.facts).hidden
+    hidden = stored_chain(state.facts).hidden
     mask = state.facts.get(MASK + device)
     return all_neurons(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)
 
@@ -189,7 +195,7 @@ def chooses(assignment: Assignment) -> bool:
     return CHAIN in assignment.values
 
 
-def _assigning(built: Algorithm) -> Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]:
+def _build_assign(built: Algorithm) -> Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]:
     """Send along, to those who are to choose, by what their update will be checked."""
 
     def assign(state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
@@ -230,7 +236,7 @@ def _choose(
 
     tally.train(layers, list(weights.items()), epoch, told.hyper, gather)
     merits = {name: merit(weights[f"{name}.weight"].detach(), total) for name, total in gradients.items()}
-    return strongest(merits, keep_of(told))
+    return select_strongest(merits, keep_share(told))
 
 
 def check_update(assignment: Assignment, down: Tree, up: Tree) -> None:
@@ -243,7 +249,7 @@ def check_update(assignment: Assignment, down: Tree, up: Tree) -> None:
         server_half.check_update(assignment, down, up)
         return
     layout = Chain.parse(str(assignment.values[CHAIN]))
-    active = first_neurons(layout.hidden, keep_of(assignment))
+    active = first_neurons(layout.hidden, keep_share(assignment))
     like = extract(down, layout.index(active)) | pack(active, layout.hidden)
     if up.keys() != like.keys():
         raise WireError("a device's first update has not the tensors of its choice", reason="unknown-tensor")
@@ -254,7 +260,7 @@ def check_update(assignment: Assignment, down: Tree, up: Tree) -> None:
             raise WireError("a device has chosen more or fewer neurons than its share is", reason="shape")
 
 
-def _absorbing(built: Algorithm) -> Callable[[Mean, str, Assignment, Result], Mean]:
+def _build_absorb(built: Algorithm) -> Callable[[Mean, str, Assignment, Result], Mean]:
     """Take a device's choice from its first update, before its values."""
 
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
@@ -268,7 +274,7 @@ def _absorbing(built: Algorithm) -> Callable[[Mean, str, Assignment, Result], Me
     return absorb
 
 
-def _aggregating(built: Algorithm) -> Callable[[State, Mean], State]:
+def _build_aggregate(built: Algorithm) -> Callable[[State, Mean], State]:
     """Remember what devices have chosen."""
 
     def aggregate(state: State, mean: Mean) -> State:

@@ -58,7 +58,7 @@ def begin(model: Model, seed: int) -> State:
     return State(tree, {CHAIN: read_chain(model.layers).text(), **origin(model, seed)})
 
 
-def chain_of(facts: Mapping[str, Scalar]) -> Chain:
+def stored_chain(facts: Mapping[str, Scalar]) -> Chain:
     """Return whose neurons the model's parameters are."""
     return Chain.parse(str(facts[CHAIN]))
 
@@ -80,7 +80,7 @@ def assign(
     return {device: msgspec.structs.replace(one, values=common | one.values) for device, one in told.items()}
 
 
-def keep_of(assignment: Assignment) -> float:
+def keep_share(assignment: Assignment) -> float:
     """Return a device's share of the neurons."""
     keep = assignment.allocated.keep
     return 1.0 if keep is None else keep
@@ -88,22 +88,22 @@ def keep_of(assignment: Assignment) -> float:
 
 def smaller_step(_model: Model, assignment: Assignment) -> float:
     """Return how much of a step is left in a network with a share p of the neurons: p^2, as between hidden layers."""
-    return keep_of(assignment) ** 2
+    return keep_share(assignment) ** 2
 
 
 def draw_active(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons that a round's seed draws for a device."""
-    return draw_neurons(chain_of(state.facts).hidden, keep_of(assignment), assignment.seed)
+    return draw_neurons(stored_chain(state.facts).hidden, keep_share(assignment), assignment.seed)
 
 
-def broadcasting(choose: Choice) -> Callable[[State, str, Assignment], Tree]:
+def build_broadcast(choose: Choice) -> Callable[[State, str, Assignment], Tree]:
     """Return what goes down: the values that belong to a device's neurons, and which neurons these are.
 
     Devices with all neurons are given the very same leaves, so that they share one transmission.
     """
 
     def broadcast(state: State, device: str, assignment: Assignment) -> Tree:
-        layout, active = chain_of(state.facts), choose(state, device, assignment)
+        layout, active = stored_chain(state.facts), choose(state, device, assignment)
         if _is_whole(active, layout):
             return {key: state.tree[key] for key in layout.leaves} | _everybody(str(state.facts[CHAIN]))
         return extract(state.tree, layout.index(active)) | pack(active, layout.hidden)
@@ -126,8 +126,8 @@ def _everybody(text: str) -> Tree:
     return pack(all_neurons(hidden), hidden)
 
 
-def came(model: Model, down: Tree) -> tuple[Active, Index, Tree]:
-    """Read what `broadcasting` sent, on the device: the neurons, what belongs to them, and its values.
+def read_download(model: Model, down: Tree) -> tuple[Active, Index, Tree]:
+    """Read what `build_broadcast` sent, on the device: the neurons, what belongs to them, and its values.
 
     Raises:
         WireError: It is not that.
@@ -160,8 +160,8 @@ def check_update(_assignment: Assignment, down: Tree, up: Tree) -> None:
 
 
 def empty(state: State) -> Mean:
-    """Return a mean in which nobody holds anything; its facts are the state's, so that `absorbing` can choose again."""
-    keys = chain_of(state.facts).leaves
+    """Return an empty mean; its facts are the state's, so that `build_absorb` can choose again."""
+    keys = stored_chain(state.facts).leaves
     total = {
         key: torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
         for key, leaf in state.tree.items()
@@ -170,11 +170,11 @@ def empty(state: State) -> Mean:
     return Mean(total, {key: torch.zeros(leaf.shape) for key, leaf in total.items()}, facts=dict(state.facts))
 
 
-def absorbing(choose: Choice) -> Callable[[Mean, str, Assignment, Result], Mean]:
+def build_absorb(choose: Choice) -> Callable[[Mean, str, Assignment, Result], Mean]:
     """Return how an update is added: its values, where they belong, with its weight."""
 
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
-        index = chain_of(mean.facts).index(choose(State(facts=mean.facts), device, assignment))
+        index = stored_chain(mean.facts).index(choose(State(facts=mean.facts), device, assignment))
         masks = covered(index, mean.total)
         if result.coverage:
             nothing = {key: torch.zeros(mean.total[key].shape, dtype=torch.bool) for key in result.coverage}
@@ -205,7 +205,7 @@ def neurons(
     """Build an algorithm of a device half and a choice of neurons.
 
     Args:
-        local: The device half; `came` reads what it is given.
+        local: The device half; `read_download` reads what it is given.
         choose: Which neurons a device is given.
         keep: Share of them that a device is given of which the resource optimizer says nothing.
         step_share: See `Resources`.
@@ -218,9 +218,9 @@ def neurons(
     return Algorithm(
         init=begin,
         assign=partial(assign, keep=keep),
-        broadcast=broadcasting(choose),
+        broadcast=build_broadcast(choose),
         local=local,
-        absorb=absorbing(choose),
+        absorb=build_absorb(choose),
         aggregate=aggregate,
         empty=empty,
         check_update=check_update,

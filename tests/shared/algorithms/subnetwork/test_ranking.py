@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shared.algorithms.subnetwork.ranked_pruning import gradient_l2, strongest, weight_l1, weight_l2
+from shared.algorithms.subnetwork.ranked_pruning import gradient_l2, select_strongest, weight_l1, weight_l2
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5, 2, 3, 3), (1, 1)])
@@ -24,8 +24,8 @@ def test_merits_are_norms_of_what_comes_into_a_neuron(shape):
 def test_the_norms_do_not_agree_on_who_matters():
     """A neuron with one large weight against one with many small ones."""
     weights = torch.tensor([[2.0, 0.0, 0.0, 0.0], [0.9, 0.9, 0.9, 0.9]])
-    assert strongest({"0": weight_l2(weights, weights)}, 0.5)["0"].tolist() == [0]
-    assert strongest({"0": weight_l1(weights, weights)}, 0.5)["0"].tolist() == [1]
+    assert select_strongest({"0": weight_l2(weights, weights)}, 0.5)["0"].tolist() == [0]
+    assert select_strongest({"0": weight_l1(weights, weights)}, 0.5)["0"].tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_the_norms_do_not_agree_on_who_matters():
 )
 def test_the_share_is_rounded_down_and_at_least_one_in_order(keep, expected):
     merits = torch.tensor([0.0, 2.0, 1.0, 5.0, 0.5])
-    assert strongest({"0": merits}, keep)["0"].tolist() == expected
+    assert select_strongest({"0": merits}, keep)["0"].tolist() == expected
 
 
 def test_of_equal_neurons_the_first_are_kept():
-    assert strongest({"0": torch.ones(6)}, 0.5)["0"].tolist() == [0, 1, 2]
+    assert select_strongest({"0": torch.ones(6)}, 0.5)["0"].tolist() == [0, 1, 2]
