@@ -209,7 +209,14 @@ def evaluated(algorithm: Algorithm, state: State) -> Tree:
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
-    """Tell every device the plan's hyperparameters, its own seed and its own allocation."""
+    """Tell every device the plan's hyperparameters, its own seed and its own allocation.
+
+    Args:
+        _state: The server's.
+        cohort: Devices of the round, their hyperparameters and the seed.
+        allocation: What was decided for each device.
+        number: Of the round.
+    """
     return {
         device: Assignment(
             seed=mix(cohort.seed, number, device), hyper=cohort.hyper, values=dict(allocation.get(device, {}))

@@ -38,7 +38,16 @@ def local_sgd(
     assignment: Assignment,
     correct: Correction | None = None,
 ) -> Outcome:
-    """Device half: SGD from `start`; the result is how far parameters and buffers moved."""
+    """Device half: SGD from `start`; the result is how far parameters and buffers moved.
+
+    Args:
+        model: The network.
+        state: What the device kept.
+        start: The parameters that came, by name.
+        batches: Its mini-batches: inputs of shape (N, ...), labels of shape (N,).
+        assignment: Its task.
+        correct: Changes gradients before each step.
+    """
     layers, hyper = model.layers, assignment.hyper
     layers.load_state_dict(start)
     layers.train()

@@ -87,7 +87,15 @@ class Tally:
         hyper: Hyper,
         correct: Callable[[], None] | None = None,
     ) -> None:
-        """Do SGD for one stretch, with a momentum of its own; arguments as those of `descend_batches`."""
+        """Do SGD for one stretch, with a momentum of its own; arguments as those of `descend_batches`.
+
+        Args:
+            network: Logits of shape (N, classes) of inputs.
+            weights: Parameters by name, changed in place.
+            batches: Inputs of shape (N, ...), labels of shape (N,).
+            hyper: Learning rate, momentum, weight decay.
+            correct: Changes gradients before each step.
+        """
         before = self.seen
         loss = descend_batches(network, weights, self._counted(batches), hyper, correct)
         self.total += 0.0 if loss is None else loss * (self.seen - before)
@@ -244,6 +252,12 @@ def origin_in(facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 def personal_model(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:
     """Return the parameters that a device has kept, those of the run's beginning where it has none yet.
+
+    Args:
+        model: The network.
+        state: What the device kept.
+        _came: What came down.
+        assignment: Its task; says from what model and seed first weights follow.
 
     Raises:
         TaskFailed: What it kept is of another model, or nobody knows how this model began.

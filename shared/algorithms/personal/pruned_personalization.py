@@ -138,7 +138,15 @@ def aggregate(state: State, mean: Mean) -> State:
 def network_in_use(
     settings: PersonalizationSettings, model: Model, state: State, came: Tree, assignment: Assignment
 ) -> Tree:
-    """Return the network that a device uses: the whole global part that came, and its own."""
+    """Return the network that a device uses: the whole global part that came, and its own.
+
+    Args:
+        settings: Of the method.
+        model: The network.
+        state: What the device kept.
+        came: The shared part that came down.
+        assignment: Its task.
+    """
     return {**came, **personal_part(settings.split, model, state, assignment)}
 
 

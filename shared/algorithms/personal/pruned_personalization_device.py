@@ -192,7 +192,14 @@ class Training:
         self.own = [(name, leaf) for name, leaf in named if name not in self.shared]
 
     def step(self, batch: Batch, mask: Tree, *, ours: bool = True, own: bool = True) -> float:
-        """Take a step on one part or both; a pruned weight of u is zero and stays so. Equations (6) and (22)."""
+        """Take a step on one part or both; a pruned weight of u is zero and stays so. Equations (6) and (22).
+
+        Args:
+            batch: Inputs of shape (N, ...), labels of shape (N,).
+            mask: Of the shared weights, 1 where one is kept.
+            ours: The shared part.
+            own: The personal part.
+        """
         inputs, labels = batch
         loss = functional.cross_entropy(self.model.layers(inputs), labels)
         moving = [*(self.own if own else []), *(self.ours if ours else [])]
@@ -297,7 +304,16 @@ def local(
 def train_unpruned(
     settings: PersonalizationSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Take a plain step on every batch, of the whole network: what `[measure]` times."""
+    """Take a plain step on every batch, of the whole network: what `[measure]` times.
+
+    Args:
+        settings: Of the method.
+        model: The network.
+        state: What the device kept.
+        start: What came down.
+        batches: Its mini-batches.
+        assignment: Its task.
+    """
     whole = replace(settings, updating="simultaneous", personal_steps=ENDLESS, global_steps=ENDLESS, prune=0.0)
     values = {key: value for key, value in assignment.values.items() if key != "prune"}
     return local(whole, model, state, start, batches, msgspec.structs.replace(assignment, values=values))

@@ -145,6 +145,12 @@ class Nested:
     def received(cls, model: Model, down: Tree, every: Widths, own: int) -> Nested:
         """Read what came for a device of a width.
 
+        Args:
+            model: The network.
+            down: What came down.
+            every: All widths.
+            own: The device's width.
+
         Raises:
             WireError: It is not that.
         """
@@ -181,6 +187,11 @@ class Nested:
         """Train a width drawn for each batch; return the mean loss, None without a batch.
 
         With `distil`, that of the widest, which each batch trains as well.
+
+        Args:
+            batches: The device's mini-batches.
+            told: Its task.
+            distil: Whether narrow networks learn from the widest.
         """
         generator = torch.Generator().manual_seed(told.seed)
         weights = [(key, leaf) for key, leaf in self.leaves.items() if leaf.requires_grad]
@@ -249,7 +260,14 @@ def fjord(
 
 
 def first(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the neurons of a device's own width."""
+    """Return the neurons of a device's own width.
+
+    Args:
+        every: All widths.
+        state: The server's.
+        _device: Its name.
+        assignment: Its task.
+    """
     return first_neurons(stored_chain(state.facts).hidden, every.shares[every.up_to(keep_share(assignment))])
 
 

@@ -63,7 +63,16 @@ def build_dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorit
 def train_what_came(
     stopping: Stopping, model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Device half: train the smaller network, send all of it, keep nothing."""
+    """Device half: train the smaller network, send all of it, keep nothing.
+
+    Args:
+        stopping: When the device stops.
+        model: The network.
+        state: What the device kept.
+        down: What came down.
+        batches: Its mini-batches.
+        assignment: Its task.
+    """
     active, index, values = read_download(model, down)
     layers = build_smaller(model, active, values)
     loss = descend_batches(layers, list(layers.named_parameters()), batches, assignment.hyper)
@@ -87,7 +96,14 @@ def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
 
 
 def parameters_in_use(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
-    """Return what a device was given: the server's model, or a smaller network, which its layers take as well."""
+    """Return what a device was given: the server's model, or a smaller network, which its layers take as well.
+
+    Args:
+        _model: The network.
+        _state: What the device kept.
+        down: What came down.
+        _assignment: Its task.
+    """
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
 
 
@@ -98,5 +114,11 @@ def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
 
 
 def first(state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the first neurons of every layer, as many as a device's share of them is."""
+    """Return the first neurons of every layer, as many as a device's share of them is.
+
+    Args:
+        state: The server's.
+        _device: Its name.
+        assignment: Its task.
+    """
     return first_neurons(stored_chain(state.facts).hidden, keep_share(assignment))

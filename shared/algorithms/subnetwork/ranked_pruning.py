@@ -173,7 +173,13 @@ def _step_share(model: Model, told: Assignment) -> float:
 
 
 def chosen_neurons(state: State, device: str, _assignment: Assignment) -> Active:
-    """Return the neurons that a device has chosen; all of them before it did."""
+    """Return the neurons that a device has chosen; all of them before it did.
+
+    Args:
+        state: The server's.
+        device: Its name.
+        _assignment: Its task.
+    """
     hidden = stored_chain(state.facts).hidden
     mask = state.facts.get(MASK + device)
     return all_neurons(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)

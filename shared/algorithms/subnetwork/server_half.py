@@ -92,7 +92,13 @@ def smaller_step(_model: Model, assignment: Assignment) -> float:
 
 
 def draw_active(state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the neurons that a round's seed draws for a device."""
+    """Return the neurons that a round's seed draws for a device.
+
+    Args:
+        state: The server's.
+        _device: Its name.
+        assignment: Its task; its seed says which.
+    """
     return draw_neurons(stored_chain(state.facts).hidden, keep_share(assignment), assignment.seed)
 
 
