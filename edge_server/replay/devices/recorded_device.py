@@ -50,7 +50,7 @@ class RecordedDevice:
         epochs: By round.
         sessions: Steps of its split sessions, by round.
         tasks: Those whose update came, in time or late, and of which the seconds of computing are known; by round.
-        opened_s: When each round opened.
+        opened_s: When each round opened and the server, where it trains, had done so.
         closed_s: When it closed.
         step: What a training step cost it, if that was measured.
         readings: By name, in order of time.
@@ -187,7 +187,8 @@ def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
     presence: defaultdict[str, list[Presence]] = defaultdict(list)
     for row in trace.presence:
         presence[row.device].append(row)
-    opened_s = {one.round: one.opened_s for one in trace.rounds if one.opened_s is not None}
+    server_s = training_seconds(trace) if trace.header.plan.server_data else 0.0  # no delay of the devices' links
+    opened_s = {one.round: one.opened_s + server_s for one in trace.rounds if one.opened_s is not None}
     closed_s = {one.round: one.closed_s for one in trace.rounds if one.closed_s is not None}
     moments: dict[str, Any] = {"opened_s": opened_s, "closed_s": closed_s, "longest_s": _longest_s(trace.tasks)}
     found = {
@@ -207,6 +208,25 @@ def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
     for step in trace.steps:
         found[step.device] = replace(found[step.device], step=step)
     return found
+
+
+def training_seconds(trace: Trace) -> float:
+    """Return what the server's own training takes before a round's broadcast; 0 where nothing tells.
+
+    It delays every device: what the least delayed one's update took beyond its own spans, in the median round.
+    """
+    opened_s = {one.round: one.opened_s for one in trace.rounds if one.opened_s is not None}
+    found: dict[int, list[float]] = {}
+    for task in trace.tasks:
+        if task.outcome == "arrived" and task.arrived_s is not None and task.round in opened_s:
+            own_s = task.arrived_s - opened_s[task.round] - sum(part or 0.0 for part in parts_s(task))
+            found.setdefault(task.round, []).append(max(0.0, own_s))
+    return median(map(min, found.values())) if found else 0.0
+
+
+def parts_s(task: TaskRow) -> tuple[float | None, ...]:
+    """Return the seconds of a task's own spans; None for one that nobody measured."""
+    return task.download_s, task.compute_s, task.exchange_s, task.upload_s
 
 
 def _longest_s(tasks: Iterable[TaskRow]) -> dict[int, float]:

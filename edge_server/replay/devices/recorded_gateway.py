@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from edge_server.replay.devices.recorded_device import recorded_devices, spare_s
+from edge_server.replay.devices.recorded_device import parts_s, recorded_devices, spare_s, training_seconds
 from edge_server.rounds.round import ROUND_END, SERVER_TRAINING
 from edge_server.rounds.split.session import SPLIT_STEP
 from edge_server.trace.schema import Round, TaskRow
@@ -50,20 +50,6 @@ def step_seconds(trace: Trace) -> float:
     return median(map(min, found.values())) if found else 0.0
 
 
-def training_seconds(trace: Trace) -> float:
-    """Return what the server's own training takes before a round's broadcast; 0 where nothing tells.
-
-    It delays every device: what the least delayed one's update took beyond its own spans, in the median round.
-    """
-    opened_s = {one.round: one.opened_s for one in trace.rounds if one.opened_s is not None}
-    found: dict[int, list[float]] = {}
-    for task in trace.tasks:
-        if task.outcome == "arrived" and task.arrived_s is not None and task.round in opened_s:
-            own_s = task.arrived_s - opened_s[task.round] - sum(part or 0.0 for part in _parts(task))
-            found.setdefault(task.round, []).append(max(0.0, own_s))
-    return median(map(min, found.values())) if found else 0.0
-
-
 def _own_s(one: Round, tasks: list[TaskRow], deadline_s: float) -> float | None:
     """Return what a round took after its last update; None where it gave no model, or nobody knows when that came."""
     if one.outcome != "aggregated" or one.opened_s is None or one.closed_s is None:
@@ -81,8 +67,4 @@ def _end_s(task: TaskRow, opened_s: float) -> float | None:
     """Return when a replay has an update that counts: an upload's seconds last until the server has stored it."""
     if task.outcome != "arrived" or task.arrived_s is None:
         return None
-    return max(task.arrived_s, opened_s + sum(part or 0.0 for part in _parts(task)))
-
-
-def _parts(task: TaskRow) -> tuple[float | None, ...]:
-    return task.download_s, task.compute_s, task.exchange_s, task.upload_s
+    return max(task.arrived_s, opened_s + sum(part or 0.0 for part in parts_s(task)))

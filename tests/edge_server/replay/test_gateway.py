@@ -10,13 +10,16 @@ from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
 from edge_server.replay.devices import recorded_gateway
+from edge_server.replay.devices.recorded_device import training_seconds
 from edge_server.replay.devices.recorded_run import behaviours
 from edge_server.replay.run import replay, run_replay
 from edge_server.trace.export import trace_of
 from edge_server.trace.schema import Round, Sample, TableRow
 from edge_server.trace.trace import Trace
-from tests.edge_server.textbook import make_plan
+from shared.algorithms import ALGORITHMS
+from tests.edge_server.textbook import make_plan, require_equal
 from tests.edge_server.trace.field import field_run, trained_alone
+from tests.labelled_server import labelled_server
 
 LINKS = """
 [[device]]
@@ -119,6 +122,29 @@ def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):
     assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([3.0, 5.0], abs=0.2)
     found = command.gap_between_runs(run, Run(tmp_path / "slow", records))
     assert found.model == "same"
+
+
+def test_a_replay_takes_the_seconds_of_a_recorded_servers_training(tmp_path, monkeypatch):
+    """They delay every device of a round: what the least delayed one's update took beyond its own spans."""
+    monkeypatch.setitem(ALGORITHMS, "labelled-server", labelled_server)
+    sections = {"algorithm": 'name = "labelled-server"', "server_data": 'source = "npz"\npath = "examples.npz"'}
+    plan = make_plan(tmp_path, rounds=2, more=LINKS, **sections)
+    state, records = replay(plan, tmp_path / "quick")
+    quick = trace_of(records)
+    own_s = training_seconds(quick)
+    slow = with_rows(with_rows(quick, "rounds", later({1: 3.0, 2: 3.0})), "tasks", arrived_later(3.0))
+    assert training_seconds(slow) == pytest.approx(own_s + 3.0)
+    one_late = with_rows(quick, "tasks", lambda row: arrived_later(9.0)(row) if row.device == "a" else row)
+    assert training_seconds(one_late) < own_s + 3.0
+    again, after = replay(plan, tmp_path / "slow", trace=slow)
+    pairs = zip(closed_rounds(records), closed_rounds(after), strict=True)
+    assert [two.seconds - one.seconds for one, two in pairs] == pytest.approx([3.0, 3.0], abs=0.05)
+    require_equal(again.tree, state.tree)
+
+
+def arrived_later(seconds: float):
+    """Return what lets updates come so much later in every round, and all that follows as well."""
+    return lambda row: msgspec.structs.replace(row, arrived_s=row.arrived_s + seconds * row.round)
 
 
 def told(trace: Trace, rates: dict[str, float]) -> Trace:
