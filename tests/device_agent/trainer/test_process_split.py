@@ -18,9 +18,12 @@ from device_agent.exchange import outbox as files
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from device_agent.trainer.task import begin_split_training
+from shared.algorithms import ALGORITHMS
 from shared.errors import SessionLost, TaskFailed, TrainerDied
+from shared.protocol.messages import Spec
+from shared.registry import build
 from tests.device_agent.device import METER, Device
-from tests.device_agent.halves import STEPS, Exchanged, below, finish, payload_of, split
+from tests.device_agent.halves import ALGORITHM, STEPS, Exchanged, below, finish, payload_of, split
 from tests.device_agent.host import START_S, Host, is_alive, until
 
 
@@ -85,6 +88,16 @@ def test_a_session_through_the_pipes_gives_the_bits_of_one_in_process(host, make
     host.do(host.session(msgspec.structs.replace(task, round=2), missing))
     assert missing.steps == [1, 2, 4]
     assert payload_of(host.outbox, 2) != came
+
+
+def test_a_method_that_frees_memory_gives_the_same_bits_and_its_child_goes_on_with_others(host, make_task) -> None:
+    """Activations are computed again on the way back; how its process keeps memory is set anew for each task."""
+    frees = Spec(name=ALGORITHM.name, options={**ALGORITHM.options, "recompute": True})
+    assert build(ALGORITHMS, frees, "algorithm").resources.frees_memory
+    for number, spec in enumerate((ALGORITHM, frees, ALGORITHM), 1):
+        host.do(host.session(msgspec.structs.replace(split(make_task()), round=number, algorithm=spec), Exchanged()))
+    plain, freed, after = (payload_of(host.outbox, number) for number in (1, 2, 3))
+    assert plain == freed == after
 
 
 @pytest.mark.parametrize("lost", [SessionLost("the server has restarted"), Exception("a fault of ours")])
