@@ -8,7 +8,7 @@ TEST := $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix chaos compat resume bench fuzz mutants clean moved
+.PHONY: help setup demo test check fix chaos compat arm resume bench fuzz mutants clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ chaos: setup ## Kill processes of a live run, 200 times, and show that nothing i
 
 compat: setup ## Show that an earlier version's runs go on here, and that it talks with this one; BEFORE=<commit>
 	@BEFORE=$(BEFORE) $(TEST) tests/compat
+
+arm: setup ## Install the agent on an emulated ARM board, compare first weights, train beside it; 15 minutes, then 3
+	@sh tests/arm/board.sh
+	@$(BIN)/python -m tests.arm.check
 
 resume: setup ## Show what interruptions cost a transfer in bytes at the socket; ten minutes; as root also on a slow link
 	@$(BIN)/python tests/benchmarks/resume.py $(NAME)
