@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.disks import Disk, mounted
+from tests.machine import Disk, mounted
 
 if TYPE_CHECKING:  # most tests of the agent need no torch
     from tests.edge_server.fleets import Network
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 def plain_split() -> Iterator[None]:
     """Register the tests' own split method while a module's tests last."""
     from shared.algorithms import ALGORITHMS  # noqa: PLC0415
-    from tests.splits import plain  # noqa: PLC0415
+    from tests.trees import plain  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ALGORITHMS, "plain-split", plain)

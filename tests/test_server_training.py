@@ -23,7 +23,7 @@ from shared.tensors.tree import Mean, State
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, shares
 from tests.labelled_server import labelled_server, part
-from tests.shared.algorithms.small import Own
+from tests.shared.algorithms.sessions import Own
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

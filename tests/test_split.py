@@ -11,7 +11,7 @@ from torch import Tensor
 from edge_server.journal.records import AnyRecord, Rewound, UpdateAccepted, closed_rounds, valid
 from tests.edge_server.fleets import RUN, Site, Stopping, until
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
-from tests.splits import alone
+from tests.trees import alone
 
 pytestmark = pytest.mark.usefixtures("one_thread", "plain_split")
 

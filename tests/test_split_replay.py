@@ -14,7 +14,7 @@ from edge_server.replay.run import replay
 from shared.models.cost import step_flops
 from shared.protocol.messages import Spec
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
-from tests.splits import alone
+from tests.trees import alone
 
 pytestmark = pytest.mark.usefixtures("one_thread", "plain_split")
 

@@ -27,12 +27,11 @@ from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report
 from shared.runtime.clock import utc_seconds
 from shared.runtime.text_table import display_width
-from tests.device_agent.profile.roots import with_clocks
-from tests.edge_server.harness import write_examples, write_plan
+from tests.device_agent.sources import with_clocks
+from tests.edge_server.fleets import VARIANTS, write_study
+from tests.edge_server.harness import report, write_examples, write_plan
 from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, folder_of
-from tests.edge_server.reports import report
-from tests.edge_server.study.studies import VARIANTS, write_study
-from tests.terminal import on_terminal
+from tests.machine import on_terminal
 
 NAMES = [f"raspberry-pi-{number}" for number in range(8)]
 ORIN = Path(__file__).parent / "fixtures" / "boards" / "jetson-orin-nx" / "root"

@@ -22,7 +22,7 @@ from edge_server.fleet.broker import running
 from edge_server.fleet.view import watch_site
 from shared.errors import NoData
 from shared.transport.base import Broker
-from tests.device_agent.plug import plugged
+from tests.device_agent.server_side import plugged
 
 SETTLED_S, WATCHED_S, SAMPLED_S = 10.0, 90.0, 10.0
 QUICK_S = 1.0, 3.0, 1.0

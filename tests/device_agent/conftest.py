@@ -23,9 +23,9 @@ from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
-from tests.device_agent.desk import Desk
+from tests.device_agent.agent_side import Site
 from tests.device_agent.sender import DATA, Sender, download
-from tests.device_agent.site import Site
+from tests.device_agent.server_side import Desk
 
 T = TypeVar("T")
 Virtually = Callable[[Coroutine[Any, Any, T]], T]
@@ -191,6 +191,6 @@ def fetch(sender: Sender, make_task, tmp_path: Path, virtually) -> Callable[...,
 @pytest.fixture
 def device(tmp_path: Path, make_job):
     """Return a device that trains in this process; torch is imported here, so that light tests stay light."""
-    from tests.device_agent.device import Device  # noqa: PLC0415
+    from tests.device_agent.agent_side import Device  # noqa: PLC0415
 
     return Device(tmp_path, make_job, Outbox(tmp_path / "outbox", tmp_path / "state"))

@@ -12,7 +12,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Ack, Report
 from shared.protocol.topics import topic
 from shared.transfer import frames
-from tests.device_agent.site import DEVICE, RESULT, SITE
+from tests.device_agent.agent_side import DEVICE, RESULT, SITE
 
 
 def test_a_task_is_fetched_trained_and_offered(site, live, make_task, parameters) -> None:

@@ -10,7 +10,7 @@ from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.power_log import PowerLog
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
-from tests.device_agent.site import Site
+from tests.device_agent.agent_side import Site
 from tests.device_agent.sources import Given
 
 WATTS = {"idle": 2.0, "fetching": 6.0, "training": 9.0}

@@ -11,8 +11,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.interface import Job
 from shared.errors import Unwritable
 from shared.protocol.messages import Ack
-from tests.device_agent.device import Device, update_of
-from tests.device_agent.site import DEVICE, Site, StubTrainer
+from tests.device_agent.agent_side import DEVICE, Device, Site, StubTrainer, update_of
 
 
 class Committing(StubTrainer):

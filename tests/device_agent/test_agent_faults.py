@@ -13,7 +13,7 @@ from device_agent.trainer.interface import Job
 from shared.errors import TaskFailed, Unreachable
 from shared.protocol.messages import Transfer, Update
 from shared.transport.memory import MemoryTransport
-from tests.device_agent.site import DEVICE, StubTrainer
+from tests.device_agent.agent_side import DEVICE, StubTrainer
 
 
 def test_a_failed_training_is_reported_with_its_cause_and_the_next_task_works(site, live, make_task) -> None:

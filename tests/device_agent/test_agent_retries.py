@@ -12,7 +12,7 @@ from device_agent.exchange import outbox as files
 from device_agent.trainer.interface import Job
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Ack
-from tests.device_agent.site import DEVICE, StubTrainer
+from tests.device_agent.agent_side import DEVICE, StubTrainer
 
 
 @dataclass

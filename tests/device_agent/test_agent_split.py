@@ -13,7 +13,7 @@ from device_agent.exchange.split_session import Exchange
 from device_agent.trainer.interface import Job
 from shared.errors import SessionLost
 from shared.protocol.messages import Ack, Assignment, Hyper
-from tests.device_agent.site import DEVICE, StubTrainer
+from tests.device_agent.agent_side import DEVICE, StubTrainer
 
 SPLIT = Assignment(seed=3, hyper=Hyper(), steps=4)
 

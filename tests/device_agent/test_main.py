@@ -21,7 +21,7 @@ from shared.protocol.topics import topic
 from shared.transfer import frames
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
-from tests.device_agent.process import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, write_config
+from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, write_config
 
 ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
 QUICK_S = 60.0

@@ -1,4 +1,7 @@
-"""Real agents and the real server in one process, on memory and virtual time or on a real broker."""
+"""Real agents and the real server in one process, on memory and virtual time or on a real broker.
+
+Small studies for tests: a plan of three devices on a data set that is read in no time.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ from edge_server.journal.records import AnyRecord
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.rounds.run import run_plan
+from edge_server.study.grid import Cell, cells
+from edge_server.study.spec import Study, load
 from shared.errors import TaskFailed
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import VirtualLoop
@@ -36,6 +41,8 @@ from shared.transport.base import Broker, Presence, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
+from tests.edge_server.harness import write_examples, write_plan
+from tests.edge_server.textbook import DEVICES
 
 T = TypeVar("T")
 End: TypeAlias = tuple[State, list[AnyRecord]]
@@ -241,3 +248,39 @@ class Stopping(SqliteStore):
         if self.victim and self.at(written):
             self.victim.cancel()
             self.victim = None
+
+
+HEAD = 'name = "study"\nplan = "plan.toml"\n'
+TWO_SEEDS = "[grid]\nseed = [1, 2]\n"
+VARIANTS = """
+[[variant]]
+name = "base"
+[[variant]]
+name = "prox"
+set = { algorithm = { name = "fedprox", options = { mu = 0.1 } } }
+"""
+
+
+def write_study(folder: Path, text: str, *, epochs: int = 1, rounds: int = 2) -> Path:
+    """Write a study and its plan."""
+    write_plan(
+        folder,
+        rounds=rounds,
+        more=DEVICES,
+        model='name = "mlp"\noptions = { features = 8, hidden = 4, classes = 3 }',
+        hyper=f"local_epochs = {epochs}\nbatch_size = 8\nlearning_rate = 0.2",
+        cohort="min_devices = 3",
+        evaluation="every = 1",
+        data=write_examples(folder),
+        partition='kind = "even"',
+    )
+    path = folder / "study.toml"
+    path.write_text(text)
+    return path
+
+
+def grid_of(folder: Path, text: str, **plan: int) -> tuple[Study, list[Cell]]:
+    """Return a study and its cells."""
+    path = write_study(folder, text, **plan)
+    study, base = load(path)
+    return study, cells(study, base, path, path.read_text(), folder)

@@ -19,7 +19,7 @@ from device_agent.diagnosis.checks import Check
 from device_agent.probes import runtime
 from edge_server.fleet.broker import free_port, running
 from shared.runtime.processes import hold_lock
-from tests.device_agent.process import write_config
+from tests.device_agent.agent_side import write_config
 from tests.trees import as_nobody, grow, open_to_all
 
 SIGILL = "import os; os.kill(os.getpid(), 4)"

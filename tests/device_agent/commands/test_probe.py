@@ -28,7 +28,7 @@ from device_agent.profile.load import UNKNOWN_PROFILE
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Provenance, Reading
 from shared.runtime.clock import VirtualLoop, monotonic
-from tests.device_agent.plug import plugged
+from tests.device_agent.server_side import plugged
 
 BOARDS = Path(__file__).parents[2] / "fixtures" / "boards"
 ORIN = BOARDS / "jetson-orin-nx" / "root"

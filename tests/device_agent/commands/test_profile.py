@@ -16,8 +16,8 @@ import pytest
 from device_agent.__main__ import main
 from device_agent.tuning.apply import JOURNAL_NAME
 from edge_server.fleet.broker import free_port
-from tests.device_agent.process import write_config
-from tests.device_agent.profile.roots import JETSON, clocks, content, with_clocks, with_modes
+from tests.device_agent.agent_side import write_config
+from tests.device_agent.sources import JETSON, clocks, content, with_clocks, with_modes
 from tests.trees import grow
 
 LIMIT_S = 60

@@ -10,7 +10,7 @@ from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from shared.errors import TaskFailed, Unwritable
 from shared.protocol.messages import Update
-from tests.device_agent.boxes import BYTES, make, put
+from tests.device_agent.sources import BYTES, make, put
 
 
 def waiting(box: Outbox) -> list[int]:

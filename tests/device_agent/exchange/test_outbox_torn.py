@@ -8,8 +8,8 @@ import pytest
 
 from device_agent.exchange import outbox
 from shared.errors import TaskFailed
-from tests.device_agent.boxes import make, put
-from tests.device_agent.device import update_of
+from tests.device_agent.agent_side import update_of
+from tests.device_agent.sources import make, put
 
 DATA = b"moved" * 8
 

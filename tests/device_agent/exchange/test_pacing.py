@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from device_agent.exchange.upload import BURST_S, Bucket
 from shared.protocol.messages import Assignment, Hyper, Want
-from tests.device_agent.desk import DATA
+from tests.device_agent.server_side import DATA
 
 
 def seconds(bucket: Bucket, sizes: list[int], link_bits_per_s: float = math.inf, now: float = 0.0) -> float:

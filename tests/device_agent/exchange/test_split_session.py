@@ -19,7 +19,7 @@ from shared.runtime.executor import background
 from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate
-from tests.device_agent.answering import DEVICE, FRAME_BYTES, POLICY, SITE, Server, features, gradient
+from tests.device_agent.server_side import DEVICE, FRAME_BYTES, POLICY, SITE, Server, features, gradient
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from device_agent.exchange.upload import FIRST_PATIENCE_S, LAST_PATIENCE_S
 from shared.protocol.messages import Ack, Status, Want
 from shared.transfer import frames
-from tests.device_agent.desk import DATA, DEVICE, PAST_JITTER_S, ack
+from tests.device_agent.server_side import DATA, DEVICE, PAST_JITTER_S, ack
 
 
 def online(*, there: bool = True) -> Status:

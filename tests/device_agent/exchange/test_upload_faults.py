@@ -11,7 +11,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Update, Want
 from shared.protocol.topics import topic
 from shared.transport.memory import MemoryTransport
-from tests.device_agent.desk import DATA, DEVICE, PAST_JITTER_S, SITE, ack
+from tests.device_agent.server_side import DATA, DEVICE, PAST_JITTER_S, SITE, ack
 
 
 @pytest.mark.parametrize("ranges", [[(0, 7)], [(6, 7)], [(3, 3)], [(4, 2)], [(-1, 2)], []])

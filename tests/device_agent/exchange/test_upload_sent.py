@@ -10,7 +10,7 @@ from device_agent.exchange import outbox as files
 from device_agent.exchange.upload import Sent
 from shared.protocol.messages import Want
 from shared.transfer import frames
-from tests.device_agent.desk import DATA, ack
+from tests.device_agent.server_side import DATA, ack
 
 
 def test_a_settled_update_tells_what_it_took(desk, at_desk, describe) -> None:

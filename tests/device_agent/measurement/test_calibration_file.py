@@ -23,8 +23,8 @@ from device_agent.probes.power.source import open_source
 from device_agent.profile.schema import Cpu, PowerModel, Profile
 from shared.errors import ConfigError, CorruptFile, NoData
 from shared.runtime.clock import monotonic
-from tests.device_agent.plug import plugged
-from tests.device_agent.process import start
+from tests.device_agent.agent_side import start
+from tests.device_agent.server_side import plugged
 from tests.device_agent.sources import Given
 
 IDLE_W, CORE_W, HERTZ = 3.0, 2.0, 1e9

@@ -14,8 +14,8 @@ from shared.protocol.topics import topic
 from shared.transfer import frames
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
-from tests.device_agent.plug import plugged
-from tests.device_agent.process import DEVICE, LIMIT_S, SITE, living, stop, write_config
+from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, living, stop, write_config
+from tests.device_agent.server_side import plugged
 
 WATTS = 4.0
 METER = '[board.meter]\nkind = "shelly"\nurl = "{}"\nperiod_s = 0.2'

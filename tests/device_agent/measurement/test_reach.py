@@ -11,7 +11,7 @@ from device_agent.diagnosis.checks import check_broker
 from device_agent.measurement.link_test import find_refusal
 from edge_server.fleet.broker import free_port, running
 from shared.transport.base import Broker
-from tests.shared.transport.mosquitto import configured
+from tests.machine import configured
 
 TOPIC = "fieldfleet/v1/lab/board/doctor"
 NAME = "lab.board.doctor-1"

@@ -15,7 +15,7 @@ import pytest
 from device_agent.trainer.main import EXIT_GARBLED, MessageReader
 from device_agent.trainer.pipe_messages import Cancel, Start, frame
 from device_agent.trainer.process import TrainerProcess
-from tests.device_agent.host import is_locked, until
+from tests.device_agent.agent_side import is_locked, until
 
 LIMIT_S = 60.0
 

@@ -14,7 +14,7 @@ import msgspec
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from shared.protocol.messages import Assignment, Hyper
-from tests.device_agent.host import is_locked
+from tests.device_agent.agent_side import is_locked
 
 AGENT = """
 import asyncio, sys

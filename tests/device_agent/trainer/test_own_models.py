@@ -13,7 +13,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import ConfigError, TaskFailed
 from shared.protocol.messages import Spec
-from tests.device_agent.host import Host
+from tests.device_agent.agent_side import Host
 
 SOURCE = """
 from torch import nn

@@ -18,7 +18,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Spec
-from tests.device_agent.host import ENDLESS, START_S, Host, is_alive, is_locked, until
+from tests.device_agent.agent_side import ENDLESS, START_S, Host, is_alive, is_locked, until
 
 
 @pytest.fixture(scope="module")

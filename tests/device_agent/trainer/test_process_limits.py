@@ -11,7 +11,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Spec
-from tests.device_agent.host import START_S, Host, is_alive, until
+from tests.device_agent.agent_side import START_S, Host, is_alive, until
 
 
 def test_a_child_made_ready_for_a_task_that_never_came_is_ended_too(tmp_path) -> None:

@@ -18,7 +18,7 @@ from shared.protocol import payload
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors import file
 from shared.tensors.tree import State
-from tests.device_agent.device import moved, update_of
+from tests.device_agent.agent_side import moved, update_of
 
 
 def test_a_whole_update_is_written_and_nothing_is_committed(device, make_task) -> None:

@@ -15,7 +15,7 @@ from shared.data.spec import Data
 from shared.models.cost import step_flops
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
-from tests.device_agent.device import update_of
+from tests.device_agent.agent_side import update_of
 from tests.device_agent.sources import Hand
 from tests.trees import grow
 

@@ -16,7 +16,7 @@ from shared.models.build import DRAW, initial
 from shared.models.evaluate import score
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.tensors.tree import State, Tree
-from tests.device_agent.device import update_of
+from tests.device_agent.agent_side import update_of
 
 SPEC = Spec(name="mlp", options={"features": 4, "hidden": 8, "classes": 2})
 TOLD = Assignment(

@@ -12,7 +12,7 @@ from shared.errors import ConfigError, FieldFleetError, Superseded, WireError
 from shared.protocol import payload
 from shared.protocol.messages import Payload, Spec
 from shared.tensors.tree import Tree
-from tests.device_agent.device import update_of
+from tests.device_agent.agent_side import update_of
 
 
 def like(**changes: torch.Tensor) -> Tree:

@@ -15,7 +15,7 @@ from device_agent.profile.schema import Profile
 from device_agent.tuning.apply import JOURNAL_NAME, apply_steps, hold_target, restore
 from device_agent.tuning.plan import CPUFREQ_FOLDER, Target, Write
 from shared.errors import ConfigError, NoData, Unwritable
-from tests.device_agent.profile.roots import JETSON, clocks, content, with_clocks, with_modes
+from tests.device_agent.sources import JETSON, clocks, content, with_clocks, with_modes
 from tests.trees import as_nobody, grow, open_to_all, profile
 
 BOARD = profile()

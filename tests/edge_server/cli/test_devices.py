@@ -26,8 +26,8 @@ from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import Connection
 from shared.transport.tcp_info import Traffic
+from tests.edge_server.harness import report
 from tests.edge_server.processes import ROOT
-from tests.edge_server.reports import report
 
 SITE = "hall"
 

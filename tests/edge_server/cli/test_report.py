@@ -17,8 +17,7 @@ from edge_server.report.csv_export import csv_of
 from edge_server.report.digest import Digest
 from edge_server.report.summarise import digest_run
 from shared.errors import ConfigError
-from tests.edge_server.report.journals import begin, closed, opened, small
-from tests.edge_server.report.markup import parsed
+from tests.edge_server.report.journals import begin, closed, opened, parsed, small
 from tests.edge_server.textbook import make_plan
 
 

@@ -13,8 +13,7 @@ from shared.protocol.messages import Report, Status
 from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.transport.memory import MemoryTransport
-from tests.edge_server.harness import SITE, virtual
-from tests.edge_server.reports import report
+from tests.edge_server.harness import SITE, report, virtual
 
 NAME = "power.total_watts"
 

@@ -25,7 +25,7 @@ from edge_server.fleet.view import Device, device_rows
 from edge_server.journal.report_history import KeptReport
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
-from tests.edge_server.reports import report
+from tests.edge_server.harness import report
 
 NOW = 1e9
 

@@ -27,8 +27,8 @@ from edge_server.journal.report_history import (
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
+from tests.edge_server.harness import report
 from tests.edge_server.processes import ROOT, until
-from tests.edge_server.reports import report
 from tests.trees import as_nobody, open_to_all
 
 BEGIN, STEP_S = 1.8e9, 30.0
@@ -179,7 +179,7 @@ from pathlib import Path
 from random import Random
 from edge_server.journal.report_history import KeptReport
 from edge_server.journal.report_history import ReportHistory
-from tests.edge_server.reports import report
+from tests.edge_server.harness import report
 readings, random = ReportHistory(Path(sys.argv[1]), 14, 1 << 22), Random(1)
 for number in count(int(sys.argv[2])):
     readings.write([KeptReport(1.8e9 + number, report(random, float(number)))])

@@ -18,8 +18,8 @@ from edge_server.journal import report_rows
 from shared.errors import CorruptFile
 from shared.protocol.measurements import Absent, Cost, Lack, Quality, Reading, Spent
 from shared.protocol.messages import Report
+from tests.edge_server.harness import report
 from tests.edge_server.processes import ROOT
-from tests.edge_server.reports import report
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 READINGS = st.builds(

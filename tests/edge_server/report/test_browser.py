@@ -10,8 +10,7 @@ import pytest
 
 from edge_server.report.page import page
 from edge_server.report.summarise import digest_run
-from tests.edge_server.report.journals import many, small
-from tests.edge_server.report.markup import parsed
+from tests.edge_server.report.journals import many, parsed, small
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (

@@ -13,8 +13,7 @@ from edge_server.report.page import page
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import round_reaching
 from shared.protocol.messages import Assignment, Hyper
-from tests.edge_server.report.journals import MODELLED, begin, closed, cost, many, opened, small, update
-from tests.edge_server.report.markup import parsed, rows
+from tests.edge_server.report.journals import MODELLED, begin, closed, cost, many, opened, parsed, rows, small, update
 
 DASH, AT_LEAST = "\N{EN DASH}", "\N{GREATER-THAN OR EQUAL TO}"
 

@@ -18,8 +18,7 @@ from edge_server.report.targets import comparison
 from edge_server.trial.tables import rounds_table, slowest, total_joules
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
-from tests.edge_server.report.journals import begin, closed, cost, small, update
-from tests.edge_server.report.markup import parsed, rows
+from tests.edge_server.report.journals import begin, closed, cost, parsed, rows, small, update
 from tests.edge_server.report.test_page import section
 
 STEPS = 4

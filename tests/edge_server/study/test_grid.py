@@ -13,7 +13,7 @@ from edge_server.study.spec import line_of
 from edge_server.study.spec import load as load_study
 from shared.errors import ConfigError
 from shared.protocol.topics import is_name
-from tests.edge_server.study.studies import HEAD, TWO_SEEDS, VARIANTS, grid_of, write_study
+from tests.edge_server.fleets import HEAD, TWO_SEEDS, VARIANTS, grid_of, write_study
 
 RATES = f'{TWO_SEEDS}"hyper.learning_rate" = [0.1, 0.2]\n'
 

@@ -25,8 +25,8 @@ from edge_server.study.run import PART, AsRun, Runner, conduct
 from edge_server.study.summary import StudySummary
 from shared.errors import ConfigError
 from shared.runtime.processes import hold_lock
+from tests.edge_server.fleets import HEAD, grid_of
 from tests.edge_server.processes import started, until
-from tests.edge_server.study.studies import HEAD, grid_of
 
 NAME = "study"
 NO_PROCESS = 1 << 30

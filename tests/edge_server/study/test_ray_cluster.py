@@ -20,7 +20,7 @@ from edge_server.study.ray_cluster import run_on_ray
 from edge_server.study.result import Order, order_of, read_result
 from edge_server.study.run import conduct
 from shared.errors import ConfigError
-from tests.edge_server.study.studies import HEAD, TWO_SEEDS, grid_of
+from tests.edge_server.fleets import HEAD, TWO_SEEDS, grid_of
 
 CLUSTER = os.environ.get("RAY_ADDRESS", "")
 RAY = importlib.util.find_spec("ray") is not None

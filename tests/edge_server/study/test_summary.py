@@ -21,7 +21,7 @@ from edge_server.study.tables import cells_csv, groups_csv, tables
 from edge_server.study.terminal import StudyDisplay
 from shared.protocol.messages import Assignment, Cost, Hyper
 from shared.runtime.text_table import write_text
-from tests.edge_server.study.studies import HEAD, TWO_SEEDS, grid_of
+from tests.edge_server.fleets import HEAD, TWO_SEEDS, grid_of
 
 PM = "\N{PLUS-MINUS SIGN}"
 VERSIONS = {"torch": "2.0"}

@@ -1,14 +1,26 @@
-"""Split sessions driven by hand: several devices, step by step, and no network between the halves."""
+"""Split sessions driven by hand: several devices, step by step, and no network between the halves.
+
+Small split networks and devices for the tests of FedSL.
+
+A small network of convolutions and linear layers, devices with pictures, rounds that keep what devices keep.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shared.algorithms.base import Algorithm, Batches, Result, Session
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from shared.algorithms.base import Algorithm, Batches, Cohort, Result, Session
+from shared.data.examples import Examples, batches
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Missed
-from shared.tensors.tree import State, Tree
+from shared.models.build import initial, seeded
+from shared.models.small import cnn, mlp
+from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Value
+from shared.tensors.tree import Mean, State, Tree
 
 
 @dataclass
@@ -76,3 +88,182 @@ def drive(  # noqa: PLR0913 - a round has so many sides
             except StopIteration as ended:
                 done.devices[device], done.results[device] = ended.value
     return done
+
+
+HYPER = Hyper(batch_size=4, learning_rate=0.1)
+CLASSES = 3
+
+
+def normed() -> Model:
+    """Return convolutions with BatchNorm below the cut, one and a Dropout above it."""
+    layers = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3)),
+        *(nn.ReLU(), nn.Flatten(), nn.Linear(48, 5), nn.BatchNorm1d(5), nn.Dropout(0.2), nn.Linear(5, CLASSES)),
+    )
+    return Model(layers, {1: 3, 2: 6}, (1, 6, 6))
+
+
+def scaled() -> Model:
+    """Return a network of the user's own that has no weights below its cut, only BatchNorm's."""
+    return Model(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES)), {1: 1}, (6,))
+
+
+MAKERS = {
+    "mlp": lambda: mlp(6, 5, CLASSES),
+    "cnn": lambda: cnn(1, 4, 2, 5, CLASSES),
+    "normed": normed,
+    "scaled": scaled,
+}
+
+
+def make(name: str) -> tuple[Model, Model]:
+    """Return a network with parameters and the same without storage."""
+    with seeded(5):
+        whole = MAKERS[name]()
+    with torch.device("meta"):
+        return whole, MAKERS[name]()
+
+
+def examples(shape: tuple[int, ...], count: int, seed: int = 3) -> Examples:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % CLASSES
+    return Examples(torch.randn(count, *shape, generator=generator) + labels.view(-1, *[1] * len(shape)), labels)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A device's batches."""
+
+    data: Examples
+    told: Assignment
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.data)
+
+    @property
+    def validation(self) -> tuple[Tensor, Tensor]:
+        return self.data.inputs[:0], self.data.labels[:0]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        hyper = self.told.hyper
+        return batches(self.data, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.told.seed)
+
+
+@dataclass
+class Fleet:
+    """Devices with one algorithm and one network, round by round; the server's state and theirs in between."""
+
+    algorithm: Algorithm
+    name: str = "mlp"
+    counts: tuple[int, ...] = (8, 8)
+    hyper: Hyper = HYPER
+    rounds: int = 4
+
+    def __post_init__(self) -> None:
+        self.whole, self.skeleton = make(self.name)
+        self.state = self.algorithm.init(self.whole, 5)
+        self.names = tuple("abcdefgh"[: len(self.counts)])
+        self.data = {
+            device: examples(self.whole.example, count, seed)
+            for seed, (device, count) in enumerate(zip(self.names, self.counts, strict=True))
+        }
+        self.devices = dict.fromkeys(self.names, State())
+        self.number = 0
+
+    def told(self, number: int) -> dict[str, Assignment]:
+        cohort = Cohort(self.names, self.hyper, seed=11, rounds=self.rounds)
+        return self.algorithm.assign(self.state, cohort, {}, number)
+
+    def own(self, told: Mapping[str, Assignment]) -> dict[str, Own]:
+        return {device: Own(self.data[device], one) for device, one in told.items()}
+
+    def play(self, **how) -> Driven:
+        """Play a round and aggregate it; return what it came to, with the state before the average."""
+        self.number += 1
+        told = self.told(self.number)
+        with seeded(self.number):
+            driven = drive(self.algorithm, self.skeleton, self.state, told, self.own(told), before=self.devices, **how)
+        mean = Mean()
+        for device in self.names:
+            mean = self.algorithm.absorb(mean, device, told[device], driven.results[device])
+        self.devices, self.state = driven.devices, self.algorithm.aggregate(driven.state, mean)
+        return driven
+
+
+def short(told: Mapping[str, Assignment], steps: int) -> dict[str, Assignment]:
+    """Return assignments of fewer steps, as if the round ended there."""
+    return {device: msgspec.structs.replace(one, steps=steps) for device, one in told.items()}
+
+
+CNN = Spec(name="cnn", options={"side": 8, "width": 4, "hidden": 9, "classes": 3})
+NORMED = Spec(name="vgg13", options={"width": 0.04, "classes": 3})
+
+SEED = 5
+
+
+def network(spec: Spec = CNN, seed: int = 9) -> Model:
+    """Return a device's network; its parameters are whatever came before."""
+    return initial(spec, seed)
+
+
+def pictures(count: int, seed: int, shape: tuple[int, ...] = (1, 8, 8)) -> Examples:
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(count) + seed) % 3
+    centres = torch.rand(3, *shape, generator=torch.Generator().manual_seed(7))
+    return Examples(centres[labels] + 0.2 * torch.rand(count, *shape, generator=generator), labels)
+
+
+FLEET = {"a": pictures(5, 0), "b": pictures(9, 1), "c": pictures(16, 2)}
+
+
+@dataclass
+class Played:
+    """Rounds without any network.
+
+    Attributes:
+        state: The server's.
+        devices: What each device kept.
+        results: Of the last round.
+        told: Of the last round.
+        down: What went down in it.
+    """
+
+    state: State
+    devices: dict[str, State]
+    results: dict[str, Result] = field(default_factory=dict)
+    told: dict[str, Assignment] = field(default_factory=dict)
+    down: dict[str, Tree] = field(default_factory=dict)
+
+
+def copied(tree: Mapping[str, Tensor]) -> Tree:
+    return {key: leaf.clone() for key, leaf in tree.items()}
+
+
+def play(  # noqa: PLR0913 - each test needs another of them
+    algorithm: Algorithm,
+    rounds: int = 1,
+    *,
+    spec: Spec = CNN,
+    hyper: Hyper = HYPER,
+    fleet: Mapping[str, Examples] = FLEET,
+    values: Mapping[str, Mapping[str, Value]] | None = None,
+    order: str = "abc",
+) -> Played:
+    """Play rounds; `values` are what an optimizer allocates."""
+    played = Played(algorithm.init(initial(spec, SEED), SEED), {device: State() for device in fleet})
+    for number in range(1, rounds + 1):
+        cohort = Cohort(tuple(fleet), hyper, SEED, rounds)
+        played.told = algorithm.assign(played.state, cohort, values or {}, number)
+        for device, told in played.told.items():
+            down = played.down[device] = copied(algorithm.broadcast(played.state, device, told))
+            own = Own(fleet[device], told)
+            after, result = algorithm.local(network(spec), played.devices[device], copied(down), own, told)
+            if algorithm.check_update:
+                algorithm.check_update(told, down, result.tree)
+            played.devices[device], played.results[device] = after, result
+        mean = Mean()
+        for device in order:
+            mean = algorithm.absorb(mean, device, played.told[device], played.results[device])
+        played.state = algorithm.aggregate(played.state, mean)
+    return played

@@ -18,7 +18,7 @@ from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.dropouts import Site, network
-from tests.shared.algorithms.small import Own, examples
+from tests.shared.algorithms.sessions import Own, examples
 
 METHODS = sorted(name for name, builder in ALGORITHMS.items() if can_stop_early(builder))
 NOTHING = (torch.empty(0, 3), torch.empty(0, dtype=torch.int64))

@@ -16,7 +16,7 @@ from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import State
 from tests.shared.algorithms.dropouts import HYPER, Site, network, same
-from tests.shared.algorithms.small import Own
+from tests.shared.algorithms.sessions import Own
 
 SHARES = {"a": 1.0, "b": 1.0}
 STEADY = msgspec.structs.replace(HYPER, local_epochs=2, momentum=0.9, weight_decay=0.01)

@@ -12,7 +12,7 @@ from shared.errors import WireError
 from shared.models.build import initial
 from shared.protocol.messages import Hyper, Spec
 from shared.tensors.tree import Mean, State, add
-from tests.shared.algorithms.small import Own, examples
+from tests.shared.algorithms.sessions import Own, examples
 
 HYPER = Hyper(local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.9)
 SPEC = Spec(name="cnn", options={"side": 8, "width": 6, "hidden": 20, "classes": 3})

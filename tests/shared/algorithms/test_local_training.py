@@ -9,7 +9,7 @@ from shared.algorithms.fedavg import descend_batches
 from shared.algorithms.local_training import Tally, epochs
 from shared.protocol.messages import Assignment, Hyper
 from tests.shared.algorithms.dropouts import network
-from tests.shared.algorithms.small import Own, examples
+from tests.shared.algorithms.sessions import Own, examples
 
 
 def own(count: int, batch_size: int, local_epochs: int) -> Own:

@@ -15,7 +15,7 @@ from shared.errors import TaskFailed
 from shared.models.build import seeded
 from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.dropouts import HYPER, Site, network, same
-from tests.shared.algorithms.small import Own
+from tests.shared.algorithms.sessions import Own
 
 DIVERGING = msgspec.structs.replace(HYPER, learning_rate=1e38)
 

@@ -10,7 +10,7 @@ from shared.models.small import cnn
 from shared.models.spu import spu_emnist
 from shared.subnetworks.frozen_network import is_worth_freezing
 from shared.subnetworks.neurons import first_neurons, read_chain
-from tests.shared.frozen_nets import NETS, batch, net
+from tests.shared.algorithms.dropouts import NETS, batch, net
 
 
 def _mlp(width: int) -> nn.Sequential:

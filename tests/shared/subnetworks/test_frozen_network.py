@@ -13,7 +13,7 @@ from shared.subnetworks.frozen_network import Trainable, freeze
 from shared.subnetworks.neurons import all_neurons, extract, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
-from tests.shared.frozen_nets import NETS, batch, masks, net, some, textbook, tree_of
+from tests.shared.algorithms.dropouts import NETS, batch, masks, net, some, textbook, tree_of
 
 HARD = Hyper(learning_rate=0.1, momentum=0.9, weight_decay=0.1)
 each = pytest.mark.parametrize("name", NETS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.subnetworks.neurons import build_narrowed, coverage, extract, read_chain
-from tests.shared.frozen_nets import NETS, batch, net, some, tree_of
+from tests.shared.algorithms.dropouts import NETS, batch, net, some, tree_of
 
 each = pytest.mark.parametrize("name", NETS)
 keeps = pytest.mark.parametrize("keep", [0.2, 0.6, 1.0])

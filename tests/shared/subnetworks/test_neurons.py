@@ -28,7 +28,7 @@ from shared.subnetworks.neurons import (
     unpack,
 )
 from shared.tensors.tree import tensor_bytes
-from tests.shared.algorithms.small import normed
+from tests.shared.algorithms.sessions import normed
 
 HIDDEN = {"0": 10, "3": 7}
 

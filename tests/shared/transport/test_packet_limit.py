@@ -29,7 +29,7 @@ from shared.transport.packet_limit import (
     apply_refusal,
 )
 from shared.transport.simulated_link import Link, Rate
-from tests.shared.transport.mosquitto import configured
+from tests.machine import configured
 
 KIB = 1024
 

@@ -7,7 +7,7 @@ import pytest
 from shared.protocol import wire
 from shared.protocol.messages import Status
 from shared.transport.presence import Session
-from tests.disks import mounted
+from tests.machine import mounted
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from shared.errors import Unreachable
 from shared.transport.base import Broker, Presence
 from shared.transport.mqtt import MqttTransport
-from tests.shared.transport.mosquitto import configured
+from tests.machine import configured
 
 pytestmark = pytest.mark.broker
 

@@ -23,7 +23,7 @@ from shared.tensors.tree import Tree
 from shared.transfer import frames
 from shared.transport.base import Inbox
 from tests.edge_server.harness import SITE, Puppet, Site, moved, packed, site, update_for, virtual
-from tests.splits import plain
+from tests.trees import plain
 
 STEPS, DEADLINE_S = 3, 10.0
 SPLIT = {

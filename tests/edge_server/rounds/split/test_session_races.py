@@ -19,7 +19,7 @@ from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import virtual
 from tests.edge_server.rounds.split.test_session import DEADLINE_S, features, rest, two
-from tests.splits import plain
+from tests.trees import plain
 
 SLOW_S = 1.0
 

@@ -19,7 +19,7 @@ from shared.models.build import blank, initial
 from shared.protocol.messages import Spec, steps_of
 from shared.registry import build
 from shared.tensors.tree import Mean, State
-from tests.shared.algorithms.personal_models import CNN, FLEET, HYPER, NORMED, SEED, Own, copied, pictures, play
+from tests.shared.algorithms.sessions import CNN, FLEET, HYPER, NORMED, SEED, Own, copied, pictures, play
 
 PAPER = Spec(name="cnn", options={"width": 32, "hidden": 128})
 PARTS = {"fc_global": (402_688, 18_816), "conv_global": (18_720, 402_826), "all_global": (421_408, 0)}

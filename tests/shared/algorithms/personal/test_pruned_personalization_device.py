@@ -19,7 +19,7 @@ from shared.models.base import Model
 from shared.models.build import DRAW, blank, initial
 from shared.protocol.messages import Assignment, Spec
 from shared.tensors.tree import State
-from tests.shared.algorithms.personal_models import CNN, FLEET, HYPER, SEED, Own, copied, network, pictures, play
+from tests.shared.algorithms.sessions import CNN, FLEET, HYPER, SEED, Own, copied, network, pictures, play
 
 COUNT = 9 * 32 + 3 * 9
 VALUES = {"weights": COUNT, MODEL_SEED: SEED, MODEL_DRAW: DRAW}

@@ -18,7 +18,7 @@ from shared.models.build import blank, initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Mean
-from tests.shared.algorithms.personal_models import CNN, FLEET, HYPER, SEED, play
+from tests.shared.algorithms.sessions import CNN, FLEET, HYPER, SEED, play
 
 
 def bytes_of(tree):

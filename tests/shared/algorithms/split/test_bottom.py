@@ -16,7 +16,7 @@ from shared.errors import TaskFailed
 from shared.models.base import Model
 from shared.models.build import blank, initial, seeded
 from shared.protocol.messages import Spec
-from tests.shared.algorithms.small import Fleet
+from tests.shared.algorithms.sessions import Fleet
 
 ROOT = Path(__file__).parents[4]
 NETWORKS = {

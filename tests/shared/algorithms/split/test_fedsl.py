@@ -21,8 +21,7 @@ from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.registry import build
 from shared.tensors.tree import Mean, State
-from tests.shared.algorithms.sessions import drive
-from tests.shared.algorithms.small import HYPER, Fleet, make
+from tests.shared.algorithms.sessions import HYPER, Fleet, drive, make
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 PLAIN = partial(splitfed, schedule="constant")

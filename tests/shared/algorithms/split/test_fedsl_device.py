@@ -21,8 +21,7 @@ from shared.protocol.messages import Missed
 from shared.tensors import file
 from shared.tensors.pruning import max_prunable, sparsity
 from shared.tensors.tree import State
-from tests.shared.algorithms.sessions import drive
-from tests.shared.algorithms.small import HYPER, Fleet, Own, short
+from tests.shared.algorithms.sessions import HYPER, Fleet, Own, drive, short
 
 PRUNING = partial(splitfed, sparsity=0.7, schedule="constant")
 

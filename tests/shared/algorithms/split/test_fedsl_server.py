@@ -21,7 +21,7 @@ from shared.models.base import Model
 from shared.models.build import seeded
 from shared.protocol.messages import Hyper
 from shared.tensors.tree import State
-from tests.shared.algorithms.small import CLASSES, HYPER, Fleet
+from tests.shared.algorithms.sessions import CLASSES, HYPER, Fleet
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 HELD = partial(splitfed, schedule="constant")

@@ -20,7 +20,7 @@ from shared.models.build import initial, seeded
 from shared.protocol.messages import Hyper, Spec
 from shared.subnetworks.neurons import PREFIX, count_parameters, coverage, draw_neurons, extract, read_chain
 from shared.tensors.tree import State, Tree
-from tests.shared.algorithms.small import Own, examples, normed
+from tests.shared.algorithms.sessions import Own, examples, normed
 
 HYPER = Hyper(local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
 SPEC = Spec(name="cnn", options={"side": 8, "width": 6, "hidden": 20, "classes": 3})

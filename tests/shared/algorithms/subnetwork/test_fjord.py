@@ -24,7 +24,7 @@ from shared.subnetworks.neurons import first_neurons
 from shared.tensors.tree import State
 from tests.shared.algorithms.conftest import MODEL
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, same
-from tests.shared.algorithms.small import Own, examples
+from tests.shared.algorithms.sessions import Own, examples
 
 SHARES = {"a": 0.5, "b": 0.25, "c": 1.0, "d": 0.5}
 WIDTHS = "0.25,0.5,1"

@@ -13,7 +13,7 @@ from shared.models.build import initial
 from shared.protocol.messages import Hyper, Spec
 from shared.subnetworks.neurons import draw_neurons, extract, read_chain, spread
 from shared.tensors.tree import State
-from tests.shared.algorithms.small import Own, examples
+from tests.shared.algorithms.sessions import Own, examples
 
 HYPER = Hyper(batch_size=16, learning_rate=0.1)
 SPEC = Spec(name="cnn", options={"side": 8, "width": 6, "hidden": 20, "classes": 3})

@@ -20,7 +20,7 @@ from shared.subnetworks.neurons import PREFIX, all_neurons, count_parameters, ex
 from shared.tensors import file
 from shared.tensors.tree import State
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, require_mean, same
-from tests.shared.algorithms.small import Own
+from tests.shared.algorithms.sessions import Own
 
 SHARES = {"a": 0.5, "b": 0.3, "c": 1.0, "d": 0.75}
 

@@ -1,0 +1,134 @@
+"""A small disk of a test's own, which can be filled and made read-only.
+
+A pseudo-terminal of a given size, and what a command writes to it.
+
+A mosquitto that a test configures itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import getpass
+import os
+import pty
+import re
+import struct
+import subprocess  # noqa: TID251 - mounts
+import sys
+import termios
+import threading
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from edge_server.fleet import broker
+from edge_server.fleet.broker import PrivateBroker
+from shared.runtime.processes import terminate
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Where it is mounted."""
+
+    path: Path
+
+    @property
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Take all its room, but for a few pages."""
+        self.make_room()
+        room = self.free_bytes - leave_bytes
+        with (self.path / "fill").open("wb", buffering=0) as file, suppress(OSError):
+            while room > 0:
+                room -= file.write(bytes(min(room, 1 << 20)))
+
+    def make_room(self) -> None:
+        (self.path / "fill").unlink(missing_ok=True)
+
+    def read_only(self, *, yes: bool) -> None:
+        _call("mount", "-o", f"remount,{'ro' if yes else 'rw'}", self.path)
+
+
+@contextmanager
+def mounted(path: Path, size_mb: int = 4) -> Iterator[Disk]:
+    """Mount a disk in memory while the block lasts; skip the test where that is not allowed."""
+    if os.geteuid():
+        pytest.skip("mounting a small disk needs root")
+    path.mkdir()
+    try:
+        _call("mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "none", path)
+    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        pytest.skip(f"no disk in memory can be mounted here: {error}")
+    try:
+        yield Disk(path)
+    finally:
+        _call("umount", "--lazy", path)
+
+
+def _call(*command: object) -> None:
+    subprocess.run([str(part) for part in command], check=True, capture_output=True)  # noqa: S603 - ours
+
+
+STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def on_terminal(command: Callable[[], object], columns: int, lines: int = 50) -> list[str]:
+    """Run something with a terminal as standard output; return the lines that it shows, without colours."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+    seen: list[bytes] = []
+    reader = threading.Thread(target=_read, args=(ours, seen))
+    reader.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("TERM", "xterm")
+        with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+            patch.setattr(sys, "stdout", stream)
+            command()
+    reader.join()
+    os.close(ours)
+    return shown(b"".join(seen))
+
+
+def shown(data: bytes) -> list[str]:
+    """Return the lines of what a terminal was sent, without colours."""
+    return STYLES.sub("", data.decode()).replace("\r\n", "\n").splitlines()
+
+
+def _read(descriptor: int, seen: list[bytes]) -> None:
+    """Read until nobody has the terminal open any more."""
+    while True:
+        try:
+            seen.append(os.read(descriptor, 1 << 16))
+        except OSError:
+            return
+
+
+@asynccontextmanager
+async def configured(folder: Path, *lines: str, port: int = 0) -> AsyncIterator[PrivateBroker]:
+    """Run it on loopback while the block lasts, with these lines of configuration besides the necessary ones."""
+    program = broker.mosquitto()
+    if not program:
+        pytest.skip("mosquitto is not installed")
+    port = port or broker.free_port()
+    settings = folder / "own.conf"
+    # Started by root, it would become another user, who may not read this folder.
+    own = [f"listener {port} 127.0.0.1", "persistence false", f"user {getpass.getuser()}"]
+    settings.write_text("\n".join([*own, *lines, ""]))
+    with (folder / "own.log").open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            program, "-c", str(settings), stdin=DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        await broker._listening(process, port, folder / "own.log")
+        yield PrivateBroker(port, "mosquitto", process)
+    finally:
+        await terminate(process)
