@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TextIO, TypeAlias
 GAP = "  "
 NARROW_GAP = " "
 USUAL_COLUMNS, LEAST_COLUMNS = 80, 20
-BREAKS = re.compile(r"[^\s\-/_.,:=]*[\-/_.,:=]+|[^\s\-/_.,:=]+")
+BREAKS = re.compile(r"[^\-/_.,:=]*[\-/_.,:=]+|[^\-/_.,:=]+")
 """Pieces of a word that is longer than its line: they end behind a separator."""
 
 Style: TypeAlias = Literal["bold", "dim"]

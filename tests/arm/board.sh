@@ -50,7 +50,8 @@ get_tools() {
 }
 
 # proot gives a folder as the root of the file system and qemu another processor, neither with any privilege.
-emulated() { proot -q qemu-aarch64-static -0 -r "$@"; }
+# debootstrap unmounts /dev/pts when it has done: where it is really root, that would be this machine's.
+with_own_mounts() { if [ "$(id -u)" = 0 ]; then unshare --mount "$@"; else "$@"; fi; }
 
 on_board() { (run_on_board "$@"); }
 
@@ -69,7 +70,7 @@ make_root() {
         --include=python3,python3-venv,ca-certificates "$RELEASE" "$ROOT"
     [ "$(id -u)" = 0 ] || as_root chown -R "$(id -u):$(id -g)" "$ROOT"
     cp "$(command -v qemu-aarch64-static)" "$ROOT/usr/bin/"
-    quietly emulated "$ROOT" -b /dev -w / /usr/bin/env DEBOOTSTRAP_DIR=/debootstrap DEBIAN_FRONTEND=noninteractive \
+    quietly with_own_mounts proot -q qemu-aarch64-static -0 -r "$ROOT" -b /dev -w / /usr/bin/env DEBOOTSTRAP_DIR=/debootstrap DEBIAN_FRONTEND=noninteractive \
         /bin/sh /debootstrap/debootstrap --second-stage
     if [ -L "$ROOT/proc" ]; then rm "$ROOT/proc"; fi # the first stage's, to itself
     mkdir -p "$ROOT/proc" "$ROOT/sys"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.runtime.text_table import (
@@ -131,6 +131,7 @@ def test_every_character_is_there_at_any_width(rows, width):
     assert len(seen) >= least
 
 
+@example("0000\xa0", 4)
 @given(
     st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Mn", "Me"]), max_size=60), st.integers(4, 40)
 )
