@@ -1,4 +1,4 @@
-"""What tests need of their machine: a small disk to fill, a terminal of a given size, a mosquitto configured by hand."""
+"""What tests need of their machine: a small disk to fill, a terminal of a given size, a mosquitto set up by hand."""
 
 from __future__ import annotations
 
