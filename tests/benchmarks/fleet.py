@@ -60,7 +60,7 @@ class Run:
 
     Attributes:
         round_s: Seconds from one round's end to the next one's, warm rounds only.
-        cpu_s: CPU seconds of all processes together, a round.
+        cpu_s: CPU seconds of all processes together, a round; None where all were too short to be sampled.
         model_bytes: Size of the parameters.
         idle_bytes: The server's resident memory before the first round.
         peak_bytes: The most it took later.
@@ -70,7 +70,7 @@ class Run:
     """
 
     round_s: list[float]
-    cpu_s: float
+    cpu_s: float | None
     model_bytes: int
     idle_bytes: int
     peak_bytes: int
@@ -210,15 +210,16 @@ async def _to_end(place: Place, seconds: float = 600.0) -> list[tuple[float, flo
     return spent
 
 
-def _cpu_a_round(spent: list[tuple[float, float]], closed: list[RoundClosed]) -> float:
-    """Return the CPU seconds of a warm round: the records' clock is that of the samples, so rounds can be counted."""
+def _cpu_a_round(spent: list[tuple[float, float]], closed: list[RoundClosed]) -> float | None:
+    """Return the CPU seconds of a warm round: the records' clock is that of the samples, so rounds can be counted.
+
+    None where all rounds were over between two samples.
+    """
     ends = [one.at for one in closed]
     first, last = ends[WARM_UP - 1], ends[-1]
     within = [one for one in spent if first <= one[0] <= last]
     if len(within) < 2:
-        raise RuntimeError(
-            f"the rounds took {last - first:.3f} s in all: too short to sample CPU time; run more of them"
-        )
+        return None
     (began, before), (ended, after) = within[0], within[-1]
     done = np.interp([began, ended], ends, range(len(ends)))
     return (after - before) / float(done[1] - done[0])

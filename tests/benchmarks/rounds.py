@@ -27,6 +27,8 @@ def run(*, quick: bool = False) -> list[Figure]:
             bare += asyncio.run(floor.measure(model_bytes=size, devices=2, rounds=floor_rounds))
             one = asyncio.run(fleet.measure(model_bytes=size, devices=2, rounds=rounds))
             ours += one.round_s
+            if one.cpu_s is None:
+                raise RuntimeError(f"the rounds of {name} are too short to sample CPU time; run more of them")
             cpu.append(one.cpu_s)
         round_s, floor_s = statistics.median(ours), statistics.median(bare)
         figures += [
