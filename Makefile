@@ -8,7 +8,7 @@ TEST := $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix chaos compat arm resume bench fuzz mutants clean moved
+.PHONY: help setup demo test check fix chaos compat arm resume bench fuzz trees mutants clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench: setup ## Measure; NAME=... for one benchmark, QUICK=1 for the smallest si
 fuzz: setup ## Fuzz what reads foreign bytes, a million times each; NAME=... for one reader, RUNS=... or SECONDS=... each
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
 	@RUNS=$(RUNS) SECONDS=$(SECONDS) $(BIN)/python -m tests.fuzz.run $(NAME)
+
+trees: setup ## Spoil recorded boards, ten thousand times by seeds, and show that no probe crashes, hangs or invents; TREES=...
+	@TREES=$(or $(TREES),10000) $(BIN)/python -m pytest -q tests/boards/test_mutated_trees.py
 
 mutants: setup ## Mutate what moves payloads and what waits for them, and list what no test notices; half an hour; SEED=...
 	@$(BIN)/python -m tests.mutation.run $(or $(SEED),1)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from shared.errors import ConfigError, FieldFleetError, Unwritable
+from shared.runtime.command_line import add_general_options, missing_extra
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -34,6 +35,11 @@ def main() -> None:
         code = EXIT_FAILED
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        if not (remedy := missing_extra(error.name, "device")):
+            raise
+        sys.stderr.write(f"device-agent: {remedy}\n")
+        code = EXIT_CONFIG
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_FAILED
@@ -52,6 +58,7 @@ def _run(arguments: list[str]) -> int:
         verb = verbs.add_parser(name, help=summary, description=summary)
         if name == asked:  # the others need not be imported for this one
             importlib.import_module(f"device_agent.commands.{name}").add(verb)
+    add_general_options(parser)
     options = parser.parse_args(arguments)
     code: int = importlib.import_module(f"device_agent.commands.{options.command}").run(options)
     return code

@@ -199,7 +199,7 @@ class Agent:
         return "failed"
 
     async def _train(self, task: Task) -> None:
-        frames.check(task.params, limit=self.download.policy.limit)
+        frames.check(task.params, limit=self.download.policy.limit, remedy="raise link.max_payload_mb of this agent")
         self.outbox.reserve(task.params.size if task.train else 0)
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None

@@ -21,6 +21,8 @@ MAX_MEMORY_MB = 1 << 20
 MAX_THREADS = 1024
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ = 50.0
+PROFILE_SUFFIX = ".toml"
+"""Of the path of a firmware profile; without it a profile is named by its id."""
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +30,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         idle_s: Seconds without a task after which it is ended.
-        memory_mb: Most memory it may take, in MiB; 0 for no limit.
+        memory_mb: Most memory it may take, in MiB; 0 for four fifths of the board's.
         threads: Threads of torch; 0 for torch's own choice.
         models: Networks of the user's own that it may import when a task names them: `module:function`, or `module:*`
             for all that a module defines.
@@ -46,7 +48,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"idle_s must be 0 or more seconds, not {self.idle_s}")
         if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 0 <= self.threads <= MAX_THREADS:
             most = f"{MAX_MEMORY_MB} and {MAX_THREADS}"
-            raise ValueError(f"memory_mb and threads must be 0, for no limit, or more, up to {most}")
+            raise ValueError(f"memory_mb and threads must be 0, for the usual, or more, up to {most}")
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +139,7 @@ class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device.
+    """One device. Relative paths are taken from the folder of its file.
 
     Attributes:
         device: Its id, unique within the site.
@@ -178,8 +180,19 @@ def load(path: Path) -> AgentConfig:
         ConfigError: As `shared.config.read`, or a name or level cannot be used.
     """
     config = read(path, AgentConfig)
+    config = _placed(config, path.parent)
     check_name(config.device, f"{path}: device")
     check_name(config.site, f"{path}: site")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     return config
+
+
+def _placed(config: AgentConfig, folder: Path) -> AgentConfig:
+    """Return an agent's file with the paths in it taken from its own folder."""
+    replace, data, board = msgspec.structs.replace, config.data, config.board
+    if data.path:
+        data = replace(data, path=str(folder / data.path))
+    profile = str(folder / board.profile) if board.profile.endswith(PROFILE_SUFFIX) else board.profile
+    board = replace(board, root=str(folder / board.root), profile=profile)
+    return replace(config, state_dir=str(folder / config.state_dir), data=data, board=board)

@@ -9,21 +9,25 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edge_server.cli import commands
+from edge_server.cli import commands, places
 from edge_server.cli import report as report_command
+from edge_server.cli import runs as runs_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
 from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
+from shared.runtime.command_line import add_general_options, missing_extra
+from shared.runtime.processes import keep_private
 
 EXIT_CONFIG = 2
+PLAN = "a plan's file"
 
 Command = Callable[[argparse.Namespace], int]
 
 COMMANDS: Mapping[str, Command] = {
     "run": commands.run,
-    "runs": commands.runs,
+    "runs": runs_command.runs,
     "show": commands.show,
     "explain": commands.explain,
     "replay": commands.replay,
@@ -37,12 +41,18 @@ COMMANDS: Mapping[str, Command] = {
     "trace": trace_command.trace,
 }
 
+RECORDING = frozenset({"run", "trial", "replay", "chaos", "study"})
+"""Commands that write runs, which are for their user alone; pages, tables and traces are for whoever may read them."""
+
 
 def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
     options = _parser().parse_args()
+    if options.command in RECORDING:
+        keep_private()
     try:
         registry.allow(os.environ.get(registry.VARIABLE, "").split())
+        places.settle(options)
         code = COMMANDS[options.command](options)
     except ConfigError as error:
         sys.stderr.write(f"edge-server: {error}\n")
@@ -51,11 +61,16 @@ def main() -> None:
         sys.stderr.write(f"edge-server: {error}\n")
         code = EXIT_SHORT
     except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.stderr.write("edge-server: interrupted; everything it started has ended\n")
+        sys.stderr.write("edge-server: interrupted\n")
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_SHORT
+    except ModuleNotFoundError as error:
+        if not (remedy := missing_extra(error.name, "server")):
+            raise
+        sys.stderr.write(f"edge-server: {remedy}\n")
+        code = EXIT_CONFIG
     sys.exit(code)
 
 
@@ -67,16 +82,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = verbs.add_parser("run", help="run a plan with the devices of the site, or go on with an interrupted run")
-    run.add_argument("--config", type=Path, required=True, metavar="FILE")
-    _where(verbs.add_parser("runs", help="list runs"))
+    run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the server's file")
+    run.add_argument("--again", action="store_true", help="begin a plan anew that has ended")
+    runs_command.arguments(verbs.add_parser("runs", help="list runs, remove some, keep the newest"))
     show = verbs.add_parser("show", help="show the rounds of a run")
-    show.add_argument("run", metavar="RUN", help="name of a run, or path of its folder")
-    _where(show)
+    show.add_argument("run", metavar="RUN", help=places.RUN)
+    places.add(show, form=True)
     explain = verbs.add_parser("explain", help="say why each device was given what it was given in a round")
-    explain.add_argument("run", metavar="RUN", help="name of a run, or path of its folder")
-    explain.add_argument("round", type=int, metavar="ROUND")
+    explain.add_argument("run", metavar="RUN", help=places.RUN)
+    explain.add_argument("round", type=int, metavar="ROUND", help="which round; the first is 1")
     explain.add_argument("--device", default="", metavar="NAME", help="of this one alone")
-    _where(explain)
+    places.add(explain, form=True)
     _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
     _models(verbs.add_parser("models", help="list the networks, or show what each cut of one means"))
     _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))
@@ -84,18 +100,20 @@ def _parser() -> argparse.ArgumentParser:
     _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
     commands.plan_arguments(verbs.add_parser("plan", help="the keys of a plan: type, unit, default and meaning"))
     chaos = verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random")
-    chaos.add_argument("plan", type=Path, metavar="PLAN")
+    chaos.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
     chaos.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")
     chaos.add_argument("--seed", type=int, default=0, metavar="S", help="of what is killed when")
     chaos.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
     chaos.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
-    _where(chaos)
+    places.add(chaos, data=True, form=True)
     study = verbs.add_parser("study", help="run a grid of plans in virtual time, in parallel, and compare them")
     study_command.arguments(study)
-    _where(study)
+    places.add(study, data=True, form=True)
     report = verbs.add_parser("report", help="write what runs came to, side by side, as one page, CSV or JSON")
     report_command.arguments(report)
+    places.add(report)
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
+    add_general_options(parser)
     return parser
 
 
@@ -105,6 +123,8 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, default=0, metavar="N", help="instead of those that the plan names")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that train; default: all cores")
     parser.add_argument("--exact", action="store_true", help="train every device alone, whatever the plan allows")
+    help_ = "play a trace's plan although its devices trained on other examples than are here"
+    parser.add_argument("--other-data", action="store_true", help=help_)
     parser.add_argument(
         "--compare", metavar="RUN", help="say how far the replay is from this run, by rounds and devices"
     )
@@ -112,11 +132,11 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-above", type=float, metavar="X", help="with --compare: code 1 if rounds are further off, 0.1 for 10 %%"
     )
-    _where(parser)
+    places.add(parser, data=True, form=True)
 
 
 def _trial_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="PLAN")
+    parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--config", type=Path, metavar="FILE", help="a server's file; default: the broker of this machine"
@@ -132,17 +152,15 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--embedded-broker", action="store_true", help="with --local: even where mosquitto is installed"
     )
-    _where(parser)
-    usual_data_root = str(parser.get_default("data_root"))
-    parser.set_defaults(data_dir=None, data_root=None, usual_data_root=usual_data_root)
+    places.add(parser, data=True, form=True, config=False)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="all of one device's readings")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--config", type=Path, metavar="FILE", help="a server's file: ask its broker as well")
-    source.add_argument("--data-dir", type=Path, default=Path("runs"), metavar="DIR", help="what a server has kept")
-    parser.add_argument("--format", choices=("table", "json"), default="table")
+    source.add_argument("--data-dir", type=Path, metavar="DIR", help="what a server has kept; default: runs")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="show them again and again")
     parser.add_argument("--plot", default="", metavar="READING", help="of DEVICE, over the last hours")
     parser.add_argument("--hours", type=float, default=24.0, metavar="N", help="of the plot")
@@ -153,14 +171,7 @@ def _models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of NAME; repeat for more")
     parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help="shape of one input of NAME")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="examples of a step; default: 64")
-    parser.add_argument("--format", choices=("table", "json"), default="table")
-
-
-def _where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs")
-    root = os.environ.get("FIELDFLEET_DATA", "../shared/data")
-    parser.add_argument("--data-root", type=Path, default=Path(root), metavar="DIR", help="folder of data sets")
-    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 
 
 if __name__ == "__main__":

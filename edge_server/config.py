@@ -70,10 +70,10 @@ class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One site.
+    """One site. Relative paths are taken from the folder of its file.
 
     Attributes:
-        plan: The trial plan to run; relative to the file that names it.
+        plan: The trial plan to run.
         run: Name of the run; empty to go on with an unfinished run of the same plan, else to begin a new one.
         data_dir: Folder of the site's runs.
         data_root: Folder that relative data paths of plans start from.
@@ -117,4 +117,5 @@ def load(path: Path) -> ServerConfig:
         check_name(config.run, f"{path}: run")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
-    return msgspec.structs.replace(config, plan=str(path.parent / config.plan))
+    places = {name: str(path.parent / getattr(config, name)) for name in ("plan", "data_dir", "data_root")}
+    return msgspec.structs.replace(config, **places)

@@ -45,6 +45,10 @@ class TaskFailed(FieldFleetError):
     """A device could not finish a task; the task is lost, the device is not."""
 
 
+class Diverged(TaskFailed):
+    """Training gave numbers that are none; nothing of it is kept. The message names the step and the remedy."""
+
+
 class TrainerDied(TaskFailed):
     """The trainer's process ended under a task; the same task may be tried again."""
 
@@ -73,3 +77,8 @@ class NoData(FieldFleetError):
 
 class Infeasible(FieldFleetError):
     """No allocation meets the budgets; relax a budget or drop a device."""
+
+
+def is_cause(cause: str, error: type[FieldFleetError]) -> bool:
+    """Tell whether a failure that a device reports is of a kind: its cause begins with the error's name."""
+    return cause.startswith(f"{error.__name__}: ")

@@ -1,22 +1,59 @@
-"""What tests of every part may ask for."""
+"""What tests of every part may ask for: data sets, a small disk, and sites over every transport there is.
+
+Transports: memory, and MQTT 5 and 3.1.1 over the two brokers that the project may start.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from edge_server.fleet import broker
+from edge_server.fleet.broker import PrivateBroker
+from shared.runtime.clock import VirtualLoop
+from shared.transport.base import Broker, Delivery, Inbox, Transport
+from shared.transport.memory import MemoryTransport
+from shared.transport.mqtt import MqttTransport
 from tests.machine import Disk, mounted
 
 if TYPE_CHECKING:  # most tests of the agent need no torch
     from tests.edge_server.fleets import Network
 
+# A busy machine may take its time over any example. A landing is judged by the change, not by the day's dice.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("any machine")
+
+T = TypeVar("T")
+
 ROOT = Path(__file__).parent.parent
+PATIENCE_S = 15.0
+KINDS = {
+    "memory": None,
+    "mosquitto-5": ("mosquitto", 5),
+    "mosquitto-3": ("mosquitto", 3),
+    "embedded": ("embedded", 3),
+}
+_numbers = count()
+
+
+@pytest.fixture(autouse=True)
+def _usual_modes() -> Iterator[None]:
+    """Have files be made as before a test: a command that runs in this process keeps what it writes to its user."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(scope="session")
@@ -35,11 +72,24 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         yield small
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread: sums are taken in one order, and small networks leave the other core alone."""
-    import torch  # noqa: PLC0415
+@pytest.fixture(scope="session")
+def virtually() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Run a coroutine in virtual time: seconds cost nothing and are exact."""
 
+    def run(routine: Coroutine[Any, Any, T]) -> T:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(routine)
+
+    return run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Let torch, where it is loaded, compute on one thread: one order of sums, and the other core is left alone."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +100,7 @@ def one_thread() -> Iterator[None]:
 def plain_split() -> Iterator[None]:
     """Register the tests' own split method while a module's tests last."""
     from shared.algorithms import ALGORITHMS  # noqa: PLC0415
-    from tests.trees import plain  # noqa: PLC0415
+    from tests.edge_server.textbook import plain  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ALGORITHMS, "plain-split", plain)
@@ -67,8 +117,6 @@ def plain_split() -> Iterator[None]:
 )
 def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Return each of the networks that a fleet may meet on."""
-    from edge_server.fleet import broker  # noqa: PLC0415
-    from shared.transport.base import Broker  # noqa: PLC0415
     from tests.edge_server.fleets import Network  # noqa: PLC0415
 
     if request.param == "memory":
@@ -83,3 +131,123 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         assert running.kind == request.param
         yield Network(Broker(port=running.port, version=3 if embedded else 5), runner)
         runner.run(stack.aclose())
+
+
+@dataclass
+class Site:
+    """One place to publish and subscribe; its topics and client ids are no other test's."""
+
+    name: str
+    broker: Broker | None
+    memory: MemoryTransport = field(default_factory=MemoryTransport)
+
+    def topic(self, rest: str) -> str:
+        """Return a topic or filter of this test."""
+        return f"{self.name}/{rest}"
+
+    @asynccontextmanager
+    async def clients(self, number: int) -> AsyncIterator[list[Transport]]:
+        """Connect some clients, as so many processes would be."""
+        if self.broker is None:
+            yield [self.memory] * number
+            return
+        async with AsyncExitStack() as stack:
+            made = []
+            for _ in range(number):
+                transport = MqttTransport(self.broker, f"{self.name}-{next(_numbers)}")
+                made.append(await stack.enter_async_context(transport.running()))
+            for transport in made:
+                await transport.connected.wait()
+            yield made
+
+
+@pytest.fixture(scope="session")
+def brokers(tmp_path_factory) -> Iterator[Callable[[str], int]]:
+    """Return the port of a broker of a kind; each is started once, when it is first asked for."""
+    with asyncio.Runner() as runner:
+        stack, ports = AsyncExitStack(), {}
+
+        def port(kind: str) -> int:
+            if kind == "mosquitto" and not broker.mosquitto():
+                pytest.skip("mosquitto is not installed")
+            if kind not in ports:
+                started = broker.running(tmp_path_factory.mktemp(kind), embedded=kind == "embedded")
+                ports[kind] = runner.run(stack.enter_async_context(started)).port
+            return ports[kind]
+
+        yield port
+        runner.run(stack.aclose())
+
+
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.broker if KINDS[kind] else ()) for kind in KINDS], ids=list(KINDS)
+)
+def site(request, brokers) -> Site:
+    """Return a site over every kind of transport in turn."""
+    chosen = KINDS[request.param]
+    name = f"test-{next(_numbers)}"
+    if chosen is None:
+        return Site(name, None)
+    kind, version = chosen
+    return Site(name, Broker(port=brokers(kind), version=version))
+
+
+@pytest.fixture(scope="session")
+def real() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Run a coroutine in real time; what hangs is an error."""
+
+    def run(routine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(asyncio.wait_for(routine, PATIENCE_S))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def take() -> Callable[[Inbox, int], Coroutine[Any, Any, list[Delivery]]]:
+    """Return a function that waits for so many deliveries."""
+
+    async def some(inbox: Inbox, number: int) -> list[Delivery]:
+        return [await anext(inbox) for _ in range(number)]
+
+    return some
+
+
+@dataclass
+class Mortal:
+    """A broker that a test may kill and start again on the same port; not started yet."""
+
+    folder: Path
+    kind: str
+    version: Literal[3, 5]
+    port: int
+
+    @asynccontextmanager
+    async def alive(self) -> AsyncIterator[PrivateBroker]:
+        """Run it while the block lasts, or until it is killed."""
+        async with broker.running(self.folder, port=self.port, embedded=self.kind == "embedded") as running:
+            yield running
+
+    def transport(self, client_id: str, **options: Any) -> MqttTransport:
+        """Return a client of it, which tries again soon however short its connections are."""
+        broker = Broker(port=self.port, version=self.version)
+        return MqttTransport(broker, client_id, **{"steady_s": 0.0, **options})
+
+
+async def kill(running: PrivateBroker) -> None:
+    """End a broker as a power cut does."""
+    running.process.kill()
+    await running.process.wait()
+
+
+@pytest.fixture(scope="session")
+def kill_broker() -> Callable[[PrivateBroker], Coroutine[Any, Any, None]]:
+    return kill
+
+
+@pytest.fixture(params=[kind for kind in KINDS if KINDS[kind]])
+def mortal(request, tmp_path) -> Mortal:
+    """Return a broker of every kind in turn."""
+    kind, version = KINDS[request.param]
+    if kind == "mosquitto" and not broker.mosquitto():
+        pytest.skip("mosquitto is not installed")
+    return Mortal(tmp_path, kind, version, broker.free_port())

@@ -1,7 +1,8 @@
-"""What tests need of their machine: a small disk to fill, a terminal of a given size, a mosquitto set up by hand."""
+"""What tests need of their machine: files that refuse as a board's do, a small disk, a terminal, a mosquitto."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import fcntl
 import getpass
@@ -11,19 +12,71 @@ import re
 import struct
 import subprocess  # noqa: TID251 - mounts
 import sys
+import tempfile
 import termios
 import threading
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from device_agent.profile.schema import Profile
 from edge_server.fleet import broker
 from edge_server.fleet.broker import PrivateBroker
 from shared.runtime.processes import terminate
+
+NOBODY = 65534
+
+
+def grow(root: Path, files: Mapping[str, object]) -> Path:
+    """Write the files below the root and return it."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n" if content != "" else "")
+    return root
+
+
+def profile(**tables: object) -> Profile:
+    """Return a profile that says no more than a test needs."""
+    return Profile(schema=1, id="board", name="Board", **tables)  # type: ignore[arg-type]
+
+
+@contextmanager
+def busy(path: Path) -> Iterator[None]:
+    """Make a file that answers EAGAIN: a pipe that is held open and into which nobody writes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    holder = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield
+    finally:
+        os.close(holder)
+
+
+@contextmanager
+def open_to_all() -> Iterator[Path]:
+    """Give a folder that every user may enter; pytest's own are for one user."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Run the block as a user without rights; root may read files of mode 0."""
+    if os.geteuid():
+        pytest.skip("becoming another user needs root")
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 @dataclass(frozen=True)
@@ -130,3 +183,11 @@ async def configured(folder: Path, *lines: str, port: int = 0) -> AsyncIterator[
         yield PrivateBroker(port, "mosquitto", process)
     finally:
         await terminate(process)
+
+
+def command(module: Any, *arguments: object) -> int:
+    """Run a command of the agent in this process; return its exit code."""
+    parser = argparse.ArgumentParser()
+    module.add(parser)
+    code: int = module.run(parser.parse_args(list(map(str, arguments))))
+    return code

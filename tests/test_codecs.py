@@ -12,8 +12,6 @@ from shared.tensors.tree import Tree
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WEIGHTS, OTHERS = 8 * 64 + 64 * 3, 64 + 3
 """Of the plan's network, in matrices and in biases."""
 PLANS = {

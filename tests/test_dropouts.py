@@ -11,8 +11,6 @@ from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, SLOW, require_equal
 from tests.test_fedspu import make
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 RANKED = ("hermes", "fedmp", "prunefl")
 FJORD = 'widths = "0.25,0.5,1"'
 

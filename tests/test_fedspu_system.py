@@ -16,7 +16,6 @@ from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, ROUNDS, TINY, Field, until, waiting
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]

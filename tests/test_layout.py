@@ -12,6 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "device_agent", "edge_server", "firmware_profiles")
@@ -149,3 +150,9 @@ def test_the_project_is_described_once():
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - ours
     assert {top for top, slash, _ in (name.partition("/") for name in done.stdout.split("\0")) if slash} <= TOP
+
+
+def test_no_property_bounds_real_time():
+    """Else it fails on a machine that has something else to do."""
+    assert settings.default.deadline is None
+    assert HealthCheck.too_slow in settings.default.suppress_health_check

@@ -28,8 +28,6 @@ from shared.transport.presence import Session
 from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 numbers = itertools.count()
 HEADER_BYTES = 600
 COUNT, BIASES = 32 * 9 + 90, 19

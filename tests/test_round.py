@@ -17,8 +17,6 @@ from tests.edge_server.fleets import RUN, Site, until
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 numbers = itertools.count()
 
 

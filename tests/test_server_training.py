@@ -21,11 +21,8 @@ from shared.models.evaluate import score
 from shared.protocol.messages import mix
 from shared.tensors.tree import Mean, State
 from tests.edge_server.fleets import Network, Site
-from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, shares
-from tests.labelled_server import labelled_server, part
+from tests.edge_server.textbook import NAMES, ROUNDS, labelled_server, make_plan, part, require_equal, shares
 from tests.shared.algorithms.sessions import Own
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 numbers = itertools.count()
 SECTIONS = {

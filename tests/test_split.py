@@ -10,10 +10,9 @@ from torch import Tensor
 
 from edge_server.journal.records import AnyRecord, Rewound, UpdateAccepted, closed_rounds, valid
 from tests.edge_server.fleets import RUN, Site, Stopping, until
-from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
-from tests.trees import alone
+from tests.edge_server.textbook import NAMES, ROUNDS, alone, make_plan, require_equal
 
-pytestmark = pytest.mark.usefixtures("one_thread", "plain_split")
+pytestmark = pytest.mark.usefixtures("plain_split")
 
 numbers = itertools.count()
 STEPS, MANY = 4, 40

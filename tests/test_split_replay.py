@@ -13,10 +13,9 @@ from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
 from shared.models.cost import step_flops
 from shared.protocol.messages import Spec
-from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal
-from tests.trees import alone
+from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, alone, make_plan, require_equal
 
-pytestmark = pytest.mark.usefixtures("one_thread", "plain_split")
+pytestmark = pytest.mark.usefixtures("plain_split")
 
 STEPS = 4
 SPLIT = {

@@ -20,7 +20,6 @@ from tests.edge_server.textbook import require_equal
 STEPS, ROUNDS = 30, 3
 OPTIONS = f"period = {STEPS}, sparsity = 0.3, bits = 8, drop = 0.3"
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]

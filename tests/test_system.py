@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import UpdateAccepted, closed_rounds
@@ -21,26 +20,27 @@ from edge_server.journal.report_history import FILE, latest_reports
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
-from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, ROOT, ROUNDS, TINY, Field, final, folder_of, started, until, waiting
+from tests.edge_server.harness import write_examples, write_plan
+from tests.edge_server.processes import (
+    PATIENCE_S,
+    ROOT,
+    ROUNDS,
+    TINY,
+    Field,
+    called,
+    final,
+    folder_of,
+    started,
+    until,
+    waiting,
+)
 from tests.edge_server.textbook import require_equal, textbook
 
 DEVICES = ("device-0", "device-1")
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
-
-
-def called(*arguments: object) -> int:
-    """Run the command line in this process; return its exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["edge-server", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 def trial(plan: Path, runs: Path, *more: object) -> subprocess.CompletedProcess[str]:
@@ -175,7 +175,7 @@ def test_ctrl_c_ends_everything_that_a_trial_started(tmp_path, moment):
         assert naming(tmp_path) == []
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
-    assert log.read_text().splitlines()[-1] == "edge-server: interrupted; everything it started has ended"
+    assert log.read_text().splitlines()[-1] == "edge-server: interrupted"
 
 
 def _broker_settings(runs: Path) -> list[str]:
@@ -224,3 +224,25 @@ def test_a_killed_broker_costs_nothing_but_time(site):
         site.replace_broker()
         assert process.wait(PATIENCE_S) == 0
     site.require_whole(name)
+
+
+def test_a_relative_folder_of_data_sets_starts_where_the_command_was_given(tmp_path):
+    """The agents' own files lie elsewhere; by default the folder is a relative one."""
+    plan = write_plan(
+        tmp_path,
+        rounds=1,
+        model='name = "mlp"\noptions = { features = 8, hidden = 4, classes = 3 }',
+        data=write_examples(tmp_path),
+        partition='kind = "even"',
+    )
+    (tmp_path / "here").mkdir()
+    done = subprocess.run(  # noqa: S603 - ours
+        [sys.executable, "-m", "edge_server", "trial", "run", str(plan), "--local", "2", "--data-root", ".."],
+        cwd=tmp_path / "here",
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished: 1 of 1 rounds" in done.stdout

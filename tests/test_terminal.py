@@ -39,8 +39,6 @@ ELLIPSES = re.compile("\N{HORIZONTAL ELLIPSIS}|[.]{3}")
 FOLDED = 14
 """What is longer may be folded to two lines; a figure of a table is not."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
@@ -94,7 +92,7 @@ def piped(command: Callable[[], None], columns: int) -> list[str]:
 
 def require_whole(seen: list[str], whole: list[str], columns: int) -> None:
     """Check that lines fit a terminal and have every figure of the lines that have room."""
-    paths = [line for line in seen if line.startswith(("record: ", "page: "))]  # to be copied as one
+    paths = [line for line in seen if line.startswith(("record: ", "page: ", "next: "))]  # to be copied as one
     assert [line for line in seen if display_width(line) > columns and line not in paths] == []
     assert not ELLIPSES.search("\n".join(seen))
     words = {word for line in seen for word in line.split()}

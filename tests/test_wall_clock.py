@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from edge_server.fleet import broker
-from edge_server.journal.records import Evaluated, RoundClosed, UpdateAccepted, closed_rounds
+from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.records import Evaluated, RoundClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
@@ -70,11 +71,16 @@ def clocks(tmp_path, monkeypatch) -> Path:
 def a_server_without_devices(folder: Path) -> Iterator[Callable[[], list[RoundClosed]]]:
     """Run a server that waits for devices as long as its plan says, in vain; yield what gives its rounds."""
     folder.mkdir()
-    write_plan(folder, rounds=MISSED, cohort=f"min_devices = 1\nwait_s = {WAIT_S}")
+    cohort, rule = f"min_devices = 1\nwait_s = {WAIT_S}", 'on_missed = "continue"'
+    plan = load(write_plan(folder, rounds=1 + MISSED, cohort=cohort, round=rule), folder)
+    store = SqliteStore(folder / "runs" / "alone")
+    store.append(RunOpened(run="alone", plan=plan, started="20261122T000000Z"))  # before round 1 it would wait for ever
+    store.append(RoundClosed(round=1, outcome="missed", arrived=(), seconds=WAIT_S))
+    store.close()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         running = runner.run(stack.enter_async_context(broker.running(folder)))
-        keys = {"plan": "plan.toml", "data_dir": str(folder / "runs"), "data_root": str(folder)}
+        keys = {"plan": "plan.toml", "data_dir": str(folder / "runs"), "data_root": str(folder), "run": "alone"}
         (folder / "server.json").write_text(json.dumps({"broker": {"port": running.port}, **keys}))
 
         def ended() -> list[RoundClosed]:
@@ -125,5 +131,5 @@ def test_a_live_trial_under_jumping_clocks_is_as_any_other(clocks, tmp_path):
     seconds = [figure for cost in costs for figure in (cost.download_s, cost.compute_s, cost.cpu_s)]
     assert all(0 <= figure < took_s for figure in seconds)
     assert any(isinstance(one, Evaluated) for one in records)
-    assert [one.outcome for one in missed] == ["missed"] * MISSED
+    assert [one.outcome for one in missed] == ["missed"] * (1 + MISSED)
     assert all(WAIT_S <= one.seconds < WAIT_S + 10 for one in missed)

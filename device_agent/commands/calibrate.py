@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Calibrate; the agent must not run meanwhile."""
     config = load(options.config)
-    processes.configure(config.log_level)
+    processes.configure(config.log_level, options.verbose)
     if not 0 < options.minutes <= MAX_MINUTES:
         raise ConfigError(f"--minutes must be above 0, up to {MAX_MINUTES:g}")
     meter = parse_meter(options.meter) if options.meter else config.board.meter

@@ -14,6 +14,7 @@ from device_agent.config import AgentConfig, BoardConfig, load
 from device_agent.diagnosis import examine, record_board
 from device_agent.diagnosis.board_text import format_columns
 from device_agent.diagnosis.checks import Check, check_data
+from device_agent.hardware.files import is_folder
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
@@ -60,7 +61,7 @@ def run_checks(path: Path | None, root: Path | None) -> Iterator[Check]:
     yield check
     told = config.board if config else BoardConfig()
     root = root or Path(told.root)
-    if not root.is_dir():
+    if not is_folder(root):
         raise ConfigError(f"{root} is no folder; name the root of a recorded board")
     yield from examine.examine_board(root, told, Path(config.state_dir) if config else None)
     if root != LIVE_ROOT:

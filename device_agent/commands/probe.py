@@ -16,6 +16,7 @@ from device_agent.config import BoardConfig, load
 from device_agent.diagnosis import board_text, record_board
 from device_agent.diagnosis.board_text import compute_rates
 from device_agent.hardware import tools
+from device_agent.hardware.files import is_folder
 from device_agent.measurement.board import Board, load_measuring, open_board, run_probes
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.link_test import probe_link
@@ -31,7 +32,7 @@ from shared.runtime.text_table import terminal_columns
 
 MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
 SECOND_LOOK_S = 1.0
-WIDTH, HEIGHT = 80, 24
+WIDTH = 80
 CLEAR = "\x1b[H\x1b[J"
 
 
@@ -51,7 +52,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
     parser.add_argument("--profile", metavar="ID", help="this firmware profile instead of the one that fits")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
+    parser.add_argument(
+        "--format",
+        choices=("table", "json"),
+        help="how to print; a table, and of a --watch that is piped a line of JSON each time, unless told otherwise",
+    )
     parser.add_argument(
         "--watch",
         type=float,
@@ -81,15 +86,15 @@ def run(options: argparse.Namespace) -> int:
     if options.record:
         _record(board, options.record)
     elif options.watch is not None:
-        in_place = options.format == "table" and sys.stdout.isatty()
-        asyncio.run(_watch(board, options.watch, in_place=in_place))
+        shape = options.format or ("table" if sys.stdout.isatty() else "json")
+        asyncio.run(_watch(board, options.watch, in_table=shape == "table"))
     else:
         found = asyncio.run(_ask_twice(board))
         if options.link:
             link = asyncio.run(probe_link(load(options.config)))
             found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
         width = terminal_columns(sys.stdout)
-        in_words = options.format == "table"
+        in_words = options.format != "json"
         _print(board_text.format_table(board.profile, found, width) if in_words else _format_json(board.profile, found))
     return 0
 
@@ -101,7 +106,7 @@ def _open_board(options: argparse.Namespace) -> Board:
         told = replace(told, root=str(options.root))
     if options.profile:
         told = replace(told, profile=options.profile)
-    if not Path(told.root).is_dir():
+    if not is_folder(Path(told.root)):
         raise ConfigError(f"{told.root} is no folder; name the root of a recorded board")
     return open_board(load_measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
 
@@ -132,22 +137,25 @@ async def _ask_twice(board: Board) -> ProbeResult:
     return found
 
 
-async def _watch(board: Board, period_s: float, *, in_place: bool) -> None:
+async def _watch(board: Board, period_s: float, *, in_table: bool) -> None:
     before: dict[str, Reading] = {}
     while True:
         found = _ask_probes(board)
         shown = replace(found, readings=compute_rates(before, found.readings) | found.readings)
         before = found.readings
-        _print(_format_screen(board.profile, shown) if in_place else _format_json(board.profile, shown))
+        _print(_format_screen(board.profile, shown) if in_table else _format_json(board.profile, shown))
         await asyncio.sleep(period_s)
 
 
 def _format_screen(profile: Profile, found: ProbeResult) -> list[str]:
-    """Return as many lines as the terminal holds, to be drawn over what stands there, and how many it does not."""
-    size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS and LINES, which may be of another terminal
-    lines, room = board_text.format_table(profile, found, size.columns or WIDTH), (size.lines or HEIGHT) - 1
-    if len(lines) > room:
-        lines = [*lines[: room - 1], f"{len(lines) - room + 1} more lines"]
+    """Return the whole table, drawn over what stands on a terminal; one that is taller than it scrolls through it.
+
+    In a pipe or a file the tables follow each other, an empty line between them.
+    """
+    if not sys.stdout.isatty():
+        return [*board_text.format_table(profile, found), ""]
+    size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS, which may be of another terminal
+    lines = board_text.format_table(profile, found, size.columns or WIDTH)
     return [CLEAR + lines[0], *lines[1:]]
 
 

@@ -19,8 +19,11 @@ from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.process import TrainerProcess
 from device_agent.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.tuning.plan import Target
+from shared.data.classes import class_names
+from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.runtime import malloc, processes
+from shared.runtime.executor import in_thread
 from shared.runtime.processes import hold_lock
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
@@ -38,7 +41,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the agent until it is told to stop."""
     config = load(options.config)
-    processes.configure(config.log_level)
+    processes.configure(config.log_level, options.verbose)
+    processes.keep_private()
     malloc.tune()
     asyncio.run(serve(config))
     return 0
@@ -47,7 +51,13 @@ def run(options: argparse.Namespace) -> int:
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
     folder = writable(Path(config.state_dir), "name a folder this user may write")
-    session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex)
+    session = Session(
+        folder / "session",
+        config.device,
+        config.site,
+        uuid.uuid4().hex,
+        classes=await in_thread(_class_names, config.data),
+    )
     trainer = TrainerProcess(
         folder / "trainer.lock",
         config.trainer.idle_s,
@@ -64,6 +74,18 @@ async def serve(config: AgentConfig) -> None:
         with _hold_target(config.board.target, board, folder), board.power or nullcontext():
             await _run_agent(config, board, session, trainer, stopping)
     logger.info("stopped")
+
+
+def _class_names(data: Data) -> tuple[str, ...] | None:
+    """Return the names of the device's classes; None, with a warning, where its examples cannot be read yet."""
+    try:
+        names = class_names(data)
+        if names:
+            require_class_names(names)
+    except (ConfigError, ValueError) as error:
+        logger.warning("the server is not told what the classes are called: %s", error)
+        return None
+    return names
 
 
 async def _run_agent(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from device_agent.probes.base import ProbeResult
+from device_agent.probes.power.rails import NAME_PROFILE
 from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Reading
@@ -33,6 +34,8 @@ MISSING_FIGURES = (
 
 MIN_COLUMN_WIDTH = 16
 """Columns of a terminal that sources and causes are folded to."""
+
+RAIL_SENSORS = ("ina3221 ", "tegrastats ", "pmic ")
 
 UNDESCRIBED_BOARD = (
     "no firmware profile is for this board: `device-agent probe --record DIR` makes what one is written from"
@@ -71,6 +74,11 @@ def format_table(profile: Profile, found: ProbeResult, width: int | None = None)
     waiting = {name for name, one in found.absent.items() if one.lack == "busy"}
     advice = [meaning for name, meaning in MISSING_FIGURES if name not in found.readings.keys() | waiting]
     advice += [UNDESCRIBED_BOARD] if profile.id == UNKNOWN_PROFILE.id else []
+    advice += [f"{profile.id} does not know what the rails of this board feed: {NAME_PROFILE}"] * bool(
+        profile.is_fallback()
+        and "power.total_watts" not in found.readings
+        and any(one.source.startswith(RAIL_SENSORS) for one in found.readings.values())
+    )
     return [*lines, "", *(line for one in advice for line in fold_text(one, width))] if advice else lines
 
 

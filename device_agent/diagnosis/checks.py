@@ -10,6 +10,7 @@ import msgspec
 from device_agent.diagnosis.board_text import format_figure
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
+from device_agent.probes.throttle import NOW_FLAG, UNDERVOLTAGE_FLAG
 from device_agent.profile.schema import Permissions, Profile
 from shared.protocol.measurements import Absent
 from shared.transport.base import Broker
@@ -32,7 +33,7 @@ THROTTLE_CURES: Mapping[str, str] = {
 }
 """By the word of the fact `throttle` that tells the cause; the last is for what is left."""
 
-THROTTLE_FLAGS = ("throttle.now_flag", "throttle.undervoltage_flag", "throttle.since_boot_flag")
+THROTTLE_FLAGS = (NOW_FLAG, UNDERVOLTAGE_FLAG, "throttle.since_boot_flag")
 
 SOURCE_REMEDIES: Mapping[str, str] = {
     "power": "name a meter under [board.meter], or let `device-agent calibrate` fit a model",
@@ -83,7 +84,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 def check_profile(profile: Profile) -> Check:
     """Check that a profile describes this board."""
     finding = f"{profile.id}, {profile.name}"
-    if profile.match.compatible or profile.match.dmi:
+    if (profile.match.compatible or profile.match.dmi) and not profile.is_fallback():
         return Check(name="profile", state="ok", finding=finding)
     remedy = "figures are as good as the kernel's; to add this board, see `device-agent probe --record`"
     return Check(name="profile", state="ok", finding=f"{finding}; a fallback", remedy=remedy)
@@ -150,6 +151,10 @@ def check_throttle(found: ProbeResult) -> Check:
     """Check that the board runs at the speed it has, now and since it started."""
     words = found.facts.get("throttle", "none")
     flags = [name for name in THROTTLE_FLAGS if (one := found.readings.get(name)) and one.value]
+    if not flags and (unknown := found.absent.get(NOW_FLAG)):
+        return Check(
+            name="throttling", state="warn", finding=f"nobody knows: {unknown.cause}", remedy="see throttle below"
+        )
     if not flags:
         return Check(name="throttling", state="ok", finding=words)
     cure = next(cure for word, cure in THROTTLE_CURES.items() if word in words)

@@ -24,7 +24,7 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.measurement import calibration_file
 from device_agent.measurement.link_test import find_refusal
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
-from device_agent.probes.base import Probe, ProbeResult, describe_absence
+from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_probe
 from device_agent.probes.power import source as power
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
@@ -187,7 +187,7 @@ def _format_reading(name: str, reading: Reading) -> str:
 
 def _ask_probe(probe: Probe, root: Path, profile: Profile) -> ProbeResult | Absent:
     try:
-        return probe(root, profile, monotonic())
+        return run_probe(probe, root, profile, monotonic())
     except NoData as error:
         return describe_absence(error)
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from device_agent.hardware import tools
-from device_agent.hardware.files import LACK_MARK, read_text
-from device_agent.probes import firmware, memory
+from device_agent.hardware import firmware, tools
+from device_agent.hardware.files import LACK_MARK, find_paths, is_folder, is_there, list_folder, read_text
+from device_agent.probes import gpu, memory
 from device_agent.probes.base import ProbeResult
+from device_agent.probes.network import INTERFACES
 from device_agent.probes.power import tegrastats
 from device_agent.probes.throttle import FIRMWARE_COPIES
 from device_agent.profile.schema import Profile
@@ -40,7 +41,7 @@ ROOT, EXPECTED = "root", "expected.json"
 MAX_FILE_BYTES = 64 << 10
 MAX_TREE_BYTES = 4 << 20
 
-CPU, HWMON, NET = "sys/devices/system/cpu", "sys/class/hwmon/hwmon*", "sys/class/net/*"
+CPU, HWMON, NET = "sys/devices/system/cpu", "sys/class/hwmon/hwmon*", f"{INTERFACES}/*"
 RADIO = ("wireless", "phy80211")
 IIO, SUPPLY, ZONE = "sys/bus/i2c/drivers/ina3221x/*/iio:device*", "sys/class/power_supply/*", "sys/class/powercap/*"
 PATHS = (
@@ -72,6 +73,7 @@ PATHS = (
     *(f"{NET}/{name}" for name in ("type", "speed", "operstate", "carrier", "statistics/[rt]x_bytes")),
     *(f"{NET}/{name}" for name in ("device/modalias", "phy80211/index", "wireless/*")),
     *(f"sys/class/devfreq/*/{name}" for name in ("cur_freq", "max_freq")),
+    *gpu.LOAD_FILES,
     *(f"sys/fs/cgroup/{name}" for name in ("memory.pressure", "cpu.max", "cpu.stat")),
 )
 """All that is copied, as patterns below the root: what probes read now, and what a board's next probe may want."""
@@ -152,8 +154,11 @@ def record(root: Path, folder: Path) -> Summary:
     Raises:
         ConfigError: The folder is there already and not empty, or cannot be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there and not empty; name a new folder")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder} is there and not empty; name a new folder")
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; name a folder this user may write") from error
     private = (os.uname().nodename,)
     files: dict[str, str] = {}
     lacks: dict[str, Lack] = {}
@@ -171,13 +176,32 @@ def record(root: Path, folder: Path) -> Summary:
         files[name] = content
         if lack is not None:
             lacks[name] = lack
+    for name in _find_hidden(files, lacks):
+        del files[name]
+        lacks.pop(name, None)
     _write(folder, {f"{ROOT}/{name}": content for name, content in files.items()})
     return Summary(files=len(files), size_bytes=MAX_TREE_BYTES - room, lacks=lacks, left_out=tuple(left_out))
 
 
+def _find_hidden(files: Collection[str], lacks: Collection[str]) -> set[str]:
+    """Return what cannot stand in a copy beside other files of it: a folder that refused, or what refused within it.
+
+    Of a folder that may not be listed some files may answer by their names: then these are what it has.
+    """
+    within: dict[str, list[str]] = {}
+    for name in files:
+        for above in map(str, PurePosixPath(name).parents):
+            if above in lacks:
+                within.setdefault(above, []).append(name)
+    hidden = set[str]()
+    for folder, names in within.items():
+        hidden |= {folder} if any(name not in lacks for name in names) else set(names)
+    return hidden
+
+
 def find_root(folder: str) -> Path:
     """Return the root of a recorded board, whether that is named or the folder that `record` wrote around it."""
-    return Path(folder, ROOT) if Path(folder, EXPECTED).is_file() else Path(folder)
+    return Path(folder, ROOT) if is_there(Path(folder, EXPECTED)) else Path(folder)
 
 
 def save_expected(folder: Path, expected: Expected) -> None:
@@ -197,8 +221,8 @@ def make_expected(profile: Profile, found: ProbeResult) -> Expected:
 
 def _list_questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     for pattern in PATHS:
-        for path in sorted(root.glob(pattern)):
-            if not path.is_dir():
+        for path in find_paths(root, pattern):
+            if not is_folder(path) or not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
                 yield str(path.relative_to(root)), partial(read_text, path)
     for path in _find_own_groups(root):
         yield str(path.relative_to(root)), partial(read_text, path)
@@ -208,10 +232,17 @@ def _list_questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         (("nvpmodel", "-q"), tools.run_tool),
         (tegrastats.COMMAND, tools.read_first_line),
     ]
-    radios = [folder for folder in sorted(root.glob(NET)) if any((folder / name).exists() for name in RADIO)]
+    radios = [one for one in _list_interfaces(root) if any(is_there(one / name) for name in RADIO)]
     commands += [(("iw", "dev", radio.name, *words), tools.run_tool) for radio in radios for words in RADIO_QUESTIONS]
     for command, ask in commands:
         yield f"{tools.RECORDED_TOOLS}/{' '.join(command)}", partial(ask, root, *command)
+
+
+def _list_interfaces(root: Path) -> list[Path]:
+    try:
+        return list_folder(root / INTERFACES)
+    except NoData:
+        return []  # marked as what it is with the files
 
 
 def _find_own_groups(root: Path) -> Iterator[Path]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
 from device_agent.exchange import state_files as states
-from shared.errors import TaskFailed, WireError
+from shared.errors import TaskFailed, Unwritable, WireError
 from shared.protocol import payload, wire
 from shared.protocol.messages import Update
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync
@@ -30,6 +31,7 @@ UPDATE, PAYLOAD, STATE = "update", "payload", "state"
 SPARE = ".spare"
 DIGEST_BYTES = 16
 LIMIT_BYTES = 4096 << 20
+PRIVATE = 0o700
 REPORTS = 100
 """Failures that wait at most."""
 
@@ -65,10 +67,8 @@ class Outbox:
     """
 
     def __init__(self, folder: Path, states: Path, limit: int = LIMIT_BYTES) -> None:
-        self._folder, self._states, self._limit = folder, states, limit
-        with explain_disk_errors(folder):
-            for one in (folder, states):
-                one.mkdir(parents=True, exist_ok=True)
+        self._folder, self.states, self._limit = folder, states, limit
+        self._make_folders()
         try:
             self._promote(*self._waiting())
         except OSError as error:
@@ -105,6 +105,7 @@ class Outbox:
         Raises:
             Unwritable: The disk takes nothing more.
         """
+        self._make_folders()
         for partial in self._folder.glob(".*@*[0-9]"):
             shutil.rmtree(partial, ignore_errors=True)
         self._promote(*self._waiting())
@@ -160,6 +161,10 @@ class Outbox:
                 log.warning("update %s cannot be read now: %s", path.name, error)
         return entries
 
+    def forget(self, ended: Iterable[str]) -> None:
+        """Part with the states of runs that their server says are over, the newest first."""
+        states.forget(self.states, ended)
+
     def remove(self, entry: Entry) -> None:
         """Forget an entry that the server has settled; one that cannot be removed is offered and settled again."""
         gone = entry.path.with_name(f".{entry.path.name}")
@@ -178,7 +183,32 @@ class Outbox:
 
     def _waiting(self) -> list[Path]:
         """Return the folders of entries, oldest round first; what begins with a dot is none."""
-        return sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+        try:
+            return sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+        except FileNotFoundError:
+            lost = "with what waited in it for the server"
+            log.warning("%s was deleted, %s; it is made anew", self._folder, lost)
+            self._make_folders()
+            return []
+
+    def _make_folders(self) -> None:
+        """Make the folders that are not there; nobody but this user looks into them.
+
+        Raises:
+            Unwritable: They cannot be made.
+        """
+        for folder in (self._folder, self.states):
+            try:
+                with explain_disk_errors(folder):
+                    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+                    if folder.stat().st_mode & 0o777 != PRIVATE:  # of versions before
+                        folder.chmod(PRIVATE)
+            except Unwritable:
+                raise
+            except OSError as error:
+                raise Unwritable(
+                    f"{folder}: {error.strerror}; let this user write in state_dir, or name another"
+                ) from error
 
     def _set_aside(self, path: Path, cause: Exception) -> None:
         """Put a corrupt entry where nobody reads it; the last few are kept for whoever looks."""
@@ -196,7 +226,7 @@ class Outbox:
         """Make the states that came with entries the device's own."""
         for entry in entries:
             if (entry / STATE).exists():
-                states.promote(entry / STATE, self._states)
+                states.promote(entry / STATE, self.states)
 
 
 def open_payload(draft: Path) -> BinaryIO:

@@ -9,9 +9,12 @@ The folder in which a device keeps what must outlast its processes.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.protocol.topics import is_name
 from shared.runtime.durable import explain_disk_errors, sync
 
 
@@ -56,6 +59,24 @@ def promote(state: Path, states: Path) -> None:
                     older.unlink()
         state.replace(newest)
         sync(states)
+
+
+def forget(states: Path, ended: Iterable[str]) -> None:
+    """Remove what is kept of runs that are over, but for the newest state of the one that ended last.
+
+    That one may still be in use: where a method gives each device a model of its own, it is the device's.
+
+    Args:
+        states: Where they lie.
+        ended: Names of runs as a server says them, the newest first; what is no name is passed over.
+    """
+    over = [run for run in ended if is_name(run)]
+    newest = next((run for run in over if (states / run).is_file()), "")
+    for run in over:
+        for path in (states / run, *states.glob(f"{run}@*")):
+            if path != states / newest:
+                with suppress(OSError):  # what cannot be removed costs room and no task
+                    path.unlink(missing_ok=True)
 
 
 def writable(folder: Path, remedy: str) -> Path:

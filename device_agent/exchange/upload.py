@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -23,7 +25,7 @@ from device_agent.measurement.link_meter import LinkMeter
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Ack, Assignment, Status, Transfer, Update, Want
+from shared.protocol.messages import Ack, Assignment, Status, Update, Want
 from shared.protocol.payload import Scattered
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import Clock, monotonic
@@ -35,6 +37,10 @@ from shared.transport.base import Inbox, Transport
 
 BURST_S, MOST_CREDIT_S = 0.1, 5.0
 """Seconds of the rate that may go at once: after a silence, and on a link that could not keep up."""
+LEAST_BITS_PER_S = 1000.0
+"""A rate below that is taken for that: a frame must come to its end within somebody's patience."""
+MOST_WAIT_S = 5.0
+"""Between two looks at the rate; a newer task may have brought another."""
 
 
 @dataclass
@@ -44,18 +50,21 @@ class Bucket:
     Attributes:
         bits_per_s: The rate; None for no limit.
         link_bits_per_s: What the link itself carries; infinite where nobody knows.
+        tuned: How often another rate was set.
     """
 
     bits_per_s: float | None = None
     link_bits_per_s: float = math.inf
+    tuned: int = 0
     _free_at: float = -math.inf
     _busy_until: float = -math.inf
 
     def tune(self, bits_per_s: float | None, share: float = 0.0) -> None:
         """Begin anew at another rate, which is that share of the link's, 0 for nobody knows; no rate is no limit."""
+        self.tuned += 1
         usable = bits_per_s is not None and math.isfinite(bits_per_s) and bits_per_s > 0
-        self.bits_per_s = bits_per_s if usable else None
-        self.link_bits_per_s = bits_per_s / share if bits_per_s and usable and 0 < share <= 1 else math.inf
+        self.bits_per_s = max(bits_per_s, LEAST_BITS_PER_S) if bits_per_s is not None and usable else None
+        self.link_bits_per_s = self.bits_per_s / share if self.bits_per_s and 0 < share <= 1 else math.inf
         self._free_at = self._busy_until = -math.inf
 
     def take(self, size: int, now: float) -> float:
@@ -79,6 +88,8 @@ log = logging.getLogger(__name__)
 FIRST_PATIENCE_S, LAST_PATIENCE_S = 2.0, 30.0
 NEWS: Arrival = ("", b"")
 """Comes between the server's messages when `Delivery.wake` was set, so that there is one thing to wait for."""
+MOST_ASIDE = 64
+"""What came while a frame waited to go, and is answered when all of them have gone; the server says the rest again."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +142,8 @@ class Delivery:
     bucket: Bucket | None = field(default_factory=Bucket)
     _asked: dict[tuple[str, int, bytes], tuple[float, int]] = field(default_factory=dict)
     _patience_s: float = FIRST_PATIENCE_S
+    _inbox: Inbox = field(default_factory=Inbox)
+    _aside: deque[Arrival] = field(default_factory=lambda: deque(maxlen=MOST_ASIDE))
 
     def allow(self, told: Assignment) -> None:
         """Keep to the rate that a task's assignment allows from now on, if it names one."""
@@ -140,12 +153,12 @@ class Delivery:
     async def run(self) -> None:
         """Deliver for ever; `wake` says that the outbox has something new or that the server may be back."""
         patterns = topic(self.site, self.device, "ack"), topic(self.site, SERVER, "status")
-        async with self.transport.subscribe(*patterns) as inbox, background(self._announce(inbox)):
+        async with self.transport.subscribe(*patterns) as self._inbox, background(self._announce(self._inbox)):
             while True:
                 entries = self.outbox.entries()
                 for entry in entries:
                     await self._offer(entry.update)
-                await self._until_wake(inbox, {self._name(entry.update): entry for entry in entries})
+                await self._until_wake({self._name(entry.update): entry for entry in entries})
 
     async def _announce(self, inbox: Inbox) -> None:
         while True:
@@ -163,13 +176,13 @@ class Delivery:
         except Unreachable as error:
             log.debug("offer waits: %s", error)
 
-    async def _until_wake(self, inbox: Inbox, entries: dict[tuple[str, int], Entry]) -> None:
+    async def _until_wake(self, entries: dict[tuple[str, int], Entry]) -> None:
         """Answer the server until there is reason to offer again: something new, or too long a silence."""
         while True:
             patience = self._patience_s * self.jitter.uniform(0.75, 1.25) if entries else None
             try:
                 async with asyncio.timeout(patience):
-                    arrival = await anext(inbox)
+                    arrival = self._aside.popleft() if self._aside else await anext(self._inbox)
             except TimeoutError:
                 self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
                 return
@@ -188,27 +201,33 @@ class Delivery:
             case Want():
                 for entry in entries.values():
                     if entry.update.params and entry.update.params.digest == message.digest:
-                        await self._send(entry, entry.update.params, message)
+                        await self._send(entry, entries, message)
                         break  # another entry of the same content has the same frames
             case Ack():
-                settled = entries.get((message.run, message.round))
-                if settled and settled.update.start == message.start:  # not one of an earlier try of the same round
-                    self._settle(entries.pop((message.run, message.round)), message)
+                self._hear_ack(message, entries)
             case Status():
+                self.outbox.forget(message.ended)
                 return message.online and bool(entries)
             case _:
                 log.warning("not for delivery: %s", type(message).__name__)
         return False
 
-    async def _send(self, entry: Entry, transfer: Transfer, want: Want) -> None:
+    def _hear_ack(self, ack: Ack, entries: dict[tuple[str, int], Entry]) -> None:
+        settled = entries.get((ack.run, ack.round))
+        if settled and settled.update.start == ack.start:  # not one of an earlier try of the same round
+            self._settle(entries.pop((ack.run, ack.round)), ack)
+
+    async def _send(self, entry: Entry, entries: dict[tuple[str, int], Entry], want: Want) -> None:
+        assert entry.update.params, "what is wanted has a payload"
         self.link.uploading()
         self.sending()
         name = *self._name(entry.update), entry.update.start  # a round that is repeated begins to count anew
         started, carried = self._asked.get(name, (self.clock(), 0))
         try:
-            sender = Sender(transfer, Scattered([entry.content]))
+            sender = Sender(entry.update.params, Scattered([entry.content]))
             for frame in sender.answer(want, self.transport.max_payload_bytes):
-                await self._pace(len(frame))
+                if not await self._pace(len(frame), entry, entries):
+                    return
                 await self.transport.publish(topic(self.site, self.device, "update"), frame, assured=False)
                 if self.bucket:
                     self.bucket.gone(self.clock())
@@ -217,17 +236,50 @@ class Delivery:
         except (WireError, Unreachable, FileNotFoundError) as error:
             log.debug("frames not sent, the server will ask again: %s", error)
         finally:
-            self._asked[name] = started, carried
+            if self._name(entry.update) in entries:
+                self._asked[name] = started, carried
 
-    async def _pace(self, size: int) -> None:
-        """Wait until a frame may go."""
-        if self.bucket and (wait_s := self.bucket.take(size, self.clock())) > 0:
-            await asyncio.sleep(wait_s)
+    async def _pace(self, size: int, entry: Entry, entries: dict[tuple[str, int], Entry]) -> bool:
+        """Wait until a frame may go; tell whether it still should: its update may have been settled meanwhile.
+
+        Args:
+            size: Of the frame.
+            entry: Whose frame it is.
+            entries: All that were offered.
+        """
+        if not self.bucket:
+            return True
+        tuned, due = self.bucket.tuned, self.clock() + self.bucket.take(size, self.clock())
+        waited = False
+        while (wait_s := due - self.clock()) > 0:
+            waited = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(wait_s, MOST_WAIT_S)):
+                    await self._hear_meanwhile(entries)
+            if self._name(entry.update) not in entries:
+                return False
+            if self.bucket.tuned != tuned:  # a newer task has brought another rate
+                tuned, due = self.bucket.tuned, self.clock() + self.bucket.take(size, self.clock())
+        if waited:
             self.link.paced()
+        return True
+
+    async def _hear_meanwhile(self, entries: dict[tuple[str, int], Entry]) -> None:
+        """Settle what the server settles; put aside what else it says."""
+        arrival = await anext(self._inbox)
+        with suppress(WireError):
+            if arrival is not NEWS and isinstance(message := wire.decode(arrival[1]), Ack):
+                self._hear_ack(message, entries)
+                return
+        self._aside.append(arrival)
 
     def _settle(self, entry: Entry, ack: Ack) -> None:
         if ack.verdict == "refused":
             log.error("round %d: the server refused the update: %s", ack.round, ack.reason)
+        elif entry.update.failure is not None:
+            log.warning(
+                "run %s round %d: the server knows that it failed: %s", ack.run, ack.round, entry.update.failure
+            )
         else:
             log.info("settled run=%s round=%d verdict=%s", ack.run, ack.round, ack.verdict)
         self.link.uploaded()

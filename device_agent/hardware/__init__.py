@@ -1,1 +1,1 @@
-"""A board's command-line tools and recorded folders, and whether its libraries run."""
+"""A board's files, chips and command-line tools, recorded folders, bounds of figures, and whether its libraries run."""

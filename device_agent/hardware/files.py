@@ -1,13 +1,15 @@
-"""Read sysfs and procfs files: their text, or a `NoData` that names one of four lacks.
+"""Read sysfs and procfs files and folders: their content, or a `NoData` that names one of four lacks.
 
-A recorded board marks a file that did not answer: it holds `#lack busy` alone.
+A recorded board marks a file or folder that did not answer: a file in its place holds `#lack busy` alone.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import get_args
 
 from shared.errors import NoData
@@ -38,19 +40,25 @@ LACK_BY_ERRNO: dict[int, Lack] = {
     errno.EAGAIN: "busy",
     errno.EBUSY: "busy",
 }
+OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text without white space and NUL bytes around it.
+    """Return a file's text without white space and NUL bytes around it; raises NoData as `read_whole`."""
+    return read_whole(path).strip("\0 \t\r\n")
+
+
+def read_whole(path: Path) -> str:
+    """Return a file's text, of one that has no end the first 1 MiB.
 
     Unbuffered and non-blocking: a sensor whose block is powered down answers EAGAIN, out of which Python's own text
-    layer makes a TypeError.
+    layer makes a TypeError. Nothing that has no end is read to its end, as a recording may hold.
 
     Raises:
         NoData: It cannot be read; names which of the four lacks it is.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, OPEN_FLAGS)
         try:
             data = b""
             while len(data) < MAX_BYTES and (part := os.read(descriptor, CHUNK_BYTES)):
@@ -58,5 +66,101 @@ def read_text(path: Path) -> str:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise NoData(f"{path}: {error.strerror}", lack=LACK_BY_ERRNO.get(error.errno or 0, "invalid")) from error
-    return parse_recorded(data.decode(errors="replace").strip("\0 \t\r\n"), path)
+        raise _explain(error, path) from error
+    except ValueError as error:  # a NUL in its name
+        raise NoData(f"{str(path)!r}: {error}", lack="invalid") from error
+    return parse_recorded(data.decode(errors="replace"), path)
+
+
+def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the entries of a folder whose names fit, `zone2` before `zone10`; none where there is no such folder.
+
+    Names that cannot be printed are no kernel's, and are left out.
+
+    Args:
+        folder: Where.
+        pattern: Of shells, for the name.
+
+    Raises:
+        NoData: It is there, and may not be listed.
+    """
+    try:
+        names = [one.name for one in folder.iterdir()]
+    except OSError as error:
+        refusal = _explain(error, folder)
+        if refusal.lack == "not_present":
+            return []
+        raise refusal from error
+    except ValueError as error:
+        raise NoData(f"{str(folder)!r}: {error}", lack="invalid") from error
+    return [folder / name for name in sorted(names, key=_order) if name.isprintable() and fnmatchcase(name, pattern)]
+
+
+def find_paths(root: Path, pattern: str) -> list[Path]:
+    """Return the paths below `root` that fit a pattern; of a folder that may not be listed, that folder.
+
+    Whoever reads it gets the same refusal.
+
+    Args:
+        root: Where the pattern begins.
+        pattern: Names and patterns of shells, joined by `/`.
+    """
+    found, refused = [root], list[Path]()
+    for part in PurePosixPath(pattern).parts:
+        within = list[Path]()
+        for folder in found:
+            if re.search(r"[*?\[]", part) is None:
+                within.append(folder / part)
+                continue
+            try:
+                within += list_folder(folder, part)
+            except NoData:
+                refused.append(folder)
+        found = within
+    return [*(path for path in found if _may_be_there(path)), *refused]
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a file or folder; one that may not be looked at counts as absent."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether there is a folder; one that may not be looked at counts as absent."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _may_be_there(path: Path) -> bool:
+    """Return whether something is there, or nobody may say: a folder above may not be searched."""
+    try:
+        path.stat()
+    except OSError as error:
+        return LACK_BY_ERRNO.get(error.errno or 0) == "denied"
+    except ValueError:
+        return False
+    return True
+
+
+def _order(name: str) -> tuple[tuple[str, int], ...]:
+    """Return the key by which names are sorted as people count."""
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"([^0-9]*)([0-9]{0,18})", name))
+
+
+def _explain(error: OSError, path: Path) -> NoData:
+    """Return an error as a lack; below what was recorded as a folder that did not answer, the lack of then."""
+    if error.errno == errno.ENOTDIR:
+        try:
+            if above := next((one for one in (path, *path.parents) if one.is_file()), None):
+                with above.open("rb") as file:
+                    parse_recorded(file.read(CHUNK_BYTES).decode(errors="replace").strip(), path)
+        except OSError:
+            pass
+        except NoData as recorded:
+            return recorded
+    return NoData(f"{path}: {error.strerror}", lack=LACK_BY_ERRNO.get(error.errno or 0, "invalid"))

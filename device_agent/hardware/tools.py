@@ -118,9 +118,9 @@ def run_module(module: str, *arguments: str, timeout_s: float) -> ChildExit:
 
 def _read_recorded(root: Path, command: tuple[str, ...]) -> str:
     name = " ".join(command).replace("/", "_")
-    path = root / RECORDED_TOOLS / name
     try:
-        content = path.read_text(errors="replace")
-    except OSError as error:
+        return files.read_whole(root / RECORDED_TOOLS / name)
+    except NoData as error:
+        if error.lack != "not_present":
+            raise
         raise NoData(f"no recorded output of {name!r}") from error
-    return files.parse_recorded(content, path)

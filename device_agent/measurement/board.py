@@ -13,8 +13,8 @@ from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.power_log import IDLE_PERIOD_S, MAX_SAMPLES, PowerLog
 from device_agent.measurement.task_meter import ProcessMeter
-from device_agent.probes import PROBES, disk, runtime
-from device_agent.probes.base import Probe, ProbeResult, describe_absence
+from device_agent.probes import PROBES, disk, gpu, runtime
+from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_probe
 from device_agent.probes.power.source import TOTAL_WATTS, open_source
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
@@ -41,7 +41,7 @@ def run_probes(root: Path, profile: Profile, probes: Mapping[str, Probe], clock:
     all_found = ProbeResult()
     for name, probe in probes.items():
         try:
-            found = probe(root, profile, clock())
+            found = run_probe(probe, root, profile, clock())
         except NoData as error:
             log.debug("probe %s: %s", name, error)
             found = ProbeResult(absent={name: describe_absence(error)})
@@ -50,7 +50,7 @@ def run_probes(root: Path, profile: Profile, probes: Mapping[str, Probe], clock:
             absent=all_found.absent | found.absent,
             facts=all_found.facts | found.facts,
         )
-    return all_found
+    return gpu.derive_figures(profile, all_found)
 
 
 @dataclass(frozen=True)

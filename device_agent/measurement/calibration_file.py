@@ -76,7 +76,7 @@ def load(folder: Path) -> Calibration | None:
             return msgspec.json.decode(file.read(MAX_BYTES), type=Calibration)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFile(f"{path}: {error}; remove it, or calibrate again") from error
 
 

@@ -58,7 +58,10 @@ def read_cpu_seconds() -> float:
 
 def read_moment(root: Path, cpu: Cpu) -> Moment:
     """Read the clocks and what weighs them; raises NoData where no clock is known."""
-    found = read_clocks(root, cpu).clocks
+    answer = read_clocks(root, cpu)
+    if answer.part:
+        raise NoData(answer.part.cause, lack=answer.part.lack)
+    found = answer.clocks
     return Moment(clocks=found, states=_read_states(root, found), cpus=_read_cpus(root) if len(found) > 1 else {})
 
 

@@ -4,13 +4,15 @@ Up: filler is published to a topic of this device without a subscriber. Down: a 
 subscribing again brings it again. So each way is measured alone; an echo would show the slower of the two for both.
 
 A bucket of credit makes the start of a transfer faster than what follows, and TCP begins slowly: the first second does
-not count, and of the rest the last third is reported, with its distance from the first as its uncertainty.
+not count, and of the rest the last third is reported. Its uncertainty is its distance from the first third, or how far
+the rate of one moment lies from it, whichever is more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from shared.protocol.topics import topic
 from shared.runtime.executor import background
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
-from shared.transport.mqtt_connection import NO_ANSWER, Connection
+from shared.transport.mqtt_connection import NO_ANSWER, Connection, Incoming
 from shared.transport.tcp_info import Counts, Traffic
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ MAX_RTT_GROWTH, MIN_SWOLLEN_RTT_S = 5.0, 0.1
 PAUSE_S = 0.005
 MIN_THIRD_BYTES = 48 * 1024
 """A third of less says little: such a slow link is told by all that counts."""
+SLICES, MIN_SLICE_BYTES = 10, 48 * 1024
+LEAST_SHARE = 0.02
+"""Of the rate: headers of TCP and MQTT, and a clock that is read between two wakes of a process."""
 CLEAR_S = 2.0
 PATIENCE_S = 5.0
 SOURCE = "active probe through the broker"
@@ -62,10 +67,24 @@ DEFAULT_SCHEDULE = Schedule()
 
 @dataclass(frozen=True)
 class SustainedRate:
-    """Rates of the first third of what counts and of the last, in bits a second."""
+    """Rates of the first third of what counts and of the last, in bits a second, and how far a moment's rate lies off.
+
+    Attributes:
+        spread: One standard deviation of the rates of short slices around the last third's.
+    """
 
     first: float
     last: float
+    spread: float
+
+    @property
+    def uncertainty(self) -> float:
+        """Return one standard deviation of the last third's rate.
+
+        The largest of three: its distance from the first third, which may be small by luck; the spread of what passed
+        from one moment to the next; and what no such test is better than.
+        """
+        return max(abs(self.first - self.last), self.spread, LEAST_SHARE * self.last)
 
 
 def compute_sustained(points: Sequence[Point], skipped_s: float = DEFAULT_SCHEDULE.skipped_s) -> SustainedRate:
@@ -85,7 +104,24 @@ def compute_sustained(points: Sequence[Point], skipped_s: float = DEFAULT_SCHEDU
     rates = [8 * (end[1] - begin[1]) / (end[0] - begin[0]) for begin, end in ((counted[0], early), (late, counted[-1]))]
     if not rates[1] > 0:
         raise NoData("nothing passed the link", lack="invalid")
-    return SustainedRate(*rates)
+    return SustainedRate(rates[0], rates[1], _compute_spread(counted, rates[1]))
+
+
+def _compute_spread(counted: Sequence[Point], rate: float) -> float:
+    """Return the root mean square of the distances of slices' rates from a rate.
+
+    A slice is a tenth of the time that counts, or longer where it would have little in it.
+    """
+    begin, end = counted[0], counted[-1]
+    slice_s = (end[0] - begin[0]) / SLICES
+    squares, seconds, since = 0.0, 0.0, begin
+    for at, done in counted[1:]:
+        lasted_s = at - since[0]
+        if lasted_s >= slice_s and (done - since[1] >= MIN_SLICE_BYTES or at == end[0]):
+            squares += lasted_s * (8 * (done - since[1]) / lasted_s - rate) ** 2
+            seconds += lasted_s
+            since = at, done
+    return math.sqrt(squares / seconds) if seconds else rate
 
 
 async def probe_link(
@@ -102,8 +138,11 @@ async def probe_link(
     """
     broker = msgspec.structs.replace(config.broker, session_expiry_s=0)
     names = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
-    transport = MqttTransport(broker, f"{config.site}.{config.device}.probe")
-    place = topic(config.site, config.device, "probe")
+    client_id, place = f"{config.site}.{config.device}.probe", topic(config.site, config.device, "probe")
+    if refusal := await find_refusal(broker, client_id, place, max(1.0, connect_s / 4)):
+        cause = f"broker {broker.host}:{broker.port}: {refusal}"
+        return ProbeResult(absent=dict.fromkeys(names.values(), Absent(lack="not_present", cause=cause)))
+    transport = MqttTransport(broker, client_id)
     found: dict[str, Reading] = {}
     lacking: dict[str, Absent] = {}
     async with transport.running():
@@ -118,7 +157,7 @@ async def probe_link(
             except NoData as error:
                 lacking[names[way]] = describe_absence(error)
             except (Unreachable, TimeoutError) as error:
-                cause = f"broker {broker.host}:{broker.port}: {error or 'no connection'}"
+                cause = f"broker {broker.host}:{broker.port}: {str(error) or f'no connection in {connect_s:g} s'}"
                 lacking[names[way]] = Absent(lack="not_present", cause=cause)
     return ProbeResult(readings=found, absent=lacking)
 
@@ -131,7 +170,7 @@ def _make_reading(rates: SustainedRate, traffic: Traffic) -> Reading:
         source=SOURCE,
         quality="measured",
         at=traffic.clock(),
-        uncertainty=abs(rates.first - rates.last),
+        uncertainty=rates.uncertainty,
     )
 
 
@@ -228,7 +267,7 @@ async def find_refusal(broker: Broker, client_id: str, topic: str, patience_s: f
 
 
 async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float) -> str:
-    connection = Connection(broker, client_id, None, lambda *_: None, Traffic())
+    connection = Connection(broker, client_id, None, Incoming(lambda *_: None, Traffic()))
     try:
         async with asyncio.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
             await connection.open(patience_s)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.files import read_text
-from device_agent.probes import firmware
+from device_agent.hardware import firmware
+from device_agent.hardware.bounds import MAX_CPUS
+from device_agent.hardware.files import list_folder, read_text
 from device_agent.probes.base import describe_absence, read_number
 from device_agent.profile.schema import Cpu
 from shared.errors import NoData
@@ -44,26 +45,38 @@ class CpuClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClockAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Clocks by one source, and the figures that are missing, with their causes."""
+    """Clocks by one source, and the figures that are missing, with their causes.
+
+    Attributes:
+        part: Why a clock that is there is not among these; None where all are. A mean of a part is none.
+        covered: How many of the CPUs that are on have a clock at all, as words; empty where all have.
+    """
 
     clocks: tuple[CpuClock, ...]
     absent: dict[str, Absent] = {}
+    part: Absent | None = None
+    covered: str = ""
 
 
 def read_clocks(root: Path, cpu: Cpu) -> ClockAnswer:
-    """Read the clocks by the first source that answers, in the end the profile's nominal clock.
+    """Read the clocks by the first source that has those of all CPUs, in the end the profile's nominal clock.
 
     Raises:
         NoData: Nothing answers and the profile names no clock.
     """
     refusals: dict[str, NoData] = {}
+    partial: ClockAnswer | None = None
     for source in cpu.sources:
         try:
             answer = CLOCK_SOURCES[source](root, cpu)
         except NoData as error:
             refusals[f"cpu.{source}_hertz"] = error
-        else:
-            return ClockAnswer(clocks=answer.clocks, absent=_describe_absences(refusals) | answer.absent)
+            continue
+        if answer.part is None:
+            return msgspec.structs.replace(answer, absent=_describe_absences(refusals) | answer.absent)
+        partial = partial or answer
+    if partial is not None:
+        return msgspec.structs.replace(partial, absent=_describe_absences(refusals) | partial.absent)
     if not cpu.nominal_hertz:
         lacks = [error.lack for error in refusals.values() if error.lack != "not_present"]
         causes = "; ".join(str(error) for error in refusals.values())
@@ -83,16 +96,36 @@ def read_policies(root: Path, cpu: Cpu) -> ClockAnswer:
     """Read the clock of every policy that answers; raises NoData where none does."""
     found: list[CpuClock] = []
     missing: dict[str, Absent] = {}
+    part: Absent | None = None
     refusal = NoData(f"{root / POLICY_FOLDER}: no policy")
     for policy in find_policies(root):
         try:
-            found.append(_read_policy(policy, cpu))
+            cpus = read_text(policy / "affected_cpus")
+            if not cpus:
+                refusal = NoData(f"{policy}: all its CPUs are off", lack="busy")
+                missing[f"cpu.{policy.name}_hertz"] = describe_absence(refusal)
+                continue
+            found.append(_read_policy(policy, parse_cpu_list(cpus), cpu))
         except NoData as error:
             refusal = error
-            missing[f"cpu.{policy.name}_hertz"] = describe_absence(error)
+            part = missing[f"cpu.{policy.name}_hertz"] = describe_absence(error)
     if not found:
         raise refusal
-    return ClockAnswer(clocks=tuple(found), absent=missing)
+    uncovered, words = _compare_online(root, found)
+    return ClockAnswer(clocks=tuple(found), absent=missing, part=part or uncovered, covered=words)
+
+
+def _compare_online(root: Path, clocks: Iterable[CpuClock]) -> tuple[Absent | None, str]:
+    """Return why the CPUs of policies cannot be right, and how many of those that are on have a policy."""
+    covered = [number for clock in clocks for number in clock.cpus]
+    try:
+        online = parse_cpu_list(read_text(root / CPU_FOLDER / "online"))
+    except NoData as error:
+        return (None if error.lack == "not_present" else describe_absence(error)), ""
+    if len(covered) > len(set(covered)) or not set(covered) <= set(online):
+        cause = f"{root / POLICY_FOLDER}: policies with CPUs that are off, or in two of them"
+        return Absent(lack="invalid", cause=cause), ""
+    return None, "" if len(covered) == len(online) else f"{len(covered)} of {len(online)} CPUs"
 
 
 def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
@@ -104,10 +137,11 @@ def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
     content = read_text(root / CPUINFO)
     quality: Quality = "modelled" if re.search(r"^flags\b.*\bhypervisor\b", content, re.MULTILINE) else "measured"
     found: list[CpuClock] = []
-    name = ""
-    for key, value in re.findall(r"^(processor|cpu MHz)\s*:\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)$", content, re.MULTILINE):
+    name, count = "", 0
+    pattern = r"^(processor|cpu MHz)[ \t]*:[ \t]*([0-9]{1,6}(?:\.[0-9]{1,6})?)$"
+    for key, value in re.findall(pattern, content, re.MULTILINE):
         if key == "processor":
-            name = value
+            name, count = value, count + 1
             continue
         hertz = validate_hertz(float(value) * HERTZ_PER_MHZ, CPUINFO)
         found.append(
@@ -115,7 +149,8 @@ def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
         )
     if not found:
         raise NoData(f"{root / CPUINFO}: tells no clock")
-    return ClockAnswer(clocks=tuple(found))
+    lacking = Absent(lack="invalid", cause=f"{CPUINFO}: tells the clocks of {len(found)} of {count} processors")
+    return ClockAnswer(clocks=tuple(found), part=None if len(found) == count else lacking)
 
 
 CLOCK_SOURCES: Mapping[str, Callable[[Path, Cpu], ClockAnswer]] = {
@@ -126,19 +161,22 @@ CLOCK_SOURCES: Mapping[str, Callable[[Path, Cpu], ClockAnswer]] = {
 
 
 def find_policies(root: Path) -> list[Path]:
-    """List the folders of the policies, by number."""
-    return sorted((root / POLICY_FOLDER).glob("policy*"), key=lambda folder: (len(folder.name), folder.name))
+    """List the folders of the policies, by number; raises NoData where they may not be listed."""
+    return list_folder(root / POLICY_FOLDER, "policy[0-9]*")
 
 
-def count_online(root: Path) -> int:
-    """Count the CPUs that are on; raises NoData."""
+def read_online_count(root: Path) -> tuple[int, str]:
+    """Count the CPUs that are on; return how many, and the file that says so. Raises NoData."""
+    online = f"{CPU_FOLDER}/online"
     try:
-        return len(parse_cpu_list(read_text(root / CPU_FOLDER / "online")))
-    except NoData:
-        count = len(re.findall(r"^processor\s*:", read_text(root / CPUINFO), re.MULTILINE))
-    if not count:
-        raise NoData(f"{root / CPUINFO}: names no processor", lack="invalid")
-    return count
+        return len(parse_cpu_list(read_text(root / online))), online
+    except NoData as error:
+        if error.lack != "not_present":
+            raise
+    count = len(re.findall(r"^processor[ \t]*:", read_text(root / CPUINFO), re.MULTILINE))
+    if not 0 < count <= MAX_CPUS:
+        raise NoData(f"{root / CPUINFO}: names {count} processors", lack="invalid")
+    return count, CPUINFO
 
 
 def parse_cpu_list(content: str) -> tuple[int, ...]:
@@ -146,9 +184,10 @@ def parse_cpu_list(content: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in re.split(r"[,\s]+", content.strip()):
         ends = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
+        if last < first or last >= MAX_CPUS or (numbers and first <= numbers[-1]):
             raise NoData(f"{content[:40]!r} is no list of CPUs", lack="invalid")
-        numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        numbers += range(first, last + 1)
     return tuple(numbers)
 
 
@@ -177,16 +216,13 @@ def read_first_clock(policy: Path, names: Iterable[str]) -> tuple[str, float]:
     raise refusal
 
 
-def _read_policy(policy: Path, cpu: Cpu) -> CpuClock:
-    cpus = read_text(policy / "affected_cpus")
-    if not cpus:
-        raise NoData(f"{policy}: all its CPUs are off", lack="busy")
+def _read_policy(policy: Path, cpus: tuple[int, ...], cpu: Cpu) -> CpuClock:
     name, said = read_first_clock(policy, CLOCK_FILES)
     hertz, quality = correct_hertz(said, cpu)
     announced = "firmware" in cpu.sources
     return CpuClock(
         name=policy.name,
-        cpus=parse_cpu_list(cpus),
+        cpus=cpus,
         hertz=hertz,
         source=f"cpufreq {name}",
         quality="modelled" if announced else quality,

@@ -9,23 +9,23 @@ from pathlib import Path
 from device_agent.hardware.files import read_text
 from device_agent.probes.base import ProbeResult, describe_absence
 from device_agent.probes.clocks import (
-    CPU_FOLDER,
     HERTZ_PER_KHZ,
     UNCERTAINTY,
     WORST_LAST,
     CpuClock,
-    count_online,
     find_policies,
     read_clocks,
     read_first_clock,
+    read_online_count,
 )
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading
 
-MAX_CLOCK_FILES = ("scaling_max_freq", "cpuinfo_max_freq")
-"""What power mode and heat leave, which changes while the board runs; what the hardware is made for."""
+MAX_CLOCK_FILE = "scaling_max_freq"
+"""What power mode and heat leave, which changes while the board runs; not what the hardware is made for."""
 
+MEAN_HERTZ = "cpu.f_hertz"
 S_PER_TICK = 0.01
 TIME_IN_STATE_LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,20})")
 
@@ -43,23 +43,33 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
-    folders = find_policies(root)
+    try:
+        folders = find_policies(root)
+    except NoData as error:
+        folders = []
+        missing["cpu.policies"] = describe_absence(error)
     try:
         answer = read_clocks(root, profile.cpu)
         readings |= make_readings(answer.clocks, [folder.name for folder in folders], at)
         missing |= answer.absent
+        if answer.part:
+            del readings[MEAN_HERTZ]
+            missing[MEAN_HERTZ] = answer.part
+        elif answer.covered:
+            mean = readings[MEAN_HERTZ]
+            readings[MEAN_HERTZ] = _make_reading(mean.value, f"{mean.source}; {answer.covered}", "modelled", at)
     except NoData as error:
-        missing["cpu.f_hertz"] = describe_absence(error)
+        missing[MEAN_HERTZ] = describe_absence(error)
     for folder in folders:
         name = f"cpu.{folder.name}_max_hertz"
         try:
-            source, hertz = read_first_clock(folder, MAX_CLOCK_FILES)
+            source, hertz = read_first_clock(folder, [MAX_CLOCK_FILE])
             readings[name] = Reading(value=hertz, unit="hertz", source=f"cpufreq {source}", quality="measured", at=at)
         except NoData as error:
             missing[name] = describe_absence(error)
     try:
-        count = count_online(root)
-        readings["cpu.online_count"] = Reading(value=count, unit="count", source=CPU_FOLDER, quality="measured", at=at)
+        count, file = read_online_count(root)
+        readings["cpu.online_count"] = Reading(value=count, unit="count", source=file, quality="measured", at=at)
     except NoData as error:
         missing["cpu.online_count"] = describe_absence(error)
     return ProbeResult(readings=readings, absent=missing, facts=read_governors(folders))
@@ -78,7 +88,7 @@ def make_readings(clocks: Sequence[CpuClock], names: Sequence[str], at: float) -
     )
     sources = "; ".join(dict.fromkeys(clock.source for clock in clocks))
     quality = max((clock.quality for clock in clocks), key=WORST_LAST.index)
-    readings = {"cpu.f_hertz": _make_reading(mean, sources, quality, at)}
+    readings = {MEAN_HERTZ: _make_reading(mean, sources, quality, at)}
     for clock in clocks:
         for name in [clock.name] if clock.cpus else names:
             if name in names:

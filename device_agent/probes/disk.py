@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from device_agent.hardware.files import LACK_BY_ERRNO
+from device_agent.hardware.files import LACK_BY_ERRNO, is_folder
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes.base import Probe, ProbeResult
 from device_agent.profile.schema import Profile
@@ -28,7 +28,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """
     if root != LIVE_ROOT:
         raise NoData("a recorded board has no disk")
-    return make_probe(next(root / name for name in STATE_FOLDERS if (root / name).is_dir()))(root, profile, at)
+    return make_probe(next(root / name for name in STATE_FOLDERS if is_folder(root / name)))(root, profile, at)
 
 
 def make_probe(folder: Path) -> Probe:

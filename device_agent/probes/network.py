@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.hardware.files import read_text
+from device_agent.hardware.files import is_there, read_text
 from device_agent.probes.base import ProbeResult, describe_absence, read_number
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
@@ -16,7 +16,13 @@ LOOPBACK = "lo"
 COLUMNS, RECEIVED, SENT = 16, 0, 8
 BITS_PER_MBIT = 1e6
 UNKNOWN_MBITS = (0xFFFF, 0xFFFFFFFF)
-MAX_DIGITS = 20
+MAX_MBITS = 1e6
+MAX_DIGITS, MAX_NAME = 20, 15
+
+
+def is_interface(name: str) -> bool:
+    """Return whether an interface may be called so: the kernel takes 15 characters, without blanks and `/`."""
+    return 0 < len(name.encode(errors="replace")) <= MAX_NAME and name.isprintable() and not set(name) & set(" /")
 
 
 def parse_dev(content: str) -> dict[str, tuple[int, int]]:
@@ -25,10 +31,10 @@ def parse_dev(content: str) -> dict[str, tuple[int, int]]:
     for line in content.splitlines():
         name, colon, columns = line.rpartition(":")
         words = columns.split()
-        if not colon or name.strip() == LOOPBACK or len(words) < COLUMNS:
+        if not colon or name.strip() == LOOPBACK or len(words) < COLUMNS or not is_interface(name.strip()):
             continue
-        if all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
-            counters[name.strip()] = (int(words[RECEIVED]), int(words[SENT]))
+        if all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words[:COLUMNS]):
+            counters[name.strip()] = int(words[RECEIVED]), int(words[SENT])
     return counters
 
 
@@ -43,7 +49,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         at: Monotonic seconds of the readings.
     """
     counters = parse_dev(read_text(root / SOURCE))
-    hardware = {name for name in counters if (root / INTERFACES / name / "device").exists()}
+    hardware = {name for name in counters if is_there(root / INTERFACES / name / "device")}
     chosen = {name: both for name, both in counters.items() if not hardware or name in hardware}
     if not chosen:
         raise NoData(f"{root / SOURCE}: no interface but loopback")
@@ -71,6 +77,8 @@ def read_speed(interface: Path) -> float:
         raise NoData(str(error), lack=lack) from error
     if mbits <= 0 or mbits in UNKNOWN_MBITS:
         raise NoData(f"{interface}/speed: {mbits:g}: the link is down or knows no rate")
+    if mbits > MAX_MBITS:
+        raise NoData(f"{interface}/speed: {mbits:g} Mbit/s is nothing that a wire carries", lack="invalid")
     return mbits * BITS_PER_MBIT
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from device_agent.hardware.files import read_text
 from device_agent.hardware.tools import run_tool
-from device_agent.probes.base import ProbeResult, describe_absence
+from device_agent.probes.base import ProbeResult, describe_absence, read_number
 from device_agent.probes.clocks import find_policies
 from device_agent.profile.schema import PowerMode, Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
+
+LIMIT_FILES = ("scaling_min_freq", "scaling_max_freq")
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
@@ -55,7 +57,7 @@ def read_mode(root: Path, table: PowerMode) -> str:
 
 def parse_mode_number(status: str) -> int:
     """Parse the number in `pmode:0002 fmode:fan_mode_quiet`; raises NoData."""
-    found = re.search(r"\bpmode:(\d+)", status, re.ASCII)
+    found = re.search(r"\bpmode:(\d{1,6})(?!\d)", status, re.ASCII)
     if found is None:
         raise NoData(f"{status[:40]!r} names no power mode", lack="invalid")
     return int(found[1])
@@ -63,7 +65,9 @@ def parse_mode_number(status: str) -> int:
 
 def parse_mode_names(conf: str) -> dict[int, str]:
     """Parse the names of the modes by number, out of lines such as `< POWER_MODEL ID=2 NAME=MAXN_SUPER >`."""
-    lines = re.findall(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", conf, re.ASCII | re.MULTILINE)
+    lines = re.findall(
+        r"^[ \t]*<[ \t]*POWER_MODEL[ \t]+ID=(\d{1,6})[ \t]+NAME=(\S{1,80})[ \t]*>", conf, re.ASCII | re.MULTILINE
+    )
     return {int(number): name for number, name in lines}
 
 
@@ -76,17 +80,10 @@ def parse_query(answer: str) -> str:
 
 
 def _read_pinning(root: Path) -> dict[str, str]:
-    limits = [
-        (_text_or_empty(folder / "scaling_min_freq"), _text_or_empty(folder / "scaling_max_freq"))
-        for folder in find_policies(root)
-    ]
-    if not limits or not all(all(pair) for pair in limits):
+    try:
+        limits = [[read_number(folder / name) for name in LIMIT_FILES] for folder in find_policies(root)]
+    except NoData:
+        return {}
+    if not limits or min(map(min, limits)) <= 0:
         return {}
     return {"clocks": "pinned" if all(least == most for least, most in limits) else "free"}
-
-
-def _text_or_empty(path: Path) -> str:
-    try:
-        return read_text(path)
-    except NoData:
-        return ""

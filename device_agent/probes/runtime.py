@@ -83,7 +83,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 def parse_l4t(release: str) -> str:
     """Parse `36.4.0` out of `# R36 (release), REVISION: 4.0, GCID: ...`; raises NoData."""
-    found = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release, re.ASCII)
+    found = re.match(r"# R(\d{1,4}) \(release\), REVISION: ([\d.]{1,20})", release, re.ASCII)
     if found is None:
         raise NoData(f"{release[:60]!r} is no release of L4T", lack="invalid")
     return f"{found[1]}.{found[2]}"

@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
-from device_agent.hardware.files import read_text
-from device_agent.probes import firmware
+from msgspec.structs import replace
+
+from device_agent.hardware import firmware
+from device_agent.hardware.files import list_folder, read_text
+from device_agent.hardware.hwmon import find_chips
 from device_agent.probes.base import ProbeResult, describe_absence, read_number
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from shared.protocol.measurements import Absent, Reading
+from shared.protocol.measurements import Absent, Lack, Reading
 
 ZONE_FOLDER = "sys/class/thermal"
 HOTTEST_CELSIUS = "thermal.hottest_celsius"
 CPU_CHIPS = ("coretemp", "cpu_thermal", "k10temp", "zenpower")
 """Drivers of CPU sensors under hwmon; many other chips are fans, disks and network cards."""
 
-Sensor: TypeAlias = tuple[str, str, float | NoData]
-"""Type of a zone or name of a chip, where it was read, degrees Celsius or why there are none."""
+CONSTANT_ZONES = re.compile(r"pmic[-_]die", re.IGNORECASE)
+"""The power chip of many Jetsons: its driver says 100 celsius as long as no alarm is raised, whatever the board."""
+
+MAX_WORD = 60
+POWER_CHIPS = re.compile(r"pmic", re.IGNORECASE)
+"""Zones of power chips, of which many know thresholds only; they are told, and are not the hottest of a board."""
+
+
+class Sensor(NamedTuple):
+    """A thermometer: type of a zone or name of a chip, where it was read, degrees Celsius or why there are none."""
+
+    kind: str
+    source: str
+    celsius: float | NoData
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """Read `thermal.<type>_celsius` of everything that has a temperature, and `thermal.hottest_celsius` of them all.
 
     Zones are told apart by type, since their numbers change with every boot; a type met again gets a number, as in
-    `x86_pkg_temp-2`.
+    `x86_pkg_temp-2`. A zone whose type nobody can read says nothing. Where a thermometer does not answer, the hottest
+    is that of the others, and its source says so.
 
     Args:
         root: The board's root folder.
@@ -38,10 +55,11 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         NoData: The board has no thermometer.
     """
     zones = list(_read_zones(root))
-    known = {kind.replace("-", "_") for kind, _, _ in zones}  # the kernel shows many a zone as a chip, too
-    sensors = zones + [chip for chip in _read_chips(root) if chip[0] not in known]
-    sensors = [sensor for sensor in sensors if sensor[0] not in profile.thermal.ignore]
-    if "firmware" in profile.cpu.sources and not any(isinstance(value, float) for _, _, value in sensors):
+    known = {zone.kind.replace("-", "_") for zone in zones}  # the kernel shows many a zone as a chip, too
+    sensors = zones + [chip for chip in _read_chips(root) if chip.kind not in known]
+    ignored = profile.thermal.ignore
+    sensors = [one for one in sensors if one.kind not in ignored and not CONSTANT_ZONES.fullmatch(one.kind)]
+    if "firmware" in profile.cpu.sources and not any(isinstance(one.celsius, float) for one in sensors):
         sensors.append(_ask_firmware(root))
     if not sensors:
         raise NoData(f"{root / ZONE_FOLDER}: no thermal zone, and no hwmon chip {', '.join(CPU_CHIPS)}")
@@ -51,8 +69,9 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 def _collect_readings(sensors: list[Sensor], profile: Profile, at: float) -> ProbeResult:
     readings: dict[str, Reading] = {}
     lacking: dict[str, Absent] = {}
+    counts: Counter[str] = Counter()
     for kind, source, celsius in sensors:
-        name = _choose_name(kind, readings.keys() | lacking.keys())
+        name = _choose_name(kind, counts)
         value = _refuse_implausible(celsius, source, profile.thermal.accept_celsius)
         if isinstance(value, NoData):
             lacking[name] = describe_absence(value)
@@ -60,20 +79,34 @@ def _collect_readings(sensors: list[Sensor], profile: Profile, at: float) -> Pro
             role = profile.thermal.zones.get(kind)
             place = f"{source} ({role})" if role else source
             readings[name] = Reading(value=value, unit="celsius", source=place, quality="measured", at=at)
-    if readings:
-        readings[HOTTEST_CELSIUS] = max(readings.values(), key=lambda reading: reading.value)
+    hot = [one for name, one in readings.items() if not POWER_CHIPS.search(name)]
+    if hot:
+        readings[HOTTEST_CELSIUS] = _choose_hottest(hot, len(lacking))
     else:
-        lacking[HOTTEST_CELSIUS] = describe_absence(
-            NoData("no thermometer answers", lack=next(iter(lacking.values())).lack)
-        )
+        lack: Lack = next((one.lack for one in lacking.values()), "not_present")
+        lacking[HOTTEST_CELSIUS] = describe_absence(NoData("no thermometer of known place answers", lack=lack))
     return ProbeResult(readings=readings, absent=lacking)
 
 
-def _choose_name(kind: str, taken: set[str]) -> str:
-    """Return the name of a type's reading; of one that is there already, with a number."""
-    word = re.sub(r"[^\w.-]+", "-", kind) or "unnamed"
-    names = [f"thermal.{word}_celsius", *(f"thermal.{word}-{count}_celsius" for count in range(2, len(taken) + 3))]
-    return next(name for name in names if name not in taken)
+def _choose_hottest(readings: list[Reading], lacking: int) -> Reading:
+    hottest = max(readings, key=lambda reading: reading.value)
+    if not lacking:
+        return hottest
+    source = f"{hottest.source}; {lacking} of {len(readings) + lacking} thermometers do not answer"
+    return replace(hottest, source=source)
+
+
+def _choose_name(kind: str, counts: Counter[str]) -> str:
+    """Return the name of a type's reading, and count it; of a type that is there already, with a number."""
+    word = re.sub(r"[^\w.-]+", "-", kind[:MAX_WORD]) or "unnamed"
+    counts[word] += 1
+    while counts[word] > 1:
+        numbered = f"{word}-{counts[word]}"
+        if not counts[numbered]:
+            counts[numbered] += 1
+            return f"thermal.{numbered}_celsius"
+        counts[word] += 1
+    return f"thermal.{word}_celsius"
 
 
 def _refuse_implausible(celsius: float | NoData, source: str, accept: tuple[float, float]) -> float | NoData:
@@ -83,27 +116,40 @@ def _refuse_implausible(celsius: float | NoData, source: str, accept: tuple[floa
 
 
 def _read_zones(root: Path) -> Iterator[Sensor]:
-    folders = (root / ZONE_FOLDER).glob("thermal_zone*")
-    for zone in sorted(folders, key=lambda folder: (len(folder.name), folder.name)):
+    for zone in list_folder(root / ZONE_FOLDER, "thermal_zone[0-9]*"):
         try:
             kind = read_text(zone / "type")
-        except NoData:
-            kind = zone.name
-        yield kind, zone.name, _read_celsius(zone / "temp")
+        except NoData as error:
+            cause = f"{zone.name} is of a type that nobody can read: {error}"
+            yield Sensor(zone.name, zone.name, NoData(cause, lack=error.lack))
+            continue
+        if kind:
+            yield Sensor(kind, zone.name, _read_celsius(zone / "temp"))
+        else:
+            yield Sensor(zone.name, zone.name, NoData(f"{zone.name} has an empty type", lack="invalid"))
 
 
 def _read_chips(root: Path) -> Iterator[Sensor]:
-    """Yield one temperature a chip: that of its hottest input."""
-    for chip in sorted((root / "sys/class/hwmon").glob("hwmon*")):
-        try:
-            name = read_text(chip / "name")
-        except NoData:
-            continue  # nobody knows what it is
-        if name not in CPU_CHIPS:
-            continue
-        inputs = [_read_celsius(path) for path in sorted(chip.glob("temp*_input"))]
-        values = [value for value in inputs if isinstance(value, float)]
-        yield name, chip.name, max(values, default=next(iter(inputs), NoData(f"{chip}: no temp*_input")))
+    """Yield one temperature a chip: that of its hottest input, and none where one of them does not answer."""
+    try:
+        chips = find_chips(root, CPU_CHIPS)
+    except NoData as error:
+        yield Sensor("hwmon", "hwmon", error)
+        return
+    for chip, name in chips.folders:
+        yield Sensor(name, chip.name, _read_chip(chip))
+    if chips.refusal:
+        yield Sensor("hwmon", "hwmon", chips.refusal)  # one that does not say what it is may be a thermometer
+
+
+def _read_chip(chip: Path) -> float | NoData:
+    try:
+        inputs = [_read_celsius(path) for path in list_folder(chip, "temp*_input")]
+    except NoData as error:
+        return error
+    refusals = [one for one in inputs if isinstance(one, NoData)]
+    values = [one for one in inputs if isinstance(one, float)]
+    return refusals[0] if refusals else max(values, default=NoData(f"{chip}: no temp*_input"))
 
 
 def _read_celsius(path: Path) -> float | NoData:
@@ -115,6 +161,6 @@ def _read_celsius(path: Path) -> float | NoData:
 
 def _ask_firmware(root: Path) -> Sensor:
     try:
-        return "firmware", "firmware", firmware.parse_celsius(firmware.ask(root, "measure_temp"))
+        return Sensor("firmware", "firmware", firmware.parse_celsius(firmware.ask(root, "measure_temp")))
     except NoData as error:
-        return "firmware", "firmware", error
+        return Sensor("firmware", "firmware", error)

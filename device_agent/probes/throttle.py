@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from device_agent.hardware.files import read_text
-from device_agent.probes import firmware
-from device_agent.probes.base import ProbeResult, describe_absence, read_number
-from device_agent.probes.clocks import POLICY_FOLDER, find_policies
+from device_agent.hardware import firmware
+from device_agent.hardware.files import find_paths, list_folder, read_text
+from device_agent.hardware.hwmon import find_chips
+from device_agent.probes.base import ProbeResult, describe_absence, read_within
+from device_agent.probes.clocks import PLAUSIBLE_HERTZ, POLICY_FOLDER, find_policies
 from device_agent.probes.thermal import ZONE_FOLDER
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading
+
+FIRMWARE = "firmware"
+"""A Raspberry Pi's: it slows the clock down behind Linux' back, so that without its word nobody knows."""
 
 FIRMWARE_COPIES = tuple(f"sys/devices/platform/{depth}*firmware*/get_throttled" for depth in ("", "*/", "*/*/"))
 """A kernel's copy of the firmware's bits, seconds old; where it lies differs from one Raspberry Pi to the next."""
@@ -24,21 +28,32 @@ FIRMWARE_COPIES = tuple(f"sys/devices/platform/{depth}*firmware*/get_throttled" 
 BIT_MEANINGS = ("undervoltage", "clock capped", "throttled", "soft temperature limit")
 """What bit n of the firmware's word says of now, and bit n + 16 of the time since the start."""
 
-UNDERVOLTAGE_FLAG = "throttle.undervoltage_flag"
+NOW_FLAG, UNDERVOLTAGE_FLAG = "throttle.now_flag", "throttle.undervoltage_flag"
 EVIDENCE_FIELDS: Mapping[str, str] = {
-    "throttle.now_flag": "now",
+    NOW_FLAG: "now",
     UNDERVOLTAGE_FLAG: "undervoltage",
     "throttle.since_boot_flag": "since_boot",
     "throttle.overcurrent_count": "overcurrent",
 }
 """Readings, and what of an `Evidence` each of them tells."""
 
+TELLERS: Mapping[str, frozenset[str]] = {
+    "now": frozenset({FIRMWARE, "ina3221_alarm", "cooling_device"}),
+    "undervoltage": frozenset({FIRMWARE}),
+    "since_boot": frozenset({FIRMWARE, "soctherm"}),
+    "overcurrent": frozenset({"soctherm"}),
+}
+"""Sources without which, where the board has them, nobody knows that something is not so."""
+
 SLOWING_DEVICES = re.compile(r"cpufreq|devfreq|processor|powerclamp|throttle", re.IGNORECASE)
 """Cooling devices that take speed; others are fans."""
 
+MAX_STATE, MAX_EVENTS = 10_000, 1e9
+PLAUSIBLE_MHZ = (PLAUSIBLE_HERTZ[0] / 1e6, PLAUSIBLE_HERTZ[1] / 1e6)
+
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of one source; None where it cannot tell.
+    """Answer of one source; None where it cannot tell, also where one of its parts does not answer.
 
     Attributes:
         now: The board is slowed down.
@@ -46,6 +61,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         since_boot: One of both, since it started.
         overcurrent: Times that it drew too much, since it started.
         words: For people.
+        lack: Why it cannot tell all it should.
     """
 
     now: bool | None = None
@@ -53,6 +69,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     since_boot: bool | None = None
     overcurrent: int | None = None
     words: tuple[str, ...] = ()
+    lack: Absent | None = None
 
 
 Source: TypeAlias = Callable[[Path], Evidence]
@@ -61,8 +78,9 @@ Source: TypeAlias = Callable[[Path], Evidence]
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """Read `throttle.*` of the profile's sources, and their words for people as the fact `throttle`.
 
-    A flag is up when any source says so. A clock that is capped is evidence of the second rank, since a power mode or
-    an operator may have capped it: it counts only where no other source answers.
+    A flag is up when any source says so; it is down when all sources that the board has say so, and the firmware where
+    it is one of them. A clock that is capped is evidence of the second rank, since a power mode or an operator may have
+    capped it: it counts only where no other source answers.
 
     Args:
         root: The board's root folder.
@@ -82,21 +100,28 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     if not answers:
         cause = "; ".join(lack.cause for lack in lacking.values()) or "the profile names no source"
         raise NoData(cause, lack=next((lack.lack for lack in lacking.values()), "not_present"))
-    readings = {
-        key: _make_reading(answers, key, at)
-        for key in EVIDENCE_FIELDS
-        if _collect_answers(answers, EVIDENCE_FIELDS[key])
-    }
-    lacking = {f"throttle.{source}": lack for source, lack in lacking.items() if lack.lack != "not_present"}
+    refusals = lacking | {source: one.lack for source, one in answers.items() if one.lack}
+    silent = {source: one for source, one in refusals.items() if one.lack != "not_present" or source == FIRMWARE}
+    readings: dict[str, Reading] = {}
+    absent = {f"throttle.{source}": one for source, one in refusals.items() if one.lack != "not_present"}
+    for key, field in EVIDENCE_FIELDS.items():
+        known = _collect_answers(answers, field)
+        doubts = [
+            silent[one] for one in silent if one in TELLERS[field] and getattr(answers.get(one), field, None) is None
+        ]
+        if any(known.values()) or (known and not doubts):
+            readings[key] = _make_reading(known, key, at)
+        elif doubts and (known or field == "overcurrent"):
+            absent[key] = doubts[0]
     if not profile.throttle.senses_undervoltage and UNDERVOLTAGE_FLAG in readings:
         del readings[UNDERVOLTAGE_FLAG]
-        lacking[UNDERVOLTAGE_FLAG] = Absent(lack="not_present", cause="this board has no detector of it")
+        absent[UNDERVOLTAGE_FLAG] = Absent(lack="not_present", cause="this board has no detector of it")
     words = [word for evidence in answers.values() for word in evidence.words]
-    return ProbeResult(readings=readings, absent=lacking, facts={"throttle": ", ".join(dict.fromkeys(words)) or "none"})
+    nothing = "unknown" if NOW_FLAG in absent else "none"
+    return ProbeResult(readings=readings, absent=absent, facts={"throttle": ", ".join(dict.fromkeys(words)) or nothing})
 
 
-def _make_reading(answers: Mapping[str, Evidence], key: str, at: float) -> Reading:
-    known = _collect_answers(answers, EVIDENCE_FIELDS[key])
+def _make_reading(known: Mapping[str, int], key: str, at: float) -> Reading:
     source = max(known, key=lambda one: known[one])  # of several the first that says most
     quality: Quality = "modelled" if source == "clock" else "measured"
     unit = key.rpartition("_")[2]
@@ -114,15 +139,17 @@ def _read_firmware(root: Path) -> Evidence:
     try:
         return decode_bits(firmware.parse_throttled_bits(firmware.ask(root, "get_throttled")))
     except NoData as refused:
-        for path in (path for pattern in FIRMWARE_COPIES for path in root.glob(pattern)):
+        for path in (path for pattern in FIRMWARE_COPIES for path in find_paths(root, pattern)):
             try:
-                return decode_bits(int(read_text(path), 16))
-            except (NoData, ValueError):
+                return decode_bits(firmware.parse_throttled_bits(f"throttled=0x{read_text(path)}"))
+            except NoData:
                 continue
-        for chip in _find_chips(root, "rpi_volt"):
-            low = any(_read_figures(chip.glob("in0_lcrit_alarm"), "voltage alarm").values())
-            return Evidence(undervoltage=low, words=BIT_MEANINGS[:1] * low)
-        raise refused from None
+        try:
+            alarms, _ = _read_figures(_list_files(root, "rpi_volt", "in0_lcrit_alarm"), "voltage alarm")
+        except NoData:
+            raise refused from None
+        low = any(alarms.values())
+        return Evidence(undervoltage=low, words=BIT_MEANINGS[:1] * low, lack=describe_absence(refused))
 
 
 def decode_bits(bits: int) -> Evidence:
@@ -139,20 +166,26 @@ def decode_bits(bits: int) -> Evidence:
 
 def _read_soctherm(root: Path) -> Evidence:
     """Read the counters of a Jetson's SoC: oc1 undervoltage, oc2 mean current, oc3 momentary current."""
-    chips = _find_chips(root, "soctherm_oc")
-    counts = _read_figures((path for chip in chips for path in chip.glob("oc*_event_cnt")), "counter of over-currents")
+    files = _list_files(root, "soctherm_oc", "oc[0-9]*_event_cnt")
+    counts, lack = _read_figures(files, "counter of over-currents", most=MAX_EVENTS)
     undervoltage = sum(count for path, count in counts.items() if path.name.startswith("oc1_"))
     overcurrent = sum(counts.values()) - undervoltage
     words = ("undervoltage since boot",) * (undervoltage > 0) + ("over-current since boot",) * (overcurrent > 0)
-    return Evidence(since_boot=bool(words), overcurrent=overcurrent, words=words)
+    return Evidence(
+        since_boot=bool(words) or (None if lack else False),
+        overcurrent=None if lack else overcurrent,
+        words=words,
+        lack=lack,
+    )
 
 
 def _read_ina3221_alarm(root: Path) -> Evidence:
     """Read whether a rail draws more than its limit, at which the board is slowed down."""
-    chips = _find_chips(root, "ina3221")
-    alarms = _read_figures((path for chip in chips for path in chip.glob("curr*_alarm")), "alarm of an INA3221")
+    files = _list_files(root, "ina3221", "curr[0-9]*_alarm")
+    alarms, lack = _read_figures(files, "alarm of an INA3221")
     rails = {_read_label(path) for path, state in alarms.items() if state}
-    return Evidence(now=bool(rails), words=tuple(f"over-current on {rail}" for rail in sorted(rails)))
+    words = tuple(f"over-current on {rail}" for rail in sorted(rails))
+    return Evidence(now=bool(rails) or (None if lack else False), words=words, lack=lack)
 
 
 def _read_label(alarm: Path) -> str:
@@ -166,65 +199,70 @@ def _read_label(alarm: Path) -> str:
 def _read_cooling_devices(root: Path) -> Evidence:
     """Read whether the kernel takes speed for heat. A state of -1 is that of a device that is off."""
     states: dict[str, int] = {}
-    for device in sorted((root / ZONE_FOLDER).glob("cooling_device*")):
+    refused: NoData | None = None
+    for device in list_folder(root / ZONE_FOLDER, "cooling_device*"):
         try:
-            kind, state = read_text(device / "type"), int(read_number(device / "cur_state"))
-        except NoData:
-            continue  # some have no state
-        if SLOWING_DEVICES.search(kind) and state >= 0:
+            kind = read_text(device / "type")
+            if not SLOWING_DEVICES.search(kind):
+                continue
+            state = int(read_within(device / "cur_state", (-1, MAX_STATE)))
+        except NoData as error:
+            if error.lack != "not_present":  # some have no state
+                refused = error
+            continue
+        if state >= 0:
             states[kind] = max(state, states.get(kind, 0))
     if not states:
-        raise NoData(f"{root / ZONE_FOLDER}: no cooling device that takes speed")
+        raise refused or NoData(f"{root / ZONE_FOLDER}: no cooling device that takes speed")
     hot = [kind for kind, state in states.items() if state]
-    return Evidence(now=bool(hot), words=tuple(f"{kind} cools by slowing down" for kind in hot))
+    words = tuple(f"{kind} cools by slowing down" for kind in hot)
+    lack = describe_absence(refused) if refused else None
+    return Evidence(now=bool(hot) or (None if lack else False), words=words, lack=lack)
 
 
 def _read_clock_caps(root: Path) -> Evidence:
     """Read whether the highest clock allowed now is below the highest there is, whoever may have lowered it."""
     capped, seen = set[str](), False
+    refused: NoData | None = None
     for policy in find_policies(root):
         try:
             allowed, most = (
-                read_number(policy / "scaling_max_freq", 1e-3),
-                read_number(policy / "cpuinfo_max_freq", 1e-3),
+                read_within(policy / "scaling_max_freq", PLAUSIBLE_MHZ, 1e-3),
+                read_within(policy / "cpuinfo_max_freq", PLAUSIBLE_MHZ, 1e-3),
             )
-        except NoData:
+        except NoData as error:
+            if error.lack != "not_present":
+                refused = error
             continue
         seen = True
         if allowed < most:
             capped.add(f"clock capped at {allowed:.0f} of {most:.0f} MHz")
     if not seen:
-        raise NoData(f"{root / POLICY_FOLDER}: no clock with limits")
-    return Evidence(now=bool(capped), words=tuple(sorted(capped)))
+        raise refused or NoData(f"{root / POLICY_FOLDER}: no clock with limits")
+    lack = describe_absence(refused) if refused else None
+    return Evidence(now=bool(capped) or (None if lack else False), words=tuple(sorted(capped)), lack=lack)
 
 
-def _find_chips(root: Path, name: str) -> list[Path]:
-    return [path.parent for path in sorted(root.glob("sys/class/hwmon/hwmon*/name")) if _has_content(path, name)]
+def _list_files(root: Path, chip: str, pattern: str) -> list[Path]:
+    return [path for folder in find_chips(root, (chip,)).require() for path in list_folder(folder, pattern)]
 
 
-def _has_content(path: Path, name: str) -> bool:
-    try:
-        return read_text(path) == name
-    except NoData:
-        return False
-
-
-def _read_figures(paths: Iterable[Path], what: str) -> dict[Path, int]:
-    """Return the figures of the files that have one; raises NoData where none does."""
+def _read_figures(paths: list[Path], what: str, most: float = 1) -> tuple[dict[Path, int], Absent | None]:
+    """Return the figures of the files that have one, and why others have none; raises NoData where none has one."""
     figures: dict[Path, int] = {}
-    refused = NoData(f"no {what}")
+    refused: NoData | None = None
     for path in paths:
         try:
-            figures[path] = int(read_number(path))
+            figures[path] = int(read_within(path, (0, most)))
         except NoData as error:
             refused = error
     if not figures:
-        raise refused
-    return figures
+        raise refused or NoData(f"no {what}")
+    return figures, describe_absence(refused) if refused else None
 
 
 SOURCES: Mapping[str, Source] = {
-    "firmware": _read_firmware,
+    FIRMWARE: _read_firmware,
     "soctherm": _read_soctherm,
     "ina3221_alarm": _read_ina3221_alarm,
     "cooling_device": _read_cooling_devices,

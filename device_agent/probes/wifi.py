@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from device_agent.hardware.files import read_text
+from device_agent.hardware.files import is_there, list_folder, read_text
 from device_agent.hardware.tools import run_tool
 from device_agent.probes.base import ProbeResult, describe_absence
-from device_agent.probes.network import INTERFACES
+from device_agent.probes.network import INTERFACES, is_interface
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading
 
+MAX_BITS_PER_S = 1e11
 SIGNAL_DBM = (-120.0, 0.0)
 """Some drivers count signal on a scale of their own, upwards from 0."""
 
@@ -34,8 +35,8 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """
     radios = [
         folder.name
-        for folder in sorted((root / INTERFACES).glob("*"))
-        if (folder / "wireless").exists() or (folder / "phy80211").exists()
+        for folder in list_folder(root / INTERFACES)
+        if is_interface(folder.name) and (is_there(folder / "wireless") or is_there(folder / "phy80211"))
     ]
     if not radios:
         raise NoData(f"{root / INTERFACES}: no wireless interface")
@@ -56,8 +57,12 @@ def _read_radio(root: Path, name: str, at: float) -> ProbeResult:
     else:
         said += "\n" + _read_station(root, name)
     figures: list[tuple[str, float | None, Quality]] = [
-        ("phy_bits_per_s", parse_bits_per_s(r"tx bitrate:\s*([\d.]+) MBit/s", said), "measured"),
-        ("expected_bits_per_s", parse_bits_per_s(r"expected throughput:\s*([\d.]+)Mbps", said), "modelled"),
+        ("phy_bits_per_s", parse_bits_per_s(r"tx bitrate:[ \t]*(\d{1,9}(?:\.\d{1,9})?) MBit/s", said), "measured"),
+        (
+            "expected_bits_per_s",
+            parse_bits_per_s(r"expected throughput:[ \t]*(\d{1,9}(?:\.\d{1,9})?)Mbps", said),
+            "modelled",
+        ),
     ]
     readings = {
         f"wifi.{name}_{key}": Reading(value=value, unit="bits_per_s", source="iw", quality=quality, at=at)
@@ -83,10 +88,8 @@ def parse_link(answer: str, name: str) -> str:
 def parse_bits_per_s(pattern: str, said: str) -> float | None:
     """Parse the first rate in a text, given there in megabits a second; None without one."""
     found = re.search(pattern, said, re.ASCII)
-    try:
-        return float(found[1]) * 1e6 if found else None
-    except ValueError:
-        return None
+    rate = float(found[1]) * 1e6 if found else 0.0
+    return rate if 0 < rate <= MAX_BITS_PER_S else None
 
 
 def _read_station(root: Path, name: str) -> str:
@@ -99,10 +102,14 @@ def _read_station(root: Path, name: str) -> str:
 
 def _read_signal(root: Path, name: str, said: str, at: float) -> Reading:
     """Read the signal from iw's answer, else from the table that older kernels keep. Raises NoData."""
-    found, source = re.search(r"signal:\s*(-?\d+)(?: \[[^\]]*\])? dBm", said, re.ASCII), "iw"
+    found, source = re.search(r"signal:[ \t]*(-?\d{1,4})(?: \[[^\]]{0,80}\])? dBm", said, re.ASCII), "iw"
     if found is None:
         table, source = read_text(root / "proc/net/wireless"), "/proc/net/wireless"
-        found = re.search(rf"^\s*{re.escape(name)}:\s*\S+\s+\S+\s+(-?\d+)", table, re.ASCII | re.MULTILINE)
+        found = re.search(
+            rf"^[ \t]*{re.escape(name)}:[ \t]*\S+[ \t]+\S+[ \t]+(-?\d{{1,4}})\.?(?=[ \t]|$)",
+            table,
+            re.ASCII | re.MULTILINE,
+        )
     if found is None:
         raise NoData(f"nothing tells the signal of {name}")
     if not SIGNAL_DBM[0] <= float(found[1]) < SIGNAL_DBM[1]:

@@ -23,7 +23,7 @@ def find_problems(profile: Profile) -> tuple[str, ...]:
         *_check_identity(profile),
         *_check_cpu(profile),
         *_check_rails(profile.power),
-        *_check_total(profile.power),
+        *_check_total(profile.power, is_fallback=profile.is_fallback()),
         *_check_figures(profile.power),
         *_check_thermal(profile),
         *_check_power_mode(profile.power_mode),
@@ -72,7 +72,7 @@ def _check_rails(power: Power) -> Iterator[str]:
         yield "power.rails: an empty label, or NC for not connected, is no rail; drop it"
 
 
-def _check_total(power: Power) -> Iterator[str]:
+def _check_total(power: Power, *, is_fallback: bool) -> Iterator[str]:
     labels, parents = {rail.label for rail in power.rails}, _map_parents(power)
     for label in power.total:
         if label not in labels:
@@ -82,7 +82,7 @@ def _check_total(power: Power) -> Iterator[str]:
                 yield f"power.total: {label} is already contained in {ancestor}; take one of the two out"
     if len(set(power.total)) < len(power.total):
         yield "power.total: a label is there twice, and would be counted twice; keep one"
-    if (needy := sorted(RAIL_SOURCES & set(power.sources))) and not power.total:
+    if (needy := sorted(RAIL_SOURCES & set(power.sources))) and not power.total and not is_fallback:
         yield f"power.total: {', '.join(needy)} read rails; name those whose sum is the total, and list them as rails"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
+
+MODULE = re.compile(r"p[0-9]{4}-[0-9]{4}(?=-|$)", re.ASCII)
+"""How NVIDIA numbers modules; a revision (`-b00`) or a variant (`-super`) may follow."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,27 +29,52 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     def tokens(self) -> tuple[str, ...]:
         """Return everything a profile may match by."""
-        return tuple(token for token in (*self.compatible, *self.dmi, self.machine) if token)
+        return tuple(token for token in (*self.compatible_tokens(), *self.dmi, self.machine) if token)
+
+    def compatible_tokens(self) -> tuple[str, ...]:
+        """Return the tokens of the device tree, each with the modules that it names behind a carrier.
+
+        A Jetson says `nvidia,p2597-0000+p3310-1000`: carrier and module. Sensors are the module's, carriers are many.
+        """
+        return tuple(dict.fromkeys(one for token in self.compatible for one in (token, *_name_modules(token))))
 
 
 def is_match(profile: Profile, facts: Identity) -> bool:
     """Return whether a profile is for this board: one of its tokens is the board's, letter by letter."""
-    match = profile.match
-    return (
-        not set(match.compatible).isdisjoint(facts.compatible)
-        or not set(match.dmi).isdisjoint(facts.dmi)
-        or facts.machine in match.machine
-    )
+    return _rank(profile, facts) is not None
 
 
 def choose_profile(profiles: Iterable[Profile], facts: Identity) -> Profile | None:
-    """Return the profile of highest priority that matches, None where none does.
+    """Return the profile of highest priority that matches, of several the one with the board's most specific token.
+
+    None where none matches.
 
     Raises:
-        ConfigError: Two of the same priority match.
+        ConfigError: Two of the same priority match by the same token.
     """
-    found = sorted((one for one in profiles if is_match(one, facts)), key=lambda one: one.match.priority)
-    if len(found) > 1 and found[-1].match.priority == found[-2].match.priority:
-        one, two = sorted(profile.id for profile in found[-2:])
+    ranked = [(rank, one) for one in profiles if (rank := _rank(one, facts)) is not None]
+    best = [one for rank, one in ranked if rank == min(rank for rank, _ in ranked)]
+    if len(best) > 1:
+        one, two = sorted(profile.id for profile in best)[:2]
         raise ConfigError(f"profiles {one} and {two} both claim this board; name the right one as profile in [board]")
-    return found[-1] if found else None
+    return best[0] if best else None
+
+
+def _rank(profile: Profile, facts: Identity) -> tuple[int, int] | None:
+    """Return the place of a profile among those that match, the least the best; None where it does not match."""
+    match = profile.match
+    claimed = (
+        *(token in match.compatible for token in facts.compatible_tokens()),
+        *(token in match.dmi for token in facts.dmi),
+        facts.machine in match.machine,
+    )
+    return (-match.priority, claimed.index(True)) if any(claimed) else None
+
+
+def _name_modules(token: str) -> Iterator[str]:
+    """Yield the modules behind a carrier's name: as they stand there, then without revision and variant."""
+    vendor, _, boards = token.partition(",")
+    for board in boards.split("+")[1:]:
+        if number := MODULE.match(board):
+            yield f"{vendor},{board}"
+            yield f"{vendor},{number[0]}"

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+FALLBACK = "generic-"
+
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of a profile; an unknown key is an error."""
@@ -211,3 +213,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     power_mode: PowerMode = PowerMode()
     memory: Memory = Memory()
     permissions: Permissions = Permissions()
+
+    def is_fallback(self) -> bool:
+        """Return whether it is for boards that no other one is for, so that one should be named or written."""
+        return self.id.startswith(FALLBACK)

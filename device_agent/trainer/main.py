@@ -7,7 +7,6 @@ import fcntl
 import logging
 import os
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -34,9 +33,9 @@ from device_agent.trainer.pipe_messages import (
     frame,
 )
 from shared import registry
-from shared.errors import FieldFleetError, Superseded
+from shared.errors import ConfigError, FieldFleetError, Superseded
 from shared.protocol.messages import Missed
-from shared.runtime import malloc, processes
+from shared.runtime import malloc, memory, processes
 
 EXIT_GARBLED = 70
 PIPE_BYTES = 1 << 20
@@ -177,8 +176,7 @@ def main() -> None:
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    if options.memory_mb:
-        resource.setrlimit(resource.RLIMIT_DATA, (options.memory_mb << 20,) * 2)
+    memory.limit_data(options.memory_mb << 20 or memory.usual_limit())
     reader = MessageReader(sys.stdin.buffer)
     reader.start()
     serve(reader, out, options.threads)
@@ -221,8 +219,7 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
             answer = Failed("superseded")
             logger.debug("phase failed")
         except (FieldFleetError, MemoryError, *registry.FAULTS) as error:
-            answer = Failed(_failure_cause(error))
-            logger.warning("job failed", exc_info=True)
+            answer = Failed(_failure_cause(error, job))
             logger.debug("phase failed")
         except AgentGone:
             return  # in the middle of a split session; whoever comes after it begins the task anew
@@ -233,10 +230,16 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
         logger.debug("phase idle")
 
 
-def _failure_cause(error: Exception) -> str:
+def _failure_cause(error: Exception, job: Job) -> str:
+    """Return what the server is told of an error, and log it; where in the code a disk was full helps nobody.
+
+    It asks no more for what an operator must edit, but a file that is away may come back.
+    """
+    logger.warning("job failed: %s", error, exc_info=not isinstance(error, FieldFleetError | OSError))
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "Cannot allocate" in str(error):
         return f"out of memory: {error}; raise trainer.memory_mb or use a smaller model or batch"
-    return f"{type(error).__name__}: {error}"
+    is_away = isinstance(error, ConfigError) and job.data.path and not Path(job.data.path).exists()
+    return f"{'TaskFailed' if is_away else type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

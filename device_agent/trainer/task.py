@@ -1,8 +1,7 @@
 """Do one task on a device: read parameters, train or take the steps of a split training, write the update.
 
-The only place where a device computes. Who drives a split training owns the network: it takes each step's payload from
-`SplitTraining` and hands it the server's answer. Payload, the device's next state and the message that names them go
-into the task's draft.
+Only here a device computes. Who drives a split training owns the network: it takes each step's payload from
+`SplitTraining` and hands it the server's answer. Payload, next state and the message that names them go into the draft.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -21,19 +21,24 @@ from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
+from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import time_steps
 from device_agent.trainer.workspace import TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Outcome, Result, Session
+from shared.algorithms.local_training import require_finite
 from shared.codecs import CODECS
 from shared.codecs.base import Memory
-from shared.errors import TaskFailed
+from shared.data.classes import with_classes
+from shared.data.spec import Data
+from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import seeded
 from shared.models.evaluate import score
+from shared.models.running_statistics import measure_several, statistics_of
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import Cost, StepCost
-from shared.protocol.messages import Missed, Payload, Spec, Task, Transfer, Update, mix
+from shared.protocol.messages import STATISTICS_BATCHES, Missed, Payload, Spec, Task, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
 from shared.tensors.tree import State, Tree, check_like
@@ -91,7 +96,18 @@ class TrainingTask:
         if epochs is not None:
             hyper = msgspec.structs.replace(assignment.hyper, local_epochs=epochs)
             assignment = msgspec.structs.replace(assignment, hyper=hyper)
-        return self.workspace.batches(self.job.data, assignment, self.is_superseded)
+        return self.workspace.batches(self.data, assignment, self.is_superseded)
+
+    @cached_property
+    def data(self) -> Data:
+        """The device's examples, their classes numbered as the task says."""
+        return with_classes(self.job.data, self.job.task.assignment.classes)
+
+    def measure_statistics(self, tree: Tree) -> tuple[Tree, dict[str, float]]:
+        """Return parameters with running statistics of as many of the device's batches as it is told, and how many."""
+        some = islice(self.batches(epochs=1), self.job.task.assignment.batches_to_measure)
+        tree, count = measure_several(self.model.layers, tree, (one for one, _ in some))
+        return tree, {STATISTICS_BATCHES: float(count)}
 
 
 def perform(
@@ -130,7 +146,10 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         trained: What a training came to that was done already; None to train here.
     """
     if not task.algorithm.split:
-        _perform_alone(task, trained)
+        if task.job.task.assignment.measures_statistics:
+            _perform_measurement(task)
+        else:
+            _perform_alone(task, trained)
         return
     if exchange is None:
         raise TaskFailed(f"algorithm {task.job.task.algorithm.name!r} trains in a split session: {ALONE}")
@@ -147,14 +166,16 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
     state, result, transfer, step = None, None, None, None
     with task.measure_block() as spent, seeded(job.task.assignment.seed):
-        start = read_parameters(job, task.model, algorithm)
+        start = read_parameters(job, task.workspace, algorithm)
+        task.workspace.require_fit(job.task.model, task.data)
         if not algorithm.personal:
             metrics = _evaluate(task, start)
         if job.task.train:
             state, result, transfer = _train(task, start, trained)
         if algorithm.personal and job.task.evaluate:
             own = device_state.read(Path(job.state))[0] if state is None else state
-            metrics = _evaluate(task, algorithm.personal.parameters(task.model, own, start, job.task.assignment))
+            used = algorithm.personal.parameters(task.model, own, start, job.task.assignment)
+            metrics = _evaluate(task, task.measure_statistics(used)[0])
     if job.task.measure_s:
         with seeded(job.task.assignment.seed):
             step = _measure(task, start)
@@ -162,12 +183,22 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     _write_update(job, result, transfer, metrics, cost, step)
 
 
-def read_parameters(job: Job, model: Model, algorithm: Algorithm) -> Tree:
-    """Return the parameters that came with a task, as views of their file.
+def _perform_measurement(task: TrainingTask) -> None:
+    """Measure running statistics of the parameters that came, and send them alone."""
+    job = task.job
+    with task.measure_block() as spent, seeded(job.task.assignment.seed):
+        tree, metrics = task.measure_statistics(read_parameters(job, task.workspace, task.algorithm))
+        result = Result({name: tree[name] for name in statistics_of(task.model.layers)}, 1.0, 0, metrics=metrics)
+        transfer = _write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
+    _write_update(job, result, transfer, {}, msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size))
+
+
+def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tree:
+    """Return the parameters that came with a task, as views of their file; no network is built for wrong ones.
 
     Args:
         job: The task's.
-        model: Its network.
+        workspace: Knows the shapes of its network.
         algorithm: Its method, which may choose the leaves that travel.
 
     Raises:
@@ -175,7 +206,13 @@ def read_parameters(job: Job, model: Model, algorithm: Algorithm) -> Tree:
     """
     received = payloads.unpack(to_file.view(Path(job.params)))
     tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
-    check_like(tree, tree if algorithm.check_update else model.tree())
+    if algorithm.check_update:
+        check_like(tree, tree)
+        return tree
+    like = workspace.skeleton(job.task.model).tree()
+    check_like(tree, like)
+    if not algorithm.split and (missing := sorted(like.keys() - tree.keys())):
+        raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
     return tree
 
 
@@ -186,6 +223,7 @@ def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[Stat
     if result is None:
         outcome = task.algorithm.local(task.model, state, start, task.batches(), job.task.assignment)
         state, result = _require_whole(outcome, job.task)
+    require_finite(result.tree)
     return state, result, _write_result(job, state, memory, result)
 
 
@@ -216,68 +254,10 @@ def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
 def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
     """Return how good parameters are on the examples this device holds back: those received, or its personal ones."""
     job = task.job
-    if not job.task.evaluate or not len(held_out := task.workspace.data(job.data)[1]):
+    if not job.task.evaluate or not len(held_out := task.workspace.data(task.data)[1]):
         return {}
     scored = score(task.model.layers.eval(), tree, held_out)
     return {"eval_accuracy": scored.accuracy, "eval_loss": scored.loss, "eval_examples": float(len(held_out))}
-
-
-class SplitTraining:
-    """A split training in bytes: the open step's payload goes up, the server's answer comes down.
-
-    Every step draws from torch's own generator as its own seed says, whatever other trainings do in between.
-
-    Args:
-        session: The algorithm's device half, not begun yet.
-        task: Its seed, device and codec count.
-        spent: Is told when computing rests.
-
-    Attributes:
-        step: The open one, from 1.
-        up: Its payload in parts, views of tensors that are used again once the answer is there; None when the training
-            has ended.
-        outcome: What the training gave, when it has ended.
-        carried: Bytes of frames that the steps took, up and down, as their driver says; None where nobody counts them.
-    """
-
-    def __init__(self, session: Session, task: Task, spent: Spent) -> None:
-        self._session, self._task, self._spent = session, task, spent
-        self._codec = build(CODECS, task.cut_codec, "codec")
-        self.step = 1
-        self.up: list[memoryview] | None = None
-        self.outcome: Outcome | None = None
-        self.carried: tuple[int, int] | None = None
-        self._compute(None)
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Count what passes in a block as exchange, not as computing."""
-        return self._spent.exchanging()
-
-    def advance(self, answer: memoryview | Missed) -> None:
-        """Take the server's answer to the open step, and compute the next one's payload.
-
-        Raises:
-            WireError: The answer cannot be decoded.
-        """
-        self.up = None  # views of what the session computes with
-        if isinstance(answer, Missed):
-            self.step += answer.steps
-            self._compute(answer)
-        else:
-            self.step += 1
-            self._compute(self._codec.decode(payloads.unpack(answer)).tree)
-
-    def _compute(self, down: Tree | Missed | None) -> None:
-        try:
-            with seeded(mix(self._task.assignment.seed, self.step, self._task.device)):
-                up = next(self._session) if down is None else self._session.send(down)
-                self.up = payloads.pack(self._codec.encode(up, None)[0])
-        except StopIteration as end:
-            self.outcome = end.value
-
-    def close(self) -> None:
-        """End a training that is given up."""
-        self._session.close()
 
 
 @contextmanager
@@ -307,12 +287,17 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
         raise TaskFailed(f"algorithm {task.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
     with work.measure_block() as spent:
         state, memory = device_state.read(Path(job.state))
-        start = read_parameters(job, work.model, work.algorithm)
+        start = read_parameters(job, work.workspace, work.algorithm)
         session = work.algorithm.local(work.model, state, start, work.batches(), task.assignment)
         del start  # the session's own
         if isinstance(session, tuple):
             raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
-        with closing(SplitTraining(session, task, spent)) as training:
+        try:
+            begun = SplitTraining(session, task, spent)
+        except RuntimeError:
+            work.workspace.require_fit(task.model, work.data, split=True)  # says so where the examples are the cause
+            raise
+        with closing(begun) as training:
             yield training
         assert training.outcome is not None, "a driver advances a training to its end"
         state, result = training.outcome
@@ -333,7 +318,8 @@ def _write_result(job: Job, state: State, memory: Memory, result: Result) -> Tra
     """
     log.debug("phase encoding")
     payload, memory = build(CODECS, job.task.codec, "codec").encode(result.tree, memory)
-    if state.tree or state.facts or memory or Path(job.state).exists():
+    changes = not job.task.assignment.measures_statistics  # else the state before the round, for its repetition, stays
+    if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
         device_state.write(Path(job.draft) / outbox.STATE, state, memory)
     return _write_payload(job, payload)
 
@@ -354,7 +340,7 @@ def _write_update(
     transfer: Transfer | None,
     metrics: dict[str, float],
     cost: Cost,
-    step: StepCost | None,
+    step: StepCost | None = None,
 ) -> None:
     """Write the message and make the draft durable.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -13,12 +14,14 @@ from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
 from shared.data.spec import Data
-from shared.errors import Superseded
+from shared.errors import ConfigError, Superseded
 from shared.models.base import Model
 from shared.models.build import blank, zeroed
 from shared.models.cost import step_flops
+from shared.models.evaluate import require_fit
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import is_custom
+from shared.runtime.memory import require_room
 
 Parts: TypeAlias = tuple[Examples, Examples, Examples]
 """For training, for evaluation, for validation."""
@@ -37,10 +40,18 @@ class Workspace:
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
+    fitting: set[bytes] = field(default_factory=set)
 
     def data(self, spec: Data) -> Parts:
-        """Return the device's examples for training, for evaluation and for validation, read once."""
+        """Return the device's examples for training, for evaluation and for validation, read once.
+
+        Raises:
+            ConfigError: They cannot be used, or what they were read from is gone.
+        """
         key = msgspec.msgpack.encode(spec)
+        if spec.path and not Path(spec.path).exists():
+            self.examples.clear()
+            raise ConfigError(f"{spec.path}: is not there; put the examples back, or correct data.path")
         if key not in self.examples:
             rest, held = split_holdout(self.read(spec), spec.holdout, seed=0)
             train, validation = split_holdout(rest, spec.validation, seed=1)
@@ -66,6 +77,8 @@ class Workspace:
         """
         key = msgspec.msgpack.encode(spec)
         if key not in self.models:
+            self.models.clear()
+            self._require_room(spec)
             model = zeroed(spec)
             if not is_custom(spec.name):  # which may take a `view` that needs the usual order
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
@@ -78,6 +91,34 @@ class Workspace:
         if key not in self.skeletons:
             self.skeletons = {key: blank(spec)}
         return self.skeletons[key]
+
+    def _require_room(self, spec: Spec) -> None:
+        """Refuse a network that does not fit in memory with its gradients, before it is built."""
+        leaves = self.skeleton(spec).layers.state_dict().values()
+        require_room(2 * sum(leaf.numel() * leaf.element_size() for leaf in leaves), Path(f"model {spec.name}"))
+
+    def require_fit(self, spec: Spec, data: Data, *, split: bool = False) -> None:
+        """Refuse examples that a network cannot take, or that have more classes than it has outputs; looks once.
+
+        Args:
+            spec: The network.
+            data: The device's examples.
+            split: Whether the device never builds all of it.
+
+        Raises:
+            ConfigError: They do not fit; the message says why, and what to change.
+        """
+        key = msgspec.msgpack.encode((spec, data))
+        if key in self.fitting:
+            return
+        model = self.skeleton(spec) if split else self.model(spec)
+        parts = self.data(data)
+        try:
+            for examples in filter(len, parts):
+                require_fit(model.layers, {}, examples)
+        except ConfigError as error:
+            raise ConfigError(f"{data.path or data.source}: {error}, or this device's [data]") from error
+        self.fitting = {key}
 
     def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
         """Return the floating-point operations of one training step, counted once.

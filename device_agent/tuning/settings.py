@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from device_agent.hardware.files import read_text
-from device_agent.probes.base import read_number
+from device_agent.probes.base import WHOLE_NUMBER, read_number
 from device_agent.probes.clocks import find_policies
 from device_agent.probes.power_mode import parse_mode_names, read_mode
 from device_agent.profile.schema import PowerMode, Profile
@@ -15,7 +15,11 @@ from shared.errors import NoData
 
 def read_settings(root: Path, profile: Profile) -> Settings:
     """Read the settings of the board below `root`, without policies that do not answer."""
-    found = {folder.name: clocks for folder in find_policies(root) if (clocks := _read_policy(folder)) is not None}
+    try:
+        folders = find_policies(root)
+    except NoData:
+        folders = []
+    found = {folder.name: clocks for folder in folders if (clocks := _read_policy(folder)) is not None}
     table = profile.power_mode
     if table.kind == "none":
         return Settings(policies=found)
@@ -46,7 +50,7 @@ def _read_policy(policy: Path) -> PolicyClocks | None:
             available_hertz=tuple(
                 int(word) * HERTZ_PER_KILOHERTZ
                 for word in _read_list(policy / "scaling_available_frequencies")
-                if word.isdigit()
+                if WHOLE_NUMBER.fullmatch(word)
             ),
             governors=_read_list(policy / "scaling_available_governors"),
         )

@@ -29,20 +29,20 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
 
 
 def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
-    """Give every device the ratio of its cluster.
+    """Give every device the ratio of its cluster; one that was given another once and for all has that.
 
     Args:
         options: Of the optimizer.
         _solver: Nothing is solved.
         case: What it is decided from.
     """
-    ratios = options.ratios()
-    return Decision(
-        devices={
-            device: Given(values={"keep": ratios[case.places[device] % len(ratios)]}, binding="cluster")
-            for device in case.names
-        },
-    )
+    ratios, devices = options.ratios(), {}
+    for device in case.names:
+        figures, ratio = case.known(device), ratios[case.places[device] % len(ratios)]
+        own = figures["keep"].value if "keep" in figures else ratio
+        binding = "cluster" if own == ratio else "settled"
+        devices[device] = Given(values={"keep": own}, figures=figures, binding=binding)
+    return Decision(devices=devices)
 
 
 CLUSTERS = Allocator(options=ClusterOptions, decides=("keep",), decide=decide)

@@ -14,7 +14,7 @@ from edge_server.allocation.experience import Experience
 from edge_server.allocation.figures import device_facts
 from edge_server.allocation.inputs import Case, RoundSetting
 from edge_server.allocation.keep_ratio import KEEP_RATIO
-from edge_server.journal.decision import Decision
+from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.devices import expanded
 from edge_server.plan.sections import OptimizerPlan
 from shared.config import one_line
@@ -102,6 +102,8 @@ def round_case(setting: RoundSetting, experience: Experience, reports: Mapping[s
         device: chosen.figures(options, device_facts(device, reports, experience, planned.get(device)), limits)
         for device in setting.devices
     }
+    for device, settled in setting.settled.items():
+        figures[device] = {**figures[device], **{name: Figure(value, "measured") for name, value in settled.items()}}
     return Case(setting.devices, limits, figures, setting.ladder, {device: place for place, device in enumerate(met)})
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from edge_server.journal.costs import plausible
-from edge_server.journal.decision import Decision, Figure, Given
+from edge_server.journal.claims import plausible
+from edge_server.journal.decision import Decision, Figure, Given, kept_share
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened, UpdateAccepted
-from shared.protocol.measurements import Cost, StepCost
+from shared.protocol.measurements import JOULES, Cost, StepCost
 from shared.protocol.messages import Allocated
 
 WEIGHT, MOST_OFF = 0.5, 4.0
@@ -21,6 +21,11 @@ WEIGHT, MOST_OFF = 0.5, 4.0
 
 LEAST_BYTES = 4096
 """An upload of less tells the delay of the link, not its rate; no more than that it is no slower."""
+
+ALIKE = 0.02
+"""Tasks whose shares of the model differ by no more are alike: what the one cost foretells what the other does."""
+
+JOULE_FIGURES = frozenset({"task_joules", "compute_w", "upload_w", "download_w", "download_joules"})
 
 NEAR = 0.8
 """Who sent at so much of the rate that it was told kept to it: what else its link could carry did not show."""
@@ -120,6 +125,7 @@ class Experience:
     carried: dict[str, PastTask] = field(default_factory=dict)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     _decisions: dict[int, Decision | None] = field(default_factory=dict)
+    _alike: set[tuple[int, str]] = field(default_factory=set)
 
     def take(self, records: Iterable[AnyRecord]) -> None:
         """Take the journal's next records."""
@@ -143,6 +149,8 @@ class Experience:
         self._decisions[record.round] = record.decision
         for device, given in record.decision.devices.items() if record.decision else ():
             self.last[device] = self.last.get(device, {}) | given.figures
+            if _is_like(self.tasks.get(device), given):
+                self._alike.add((record.round, device))
 
     def _learn(self, number: int, device: str, cost: Cost) -> None:
         if number not in self._decisions:  # a measurement or an evaluation: what that cost tells of no training
@@ -164,12 +172,30 @@ class Experience:
             measured, before = getattr(cost, part), getattr(had, part)
             predicted = getattr(given.predicted, part) if given else None
             if measured and predicted and before is None:  # each part once: an update tells one, its settling both
-                self._err(device, part, given, measured / predicted)
+                self._err(device, part.replace("_s", "_error"), given, measured / predicted)
+        if given and (number, device) in self._alike and (ratio := _joules_ratio(given.predicted, cost)):
+            self._alike.remove((number, device))
+            self._err(device, "joules_error", given, ratio)
 
-    def _err(self, device: str, part: str, given: Given | None, ratio: float) -> None:
-        name = part.replace("_s", "_error")
+    def _err(self, device: str, name: str, given: Given | None, ratio: float) -> None:
         used = given.figures.get(name) if given else None
         now = (used.value if used else 1.0) * min(max(ratio, 1 / MOST_OFF), MOST_OFF)
         errors = self.errors.setdefault(device, {})
         mixed = WEIGHT * now + (1 - WEIGHT) * errors.get(name, now)
         errors[name] = min(max(mixed, 1 / MOST_OFF), MOST_OFF)
+
+
+def _is_like(before: PastTask | None, given: Given) -> bool:
+    """Tell whether the joules of a task were predicted from those of one like it: else the next prediction knows."""
+    if before is None or before.given is None:
+        return False
+    sources = {figure.source for name, figure in given.figures.items() if name in JOULE_FIGURES}
+    return sources == {"measured"} and abs(kept_share(before.given.values) - kept_share(given.values)) <= ALIKE
+
+
+def _joules_ratio(predicted: Cost, cost: Cost) -> float | None:
+    """Return the joules of a whole task over what was predicted of it; None while a part of them is not known."""
+    names = [name for name in JOULES if getattr(predicted, name) is not None]
+    told = [getattr(cost, name) for name in names]
+    whole = sum(getattr(predicted, name) for name in names)
+    return sum(told) / whole if whole and None not in told else None

@@ -7,6 +7,7 @@ so is what one more megahertz or Mbit/s of a single device would buy it, with `W
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from edge_server.journal.decision import Decision, Figure, Source, kept_share
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, valid
 from edge_server.plan.sections import OptimizerPlan
 from shared.errors import ConfigError
-from shared.protocol.measurements import Cost
+from shared.protocol.measurements import JOULES, Cost
 from shared.protocol.messages import Value
 
 MEGA, LITTLE = 1e6, 0.01
@@ -185,6 +186,7 @@ PARTS: Mapping[str, Label] = {
     "compute_s": ("computing", 1.0, "s"),
     "upload_s": ("upload", 1.0, "s"),
     "download_s": ("download", 1.0, "s"),
+    "download_joules": ("download", 1.0, "J"),
     "compute_joules": ("computing", 1.0, "J"),
     "upload_joules": ("upload", 1.0, "J"),
     "bytes_up": ("sent", 1e-3, "kB"),
@@ -197,6 +199,7 @@ LIMITS: Mapping[str, Label] = {
     "weights_global": ("of them shared", 1.0, ""),
     "model_bytes": ("the model", 1e-3, "kB"),
     "dense_bytes": ("never pruned", 1e-3, "kB"),
+    "most_share": ("a device at most", 1e2, "% of the uplink"),
     "personal_steps": ("personal steps", 1.0, ""),
     "warmup_steps": ("warm-up", 1.0, ""),
     "global_steps": ("global", 1.0, ""),
@@ -206,12 +209,17 @@ FIGURES: Mapping[str, Label] = {
     "down_bits_per_s": ("downlink", 1e-6, "Mbit/s"),
     "step_s": ("a local step", 1e3, "ms"),
     "task_s": ("a task of the whole model", 1.0, "s"),
-    "task_joules": ("a task of the whole model", 1.0, "J"),
-    "tx_w": ("sending", 1.0, "W"),
+    "task_joules": ("computing the whole model", 1.0, "J"),
+    "compute_w": ("computing", 1.0, "W"),
+    "upload_w": ("sending", 1.0, "W"),
+    "download_w": ("receiving", 1.0, "W"),
+    "download_joules": ("a download", 1.0, "J"),
+    "tx_w": ("sending", 1.0, "W above idle"),
     "f_hertz": ("clock", 1e-9, "GHz"),
     "memory_bytes": ("free memory", 1e-6, "MB"),
+    "keep": ("its own since its first task", 1e2, "% of the neurons"),
 }
-ERRORS = {"compute_error": "computing", "upload_error": "upload"}
+ERRORS = {"compute_error": "computing", "upload_error": "upload", "joules_error": "joules"}
 SOURCES: Mapping[Source, str] = {
     "measured": "measured",
     "last_good": "measured last",
@@ -235,6 +243,8 @@ WORDS = {
     "unknown": "nothing is known of it",
     "energy": "its joules",
     "memory": "its memory",
+    "settled": "what it kept at first: this method chooses once and for all",
+    "fairness": "the largest share of the uplink that one device may have (fairness)",
     "cluster": "its cluster's ratio, whatever it measures",
 }
 NOTHING = 1e-9
@@ -264,8 +274,8 @@ def explanation_lines(found: Explanation) -> Iterator[str]:
         yield f"  the round took {found.seconds:.4g} s, with downloads and all waiting"
     for one in found.devices:
         yield from _device(one)
-        if "joules" in found.limits and "task_joules" not in one.figures:
-            yield "  nobody knows its joules: their limit did not hold it back"
+        if "joules" in found.limits and one.predicted.compute_joules is None:
+            yield "  nobody knew its joules: their limit did not hold it back"
 
 
 def _task_s(cost: Cost) -> float | None:
@@ -289,6 +299,19 @@ def _device(one: DeviceExplanation) -> Iterator[str]:
     for part in PARTS:
         if (line := _compared(part, one.predicted, one.measured)) is not None:
             yield line
+    if one.predicted.compute_joules is not None:
+        yield _task_joules(one.predicted, one.measured)
+
+
+def _task_joules(predicted: Cost, measured: Cost | None) -> str:
+    """Return the joules of the whole task, of those parts that were predicted: what its limit and a budget count."""
+    names = [name for name in JOULES if getattr(predicted, name) is not None]
+    expected = math.fsum(getattr(predicted, name) for name in names)
+    told = [one for name in names if measured and (one := getattr(measured, name)) is not None]
+    if len(told) < len(names):
+        return f"  the task: {expected:.4g} J predicted, not measured as a whole"
+    off = f" ({100 * (math.fsum(told) / expected - 1):+.0f} %)" if expected else ""
+    return f"  the task: {expected:.4g} J predicted, {math.fsum(told):.4g} measured{off}"
 
 
 def _compared(part: str, predicted: Cost, measured: Cost | None) -> str | None:

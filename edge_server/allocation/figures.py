@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from edge_server.allocation.experience import Experience, PastTask
 from edge_server.allocation.options import MeasuringOptions
-from edge_server.journal.costs import plausible
+from edge_server.journal.claims import plausible
 from edge_server.journal.decision import Figure
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink, WirelessLink, usual_rates
@@ -32,9 +32,14 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "f_hertz": (1e5, 1e11),
     "task_joules": (0.0, 1e9),
     "tx_w": (0.0, 1e3),
+    "upload_w": (0.0, 1e4),
+    "download_w": (0.0, 1e4),
+    "compute_w": (0.0, 1e4),
+    "download_joules": (0.0, 1e9),
     "memory_bytes": (1.0, 1e15),
     "compute_error": (0.25, 4.0),
     "upload_error": (0.25, 4.0),
+    "joules_error": (0.25, 4.0),
 }
 """Between which values a figure can be true."""
 
@@ -231,7 +236,6 @@ def link_estimates(one: DeviceFacts, options: MeasuringOptions) -> dict[str, Est
             options.down_bits_per_s,
         ),
         "f_hertz": Estimate(one.known.f_hertz),
-        "tx_w": Estimate(one.known.tx_w),
         "memory_bytes": Estimate(_reading(one, "memory.available_bytes")),
     }
 

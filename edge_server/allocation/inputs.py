@@ -84,6 +84,7 @@ class RoundSetting:
         spending: What the run has spent before it.
         sizes: Of the model.
         ladder: Ratios to choose from, each with the bytes of an update.
+        settled: What devices were given once and for all, by device and name: see `shared.algorithms.base.Resources`.
     """
 
     plan: Plan
@@ -92,6 +93,7 @@ class RoundSetting:
     spending: RunSpending
     sizes: Sizes
     ladder: tuple[tuple[float, int], ...] = ()
+    settled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def task_limits(setting: RoundSetting, deadline_s: float | None, joules: float | None = None) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Keep ratios of one round: the largest p_k whose task meets deadline, joules and memory.
 
-A task counts as one step: its seconds and joules on the whole model are told by earlier tasks. Training takes, of the
+A task counts as one step: its seconds and joules on the whole model are told by earlier tasks. Its joules are those of
+the whole device while it downloads, computes and uploads, as a budget is charged. Training takes, of the
 model's bytes, 1 + 0.79 p^2 + 0.84 p: weights, gradients of active parameters, activations of active neurons, in the
 proportions of FedSPU's Fig. 5 (Z. Niu, H. Dong, A. K. Qin, AAAI 2025, https://arxiv.org/abs/2403.11464).
 """
@@ -26,6 +27,7 @@ from edge_server.allocation.inputs import Case, RoundSetting, task_limits
 from edge_server.allocation.optimizers.base import Bound, column
 from edge_server.allocation.optimizers.keep_ratio import KeepAllocation, KeepRatio, solve
 from edge_server.allocation.options import MeasuringOptions, parse_ratios
+from edge_server.allocation.task_joules import busy_w, joule_estimates, times, with_joules
 from edge_server.journal.decision import Decision, Figure, Given, kept_share
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Allocated
@@ -39,7 +41,8 @@ class KeepOptions(MeasuringOptions, frozen=True, kw_only=True):
 
     Attributes:
         keep: The ratios to choose from.
-        joules: Energy of one device's task; absent: its part of what is left of `[budget] joules`, or no limit.
+        joules: Energy of one device's task, with download, upload and what the device draws idle; absent: its part of
+            what is left of `[budget] joules`, or no limit.
         curve: How the work of a step depends on the ratio: `frozen`: (2 + p^2) / 3, since only weight gradients are
             saved; `smaller`: p^2, of a network that is physically smaller.
         steps: Training steps of a task, so that a task follows from a step that was timed before round 1; 0: unknown.
@@ -87,10 +90,16 @@ def figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, flo
         joules = timed.joules * options.steps if joules is None and timed.joules is not None else joules
     estimates = link_estimates(device, options)
     estimates["task_s"] = Estimate(seconds, profile=planned_task_s(device), default=options.task_s)
-    estimates["task_joules"] = Estimate(joules)
+    estimates["task_joules"] = Estimate(joules, profile=_planned_task_joules(device))
+    estimates |= joule_estimates(device, options)
     if options.calibrated:
         estimates |= error_estimates(device, steps=False)
     return choose_figures(estimates, device.last, options)
+
+
+def _planned_task_joules(device: DeviceFacts) -> float | None:
+    watts, seconds = busy_w(device).profile, planned_task_s(device)
+    return None if watts is None or seconds is None else watts * seconds
 
 
 def _whole_task(device: DeviceFacts, part: str, options: KeepOptions) -> float | None:
@@ -115,6 +124,7 @@ def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
     ratios = np.array([ratio for ratio, _ in case.ladder])
     sizes = np.array([size for _, size in case.ladder], np.float64)
     rate = np.array(case.column("up_bits_per_s", 0.0)) / np.array(case.column("upload_error", 1.0))
+    error = np.array(case.column("joules_error", 1.0))
     problem = KeepRatio(
         step_s=np.array(case.column("task_s", math.inf)) * np.array(case.column("compute_error", 1.0)),
         steps=1.0,
@@ -124,12 +134,14 @@ def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
         down_bytes=sizes,
         down_bits_per_s=np.array(case.column("down_bits_per_s", math.inf)),
         deadline_s=case.limits["deadline_s"],
-        step_joules=np.array(case.column("task_joules", 0.0)),
-        tx_w=np.array(case.column("tx_w", 0.0)),
+        step_joules=np.array(case.column("task_joules", 0.0)) * error,
+        tx_w=np.array(case.column("upload_w", 0.0)) * error,
+        rx_w=np.array(case.column("download_w", 0.0)) * error,
         energy_joules=case.limits.get("joules", math.inf),
         memory_bytes=case.limits["model_bytes"] * (1 + GRADIENTS * ratios**2 + ACTIVATIONS * ratios),
         memory_limit_bytes=np.array(case.column("memory_bytes", math.inf)),
         curve=np.array([options.work(ratio) for ratio in ratios]),
+        settled=np.array(case.column("keep", math.nan)),
     )
     kept = solve(problem)
     return Decision(
@@ -148,20 +160,18 @@ def _given(
     keep, size = float(kept.keep[place]), float(kept.up_bytes[place])
     bound, count = Bound(int(kept.bound[place])), len(kept.keep)
     up, down = (float(column(one, count)[place]) for one in (problem.up_bits_per_s, problem.down_bits_per_s))
-    work, joules = options.work(keep), figures.get("task_joules")
+    work = options.work(keep)
     upload_s = 8 * size / up if up > 0 else None
-    draws = figures.get("tx_w")
+    download_s = 8 * size / down if 0 < down < math.inf else None
+    predicted = Cost(
+        compute_s=float(problem.step_s[place]) * work, upload_s=upload_s, download_s=download_s, bytes_up=int(size)
+    )
     gains = {Bound.TIME: kept.gain_per_s, Bound.ENERGY: kept.gain_per_joule, Bound.MEMORY: kept.gain_per_byte}
     return Given(
         values={"keep": keep},
         figures=figures,
-        predicted=Cost(
-            compute_s=float(problem.step_s[place]) * work,
-            upload_s=upload_s,
-            download_s=8 * size / down if 0 < down < math.inf else None,
-            bytes_up=int(size),
-            compute_joules=joules.value * work if joules else None,
-            upload_joules=draws.value * upload_s if draws and upload_s else None,
+        predicted=with_joules(
+            predicted, figures, times(figures.get("task_joules"), work), times(figures.get("download_w"), download_s)
         ),
         binding=bound.name.lower(),
         multiplier=float(gains[bound][place]) if bound in gains else None,

@@ -8,12 +8,14 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shared import registry
+from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.text_table import write_text
 
@@ -30,28 +32,42 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
     from edge_server.config import load  # noqa: PLC0415
-    from edge_server.journal.runs import new_name, unfinished  # noqa: PLC0415
+    from edge_server.journal.runs import ended_run, new_name, unfinished  # noqa: PLC0415
     from edge_server.rounds import check_plan  # noqa: PLC0415
 
     config = load(options.config)
-    processes.configure(config.log_level)
+    processes.configure(config.log_level, options.verbose)
     registry.allow([*registry.allowed_entries(), *config.models])
     plan = check_plan.load(Path(config.plan), Path(config.data_root))
-    name = config.run or unfinished(Path(config.data_dir), plan) or new_name(plan)
-    return asyncio.run(_serve(config, plan, name))
+    name = config.run or unfinished(Path(config.data_dir), plan)
+    if ended := ended_run(Path(config.data_dir), plan, name or ""):
+        if not options.again:
+            logger.warning("plan %r has ended as run %s: `--again` begins it anew", plan.name, ended.folder.name)
+            return outcome_code(ended.records)
+        if config.run:
+            raise ConfigError(f"{options.config}: run {config.run!r} has ended: name another, or take `run` out")
+    return asyncio.run(_serve(config, plan, name or new_name(plan)))
 
 
 async def _serve(config: ServerConfig, plan: Plan, name: str) -> int:
+    from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
+    from edge_server.journal.runs import exists  # noqa: PLC0415
     from edge_server.trial.live import serve  # noqa: PLC0415
 
     received = _cancelled_by_signals()
     try:
         records = await serve(config, plan, name)
     except asyncio.CancelledError:
-        logger.info("interrupted; the same command goes on with run %s", name)
+        if config.run or exists(Path(config.data_dir), name):
+            logger.info("interrupted; the same command goes on with run %s", name)
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
-    if short := why_short(records):
-        logger.warning("run %s: %s", name, short)
+    from edge_server.trial.tables import failure_lines  # noqa: PLC0415
+
+    for line in filter(None, [*failure_lines(records), why_short(records)]):
+        logger.warning("run %s: %s", name, line)
+    folder = Path(config.data_dir) / name
+    for line in outcome_lines(summarise_outcome(records, folder), folder):
+        logger.info("run %s: %s", name, line)
     return outcome_code(records)
 
 
@@ -77,33 +93,24 @@ def outcome_code(records: Sequence[AnyRecord]) -> int:
 
 def why_short(records: Sequence[AnyRecord]) -> str:
     """Return why a run is not what its plan says: it ended before, or never had a model; empty where it is."""
-    from edge_server.journal.records import RunClosed, closed_rounds  # noqa: PLC0415
+    from edge_server.journal.records import RunClosed, RunOpened, closed_rounds  # noqa: PLC0415
 
     ends = [record for record in records if isinstance(record, RunClosed)]
+    most = [record.plan.round.most_missed for record in records if isinstance(record, RunOpened)]
     rounds = closed_rounds(records)
+    missed = [one.round for one in rounds if one.outcome == "missed"]
     if not ends:
         return "it has not ended"
     if ends[-1].outcome != "finished":
         return f"ended short after {len(rounds)} rounds: {ends[-1].cause}"
-    if all(one.outcome == "missed" for one in rounds):
+    if len(missed) == len(rounds):
         return (
             "no round had enough updates, the model is as it was; look at the devices' links and logs, and at [round]"
         )
+    if len(missed) > (most[0] if most else 1.0) * len(rounds):
+        share = f"{len(missed)} of {len(rounds)} rounds were missed, more than round.most_missed = {most[0]:g} of them"
+        return f'{share}; look at the devices\' links and logs, or let round.on_missed = "retry" repeat such rounds'
     return ""
-
-
-def runs(options: argparse.Namespace) -> int:
-    """List the runs of a folder."""
-    from edge_server.journal.runs import all_runs, summarise_run  # noqa: PLC0415
-
-    summaries = [summarise_run(one) for one in all_runs(options.data_dir)]
-    if options.format == "json":
-        _print_json(summaries)
-        return 0
-    from edge_server.trial.tables import runs_table  # noqa: PLC0415
-
-    write_text(sys.stdout, runs_table(summaries))
-    return 0
 
 
 def show(options: argparse.Namespace) -> int:
@@ -134,7 +141,7 @@ def replay(options: argparse.Namespace) -> int:
     from edge_server.cli import replay as command  # noqa: PLC0415
     from edge_server.journal.runs import Run  # noqa: PLC0415
 
-    processes.configure("warning")
+    processes.configure("warning", options.verbose)
     recorded = command.find_recorded(options)
     folder, records = command.run_command(options)
     if recorded:
@@ -147,7 +154,7 @@ def trial(options: argparse.Namespace) -> int:
     """Run a plan live, with the devices that are connected or on this machine."""
     from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
 
-    processes.configure("warning")
+    processes.configure("warning", options.verbose)
     folder, records = run_trial(options, _cancelled_by_signals)
     _show(options, folder, records)
     return outcome_code(records)
@@ -157,7 +164,7 @@ def devices(options: argparse.Namespace) -> int:
     """Show the devices of a site and what they measured last."""
     from edge_server.cli.devices import show_devices  # noqa: PLC0415
 
-    processes.configure("warning")
+    processes.configure("warning", options.verbose)
     return show_devices(options)
 
 
@@ -180,7 +187,7 @@ def chaos(options: argparse.Namespace) -> int:
     from edge_server.trial.local import Local  # noqa: PLC0415
     from edge_server.trial.progress import print_line  # noqa: PLC0415
 
-    processes.configure("warning")
+    processes.configure("warning", options.verbose)
     plan = load(options.plan, options.data_root)
     count = len(devices(plan, options.local))
     command.require_possible(plan, count, options.kills)
@@ -209,19 +216,27 @@ def chaos(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:
+    from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
+
+    came_to = summarise_outcome(records, folder)
     if options.format == "json":
         from edge_server.journal.costs import by_round  # noqa: PLC0415
         from edge_server.journal.records import closed_rounds  # noqa: PLC0415
 
         short = {"short": why} if (why := why_short(records)) else {}
-        _print_json({"record": str(folder), **short, "rounds": closed_rounds(records), "costs": by_round(records)})
+        rounds = {"rounds": closed_rounds(records), "costs": by_round(records)}
+        _print_json({"record": str(folder), "outcome": came_to, **short, **rounds})
         return
-    from edge_server.trial.tables import MAX_DEVICE_COLUMNS, device_lines, rounds_table  # noqa: PLC0415
+    from edge_server.trial import tables  # noqa: PLC0415
 
-    device_columns = MAX_DEVICE_COLUMNS if sys.stdout.isatty() else None
-    table = rounds_table(records, device_columns=device_columns)
-    write_text(sys.stdout, table, *device_lines(records), *filter(None, [why_short(records)]))
-    sys.stdout.write(f"record: {folder}\n")
+    device_columns = tables.MAX_DEVICE_COLUMNS if sys.stdout.isatty() else None
+    table = tables.rounds_table(records, device_columns=device_columns)
+    found = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
+    notes = [*chain.from_iterable(found), why_short(records)]
+    write_text(sys.stdout, table, *filter(None, notes))
+    *lines, what_next, record = outcome_lines(came_to, folder)
+    write_text(sys.stdout, *lines)
+    sys.stdout.write(f"{what_next}\n{record}\n")  # paths, to be copied whole
 
 
 def _print_json(value: object) -> None:

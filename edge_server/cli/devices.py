@@ -16,6 +16,7 @@ from edge_server.fleet.tables import absences_table, devices_table, plot, readin
 from edge_server.fleet.view import Device, Look, device_rows, watch_site
 from edge_server.journal.report_history import FILE, KeptReport, latest_reports, reading_history
 from shared.errors import ConfigError, CorruptFile, Unreachable
+from shared.protocol.measurements import Reading
 from shared.runtime.clock import utc_seconds
 from shared.runtime.text_table import write_text
 
@@ -105,27 +106,42 @@ def _only(found: list[Device], name: str) -> list[Device]:
     return chosen
 
 
+def _history(options: argparse.Namespace, path: Path, one: Device, now_utc_s: float) -> list[tuple[float, Reading]]:
+    """Return what is kept of the reading that is to be plotted.
+
+    Raises:
+        ConfigError: The device never measured anything of that name.
+    """
+    kept = reading_history(path, one.device, options.plot, now_utc_s - options.hours * HOUR_S)
+    if not kept and options.plot not in one.readings and one.lack(options.plot) is None:
+        raise ConfigError(
+            f"--plot {options.plot}: {one.device} measures {', '.join(sorted(one.readings)) or 'nothing'}"
+        )
+    return kept
+
+
 def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:
     if not found:
         write_text(sys.stdout, "no device has been here")
         return
+    drawn: list[str] = []
+    if options.plot:
+        since = now_utc_s - options.hours * HOUR_S
+        drawn = plot(options.plot, _history(options, path, found[0], now_utc_s), since, now_utc_s)
     write_text(sys.stdout, devices_table(found))
     if not options.device:
         return
     [one] = found
     facts = (short_text(f"{name}: {fact}") for name, fact in sorted(one.facts.items()))
     write_text(sys.stdout, readings_table(one), absences_table(one), *facts)
-    if options.plot:
-        since = now_utc_s - options.hours * HOUR_S
-        kept = reading_history(path, one.device, options.plot, since)
-        write_text(sys.stdout, *plot(options.plot, kept, since, now_utc_s))
+    if drawn:
+        write_text(sys.stdout, *drawn)
 
 
 def _write_json(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:
     drawn = None
     if options.plot:
-        kept = reading_history(path, options.device, options.plot, now_utc_s - options.hours * HOUR_S)
-        drawn = [(at, reading.value) for at, reading in kept]
+        drawn = [(at, reading.value) for at, reading in _history(options, path, found[0], now_utc_s)]
     data = msgspec.json.encode(Shown(devices=found, history=drawn))
     sys.stdout.write((data if options.watch else msgspec.json.format(data, indent=1)).decode() + "\n")
     sys.stdout.flush()

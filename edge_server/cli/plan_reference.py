@@ -63,6 +63,8 @@ UNITS = {
 """By the ending of a key's name; the first that fits."""
 
 WORDS: Mapping[object, str] = {bool: "true or false", int: "integer", float: "number", str: "text"}
+NOTHING = (type(None), msgspec.UnsetType)
+"""Types of what is absent."""
 ENTRY = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 PLAIN_BUILDER = re.compile(r"Build the (algorithm|model|codec|chain)\b")
 LINK = re.compile(r"`(\w+)`")
@@ -222,9 +224,10 @@ def type_words(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         if set(arguments) == {bool, int, float, str}:
             return "number, text or true or false"
-        return " or ".join(type_words(one) for one in arguments if one is not type(None))
+        return " or ".join(type_words(one) for one in arguments if one not in NOTHING)
     if origin is tuple:
-        return "list of numbers" if Ellipsis in arguments else "[number, number]"
+        items = "texts" if str in arguments else "numbers"
+        return f"list of {items}" if Ellipsis in arguments else "[number, number]"
     if origin is dict:
         return "table"
     raise TypeError(f"no words for {hint}; add them to WORDS")
@@ -236,7 +239,7 @@ def unit_of(name: str) -> str:
 
 
 def _default(value: object, factory: object) -> str:
-    if value is None:
+    if value is None or value is msgspec.UNSET:
         return ABSENT
     if value not in (msgspec.NODEFAULT, inspect.Parameter.empty):
         return msgspec.json.encode(value).decode()

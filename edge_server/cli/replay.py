@@ -50,6 +50,7 @@ def run_command(options: argparse.Namespace) -> tuple[Path, list[AnyRecord]]:
         *(options.plan, options.data_root, options.data_dir, options.devices, options.workers),
         instead=options.instead,
         exact=options.exact,
+        other_data=options.other_data,
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_server.cli import places
+
 if TYPE_CHECKING:
     from edge_server.report.digest import Digest
 
@@ -20,9 +22,7 @@ SCHEMA = 1
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="name of a run, or path of its folder; the first is compared with"
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{places.RUN}; the first is compared with")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {PAGE}; of CSV and JSON: standard output")
     parser.add_argument("--format", choices=FORMATS, help="default: what FILE's name ends in, else html")
     parser.add_argument(
@@ -33,7 +33,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ACC",
         help="an accuracy from 0 to 1, may be given again; default: round ones that every run reached",
     )
-    parser.add_argument("--data-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs")
 
 
 def accuracy(text: str) -> float:

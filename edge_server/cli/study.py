@@ -20,7 +20,7 @@ EXIT_SHORT = 1
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes besides the folders and the format."""
-    parser.add_argument("study", type=Path, metavar="STUDY")
+    parser.add_argument("study", type=Path, metavar="STUDY", help="a study's file")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at a time; default: one a processor")
     parser.add_argument(
         "--only",

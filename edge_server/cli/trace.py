@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
+
+from edge_server.cli import places
+
+TRACE = "the folder of a trace"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Tell the command line what it takes."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     export = verbs.add_parser("export", help="write a run as a folder of one header and CSV tables")
-    export.add_argument("run", metavar="RUN", help="name of a run, or path of its folder")
+    export.add_argument("run", metavar="RUN", help=places.RUN)
     export.add_argument("--out", type=Path, metavar="DIR", help="a new folder; default: RUN.trace")
     export.add_argument("--anonymous", action="store_true", help="name the devices by their place in the fleet")
-    root = os.environ.get("FIELDFLEET_DATA", "../shared/data")
-    export.add_argument("--data-root", type=Path, default=Path(root), metavar="DIR", help="folder of data sets")
     bring = verbs.add_parser("import", help="make a run of a trace; `show`, `report` and `replay` read it")
-    bring.add_argument("folder", type=Path, metavar="DIR")
+    bring.add_argument("folder", type=Path, metavar="DIR", help=TRACE)
     bring.add_argument("--as", dest="name", default="", metavar="NAME", help="another name for the run")
     check = verbs.add_parser("check", help="read a trace, and say what is in it or what is wrong with it")
-    check.add_argument("folder", type=Path, metavar="DIR")
-    for verb in (export, bring):
-        verb.add_argument("--data-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs")
+    check.add_argument("folder", type=Path, metavar="DIR", help=TRACE)
+    places.add(export, data=True)
+    places.add(bring)
 
 
 def trace(options: argparse.Namespace) -> int:

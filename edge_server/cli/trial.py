@@ -15,7 +15,7 @@ from edge_server.config import load as load_config
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import exists, make_folder, new_name, unfinished
 from edge_server.journal.sqlite import read
-from edge_server.plan.plan import Plan, devices
+from edge_server.plan.plan import Plan, devices, planned_data, require_there
 from edge_server.rounds.check_plan import load
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local
@@ -31,8 +31,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
 
     Args:
         options: `plan`; `local`: agents on this machine, 0 for those the plan names, None for whatever the plan says;
-            `config`: a server's file, or None; `embedded_broker`; `data_dir` and `data_root`, None for those of the
-            server's file, else the usual ones.
+            `config`: a server's file, or None; `embedded_broker`; `data_dir` and `data_root`.
         cancelled_by_signals: Lets signals cancel the running task.
 
     Raises:
@@ -52,9 +51,8 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
 
 def _config(options: argparse.Namespace) -> ServerConfig:
     """Return the site; a plan and a run that a server's file names are not those of the trial."""
-    config = load_config(options.config) if options.config else ServerConfig(plan="", data_root=options.usual_data_root)
-    given = {name: str(path) for name in ("data_dir", "data_root") if (path := getattr(options, name)) is not None}
-    return msgspec.structs.replace(config, **given)
+    config = load_config(options.config) if options.config else ServerConfig(plan="")
+    return msgspec.structs.replace(config, data_dir=str(options.data_dir), data_root=str(options.data_root))
 
 
 def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]) -> Found:
@@ -84,6 +82,8 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
 def _local(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> Found:
+    planned_data(plan)
+    require_there(plan, Path(config.data_root))
     count = len(devices(plan, options.local or plan.local))
     local = Local(
         *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), new_name(plan), count),
@@ -98,5 +98,9 @@ def _local(
 
     print_line(console, f"{plan.name}: {count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
     with display.bar:
-        asyncio.run(go())
+        try:
+            asyncio.run(go())
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            print_line(console, "the broker and the agents that this command started have ended")
+            raise
     return local.folder, read(local.folder)

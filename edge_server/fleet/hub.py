@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from edge_server.fleet.state import Fleet, is_used_twice, observe
+from edge_server.fleet.admission import MOST_BYTES, Admission
+from edge_server.fleet.answers import Answers
+from edge_server.fleet.handlers import Broadcast, Collector, StepServer
+from edge_server.fleet.state import Fleet
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
+from shared.protocol.clip import clip
 from shared.protocol.messages import Ack, Features, Message, Report, Skip, Status, Task, Update, Verdict, Want
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker, background
 from shared.transfer import frames
 from shared.transfer.pace import Pace
-from shared.transport.base import Inbox, Transport
+from shared.transport.base import Delivery, Transport
 
 log = logging.getLogger(__name__)
 
@@ -28,71 +31,8 @@ OVER = (1 << 31) - 1
 
 CHANNELS = ("status", "report", "want", "update", "features")
 
-
-class Broadcast(Protocol):
-    """A payload on its way to the devices that ask for it."""
-
-    @property
-    def devices(self) -> Collection[str]: ...
-
-    @property
-    def digest(self) -> bytes: ...
-
-    def run(self) -> Coroutine[None, None, None]: ...
-
-    def want(self, device: str, want: Want) -> None: ...
-
-    def dismiss(self, device: str) -> None: ...
-
-
-class Collector(Protocol):
-    """Takes the updates of the open round."""
-
-    @property
-    def run(self) -> str: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def expected(self) -> Container[str]: ...
-
-    @property
-    def starts(self) -> Mapping[str, bytes]: ...
-
-    @property
-    def accepted(self) -> Container[str]: ...
-
-    @property
-    def failed(self) -> Container[str]: ...
-
-    def watch(self) -> Coroutine[None, None, None]: ...
-
-    async def frame(self, device: str, data: bytes) -> None: ...
-
-    async def offer(self, device: str, update: Update) -> None: ...
-
-    async def returned(self, device: str) -> None: ...
-
-    def gone(self, device: str) -> None: ...
-
-
-class StepServer(Protocol):
-    """Serves the steps of a split round."""
-
-    def serve(self, reachable: Callable[[], Awaitable[bool]]) -> Coroutine[None, None, None]: ...
-
-    async def offer(self, device: str, features: Features) -> None: ...
-
-    async def frame(self, device: str, data: bytes) -> None: ...
-
-    def want(self, device: str, want: Want) -> None: ...
-
-    async def returned(self, device: str) -> None: ...
-
-    def is_void(self, device: str, update: Update) -> bool: ...
-
-    def wake(self) -> None: ...
+ASKING, ASK_S, ASK_AGAIN_S = 16, 5.0, 10.0
+"""Devices that the broker is asked for at once, seconds that its answer is waited for, and until one is asked anew."""
 
 
 @dataclass
@@ -109,6 +49,9 @@ class Server:
         keep: Who else is told of every new report; none of them may wait.
         seen: Likewise of every birth and death.
         paces: How fast features of split sessions come from each device.
+        takes: Whether a device may take part.
+        window_bytes: Most bytes of frames that one is asked for at once; with them, what each says is bounded. None
+            where nobody can flood anybody, as in replay.
     """
 
     site: str
@@ -124,18 +67,47 @@ class Server:
     keep: list[Callable[[Report], None]] = field(default_factory=list)
     seen: list[Callable[[Status], None]] = field(default_factory=list)
     paces: dict[str, Pace] = field(default_factory=dict)
+    takes: Callable[[str], bool] = lambda _device: True
+    window_bytes: int | None = None
+    answers: Answers = field(init=False)
     _gather: Collector | None = None
     _splitting: StepServer | None = None
     _tasks: dict[str, Task] = field(default_factory=dict)
     _outgoing: dict[str, Broadcast] = field(default_factory=dict)
     _used_twice: set[str] = field(default_factory=set)
+    _giving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _asked_at: dict[str, float] = field(default_factory=dict)
+    _admission: Admission | None = None
+
+    def __post_init__(self) -> None:
+        """Have somebody say what nobody waits for."""
+        self.answers = Answers(self.site, self.transport, self.clock)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Hear devices while the block lasts."""
         patterns = (topic(self.site, ANY, channel) for channel in CHANNELS)
-        async with self.transport.subscribe(*patterns) as inbox, background(self._hear(inbox)):
-            yield
+        async with self.transport.subscribe(*patterns) as inbox:
+            source: AsyncIterable[Delivery] = inbox
+            if self.window_bytes is not None:
+                source = self._admission = Admission(
+                    self.clock, self._refuse, window_bytes=self.window_bytes, takes=self.takes
+                )
+                inbox.divert(source.put)
+            try:
+                async with background(self._hear(source)):
+                    yield
+            finally:
+                await self._close()
+
+    async def _close(self) -> None:
+        """Give up what is being said and asked."""
+        under_way = [*self._giving.values(), *self._asking.values()]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await self.answers.close()
 
     @asynccontextmanager
     async def round(
@@ -164,6 +136,24 @@ class Server:
         finally:
             self._gather, self._tasks, self._outgoing, self._splitting = None, {}, {}, None
 
+    def admits(self, name: str, size: int) -> bool:
+        """Tell whether a payload of so many bytes may come in on a topic: a longer one must be a frame that is awaited.
+
+        Args:
+            name: The topic.
+            size: About how many bytes.
+        """
+        device, channel = parse_device(name), parse_channel(name)
+        if self._admission is None or size <= MOST_BYTES.get(channel, 0):
+            return True
+        taker = self._gather if channel == "update" else self._splitting
+        return taker is not None and taker.awaits(device) and self._admission.has_room(device, channel, size)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that came and were not read yet, where they are bounded."""
+        return self._admission.waiting_bytes if self._admission else 0
+
     async def reachable(self) -> bool:
         """Wait until the broker is there; tell whether it was there already."""
         if self.broker is None or self.broker.is_set():
@@ -186,8 +176,14 @@ class Server:
         except Unreachable as error:
             log.debug("task waits for the broker: %s", error)
 
-    async def _hear(self, inbox: Inbox) -> None:
-        async for name, data in inbox:
+    def _give_soon(self, device: str) -> None:
+        """Give a device its task without waiting until it is there; not again while that is under way."""
+        if device in self._tasks and device not in self._giving:
+            self._giving[device] = giving = asyncio.create_task(self._give(device), name="give")
+            giving.add_done_callback(lambda _: self._giving.pop(device, None))
+
+    async def _hear(self, source: AsyncIterable[Delivery]) -> None:
+        async for name, data in source:
             device = parse_device(name)
             try:
                 if not is_name(device):
@@ -199,16 +195,24 @@ class Server:
                     await self._take(device, wire.decode(data))
             except WireError as error:
                 self._refuse(device, error)
+                if self._admission:
+                    self._admission.charge(device)
 
     async def _take(self, device: str, message: Message) -> None:
+        message = clip(message)
+        if isinstance(message, Status | Report) and message.device != device:
+            raise WireError(f"{type(message).__name__} in the name of {message.device[:64]!r}", reason="identity")
+        if isinstance(message, Status):
+            await self._observe(device, message)
+        elif isinstance(message, Report):
+            self._keep(message)
+            await self._notice(device, is_proof=self.fleet.reports_prove_life(device))
+        else:
+            await self._notice(device, is_proof=True)
+            await self._hand_over(device, message)
+
+    async def _hand_over(self, device: str, message: Message) -> None:
         match message:
-            case Status() | Report():
-                if message.device != device:
-                    raise WireError(f"{type(message).__name__} in the name of {message.device!r}", reason="identity")
-                if isinstance(message, Report):
-                    self._keep(message)
-                else:
-                    await self._observe(device, message)
             case Want():
                 self._wanted(device, message)
             case Features():
@@ -226,31 +230,67 @@ class Server:
             self._splitting.want(device, want)
 
     def _keep(self, report: Report) -> None:
-        before, self.fleet = self.fleet, observe(self.fleet, report)
-        if self.fleet is not before:
+        if self.fleet.observe(report):
             for keep in self.keep:
                 keep(report)
 
+    async def _notice(self, device: str, *, is_proof: bool) -> None:
+        """Take what a device says as a sign of life: one whose death was false, or whose birth was lost, is here.
+
+        Args:
+            device: Who speaks.
+            is_proof: Whether it says so now, for certain: nothing that a broker may have retained.
+        """
+        status = self.fleet.statuses.get(device)
+        if status and status.online:
+            return
+        if is_proof and status and (alive := self.fleet.revive(device)):
+            log.info("device %s speaks, although it was said to be gone", device)
+            await self._changed(alive, status)
+        else:
+            self._ask_for(device)
+
+    def _ask_for(self, device: str) -> None:
+        """Ask the broker for the status that it has retained of a device; not often."""
+        now = self.clock()
+        asked_at = self._asked_at.get(device, -ASK_AGAIN_S)
+        if now - asked_at < ASK_AGAIN_S or len(self._asking) >= ASKING or not self.takes(device):
+            return
+        self._asked_at = {one: at for one, at in self._asked_at.items() if now - at < ASK_AGAIN_S} | {device: now}
+        self._asking[device] = asking = asyncio.create_task(self._ask(device), name="ask")
+        asking.add_done_callback(lambda _: self._asking.pop(device, None))
+
+    async def _ask(self, device: str) -> None:
+        async with self.transport.subscribe(topic(self.site, device, "status")) as inbox:
+            with suppress(TimeoutError, WireError):
+                async with asyncio.timeout(ASK_S):
+                    _, data = await anext(inbox)
+                if device not in self.fleet.online:
+                    await self._take(device, wire.decode_as(Status, data))
+
     async def _observe(self, device: str, message: Status) -> None:
-        if is_used_twice(self.fleet, message):
+        if self.fleet.is_used_twice(message):
             self._report_double(device)
         before = self.fleet.statuses.get(device)
-        self.fleet = observe(self.fleet, message)
-        after = self.fleet.statuses.get(device)
-        if after is not before:
-            self.changed.set()
-            for see in self.seen:
-                see(message)
-            if after and after.online:
-                log.info("device %s is here, session %d", device, after.session)
-                if before and (before.instance, before.session) != (after.instance, after.session):
-                    await self._returned(device)
-                await self._give(device)
-            elif before and before.online:
-                log.info("device %s is gone", device)
-                self._dismiss(device)
-                if self._gather:
-                    self._gather.gone(device)
+        if self.fleet.observe(message):
+            await self._changed(message, before)
+
+    async def _changed(self, after: Status, before: Status | None) -> None:
+        """Tell everybody that a device is here, or gone."""
+        device = after.device
+        self.changed.set()
+        for see in self.seen:
+            see(after)
+        if after.online:
+            log.info("device %s is here, session %d", device, after.session)
+            if before and (before.instance, before.session) != (after.instance, after.session):
+                await self._returned(device)
+            self._give_soon(device)
+        elif before and before.online:
+            log.info("device %s is gone", device)
+            self._dismiss(device)
+            if self._gather:
+                self._gather.gone(device)
 
     async def _returned(self, device: str) -> None:
         if self._gather:
@@ -268,19 +308,19 @@ class Server:
             if update.start in (b"", gather.starts[device]):
                 self._dismiss(device)  # who offers an update has fetched everything
             if self._splitting and self._splitting.is_void(device, update):
-                await self._tell(device, "ack", ack(update, "void"))
+                self.answers.tell(device, "ack", ack(update, "void"))
             else:
                 await gather.offer(device, update)
             if self._splitting:
                 self._splitting.wake()
         elif not is_open and is_name(update.run) and self.was_run(update.run):
-            await self._tell(device, "ack", ack(update, "late"))
+            self.answers.tell(device, "ack", ack(update, "late"))
             log.debug("phase late run=%s round=%d device=%s", update.run, update.round, device)
         else:
             reason = "unknown-device" if is_open else "unknown-run"
             error = WireError("update of no run, round and device of this site", reason=reason)
-            self._refuse(device, error)
-            await self._tell(device, "ack", ack(update, "refused", str(error)))
+            self.answers.tell(device, "ack", ack(update, "refused", str(error)))
+            raise error
 
     async def _stepped(self, device: str, features: Features) -> None:
         """Hand features to the open round; a session whose round is over is told so, that its device may end it."""
@@ -293,15 +333,9 @@ class Server:
                 self._dismiss(device)
             await self._splitting.offer(device, features)
         elif not is_open and is_name(features.run) and self.was_run(features.run):
-            await self._tell(device, "gradient", skip(features))
+            self.answers.tell(device, "gradient", skip(features))
         else:
             raise WireError("features of no run, round and device of this site", reason="unknown-run")
-
-    async def _tell(self, device: str, channel: str, message: Message) -> None:
-        try:
-            await self.transport.publish(topic(self.site, device, channel), wire.encode(message))
-        except Unreachable as error:
-            log.debug("not told, the device will offer again: %s", error)
 
     def _dismiss(self, device: str) -> None:
         """Wait no longer for a device that has its payload, or is gone."""

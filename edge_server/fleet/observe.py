@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_server.fleet.state import Fleet
-from edge_server.journal.costs import MAX_SOURCE
+from edge_server.journal.claims import MAX_SOURCE
 from edge_server.journal.records import AnyRecord, Joined, Left, Sensed
 from edge_server.journal.report_rows import AT_ONCE_S
 from shared.errors import Unwritable
@@ -73,6 +73,11 @@ TOLERANCE: Mapping[str, float] = {
     "link.up_bits_per_s": 0.05,
     "link.down_bits_per_s": 0.05,
     "memory.available_bytes": 0.1,
+    "memory.swap_used_bytes": 0.1,
+    "gpu.load_ratio": 0.25,
+    "gpu.f_hertz": 0.05,
+    "gpu.rail_watts": 0.05,
+    "gpu.hottest_celsius": 0.05,
 }
 """The readings that are told, and the share by which one must have moved to be news."""
 

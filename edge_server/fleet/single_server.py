@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from shared.errors import ConfigError, WireError
@@ -15,43 +16,52 @@ log = logging.getLogger(__name__)
 
 SESSIONS = 2
 """Of another process, since ours was born: a single one may be the late will of whoever was here before."""
+MOST_KNOWN = 64
 
 
-async def is_another_server(inbox: Inbox, instance: str) -> bool:
+async def is_another_server(inbox: Inbox, instance: str, connections: Callable[[], int]) -> bool:
     """Return when another process has been the site's server since this one was: whether it was so before, too.
+
+    A word alone proves nothing, anybody may speak it: another server has our client id, and to connect under that is
+    to throw us off the broker.
 
     Args:
         inbox: The server's own statuses.
         instance: This process.
+        connections: How often this process has connected to the broker so far.
     """
-    born, before, since = False, set[str](), set[int]()
+    born, before, since = 0, set[str](), set[int]()
     async for _, data in inbox:
         with suppress(WireError):
             status = wire.decode_as(Status, data)
-            born = born or status.instance == instance
-            if not born:
+            if status.instance == instance:
+                born = born or connections()
+            elif not born and len(before) < MOST_KNOWN:
                 before.add(status.instance)
-            elif status.instance != instance:
+            elif born and connections() > born + len(since):
                 since.add(status.session)
             if len(since) == SESSIONS:
                 return status.instance in before
     return False
 
 
-async def require_single_server(transport: Transport, site: str, instance: str, *, gives_way: bool) -> None:
+async def require_single_server(
+    transport: Transport, site: str, instance: str, *, connections: Callable[[], int], gives_way: bool
+) -> None:
     """Watch for another server until cancelled, and say so.
 
     Args:
         transport: To the site's broker.
         site: Name of the site.
         instance: This process's word.
+        connections: How often this process has connected to the broker so far.
         gives_way: Whether this server ends where another was first.
 
     Raises:
         ConfigError: There is one that was here first, and this one gives way.
     """
     async with transport.subscribe(topic(site, SERVER, "status")) as inbox:
-        is_second = await is_another_server(inbox, instance)
+        is_second = await is_another_server(inbox, instance, connections)
     problem = (
         f"another server is at work at site {site!r}, and the two throw each other off the broker: "
         "end it, or give one of them a site of its own"

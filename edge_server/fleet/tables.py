@@ -38,11 +38,19 @@ COLUMNS = (
 )
 LINK = (Column("up", "link.up_bits_per_s", MEGA), Column("down", "link.down_bits_per_s", MEGA))
 FREE = Column("free\nMiB", "memory.available_bytes", MEBI, 0)
+GPU = Column("GPU\n%", "gpu.load_ratio", 0.01, 0)
+SWAP = Column("swap\nMiB", "memory.swap_used_bytes", MEBI, 0)
 
 
 def devices_table(devices: Sequence[Device]) -> TextTable:
-    """Return one row a device."""
-    figures = (*(column.heading for column in COLUMNS), "throt\ntled", "Mbit/s\nup/down", FREE.heading)
+    """Return one row a device; columns of the GPU and of swap where a device has one."""
+    more = [GPU] * any(GPU.reading in one.readings for one in devices)
+    more += [SWAP] * any(one.readings[SWAP.reading].value > 0 for one in devices if SWAP.reading in one.readings)
+    figures = (
+        *(column.heading for column in COLUMNS),
+        *("throt\ntled", "Mbit/s\nup/down", FREE.heading),
+        *(column.heading for column in more),
+    )
     columns = (
         *(TextColumn("device", least=16), TextColumn("on"), TextColumn("board", least=12)),
         *(TextColumn(heading, right=True) for heading in (*figures, "s", "J", "age")),
@@ -52,6 +60,7 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
             *(short_text(one.device), _online(one), short_text(one.board or NOTHING)),
             *(cell(one, column) for column in COLUMNS),
             *(throttled(one), "/".join(cell(one, column) for column in LINK), cell(one, FREE)),
+            *(cell(one, column) for column in more),
             *(task_cost_cell(one, "compute_s", "upload_s"), task_cost_cell(one, "compute_joules", "upload_joules")),
             NOTHING if one.age_s is None else duration(one.age_s),
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from edge_server.fleet.state import Fleet, observe
+from edge_server.fleet.state import Fleet
 from edge_server.journal.report_history import KeptReport
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
@@ -57,8 +57,7 @@ class Look:
             return
         if not isinstance(message, Status | Report) or message.device != device:
             return
-        before, self.fleet = self.fleet, observe(self.fleet, message)
-        if isinstance(message, Report) and self.fleet is not before:
+        if self.fleet.observe(message) and isinstance(message, Report):
             self.heard_now.pop(device, None)
             if self.is_settled:
                 self.heard_now[device] = utc_seconds()

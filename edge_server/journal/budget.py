@@ -2,22 +2,21 @@
 
 Spent is spent: also the seconds and joules of rounds that were made void later. Joules that nobody told are never
 zero: they are charged as the dearest that the same device has told of that part of a task in this run. Of a device that
-has told none of its computations nothing can be charged; under a budget of joules it takes no further part.
+has told none of its computations nothing can be charged; under a budget of joules it takes no further part. What is
+not believed counts as not told; see `edge_server.journal.claims`. What a task's joules are says
+`shared.protocol.measurements`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edge_server.journal.costs import plausible
-from edge_server.journal.records import AnyRecord, CostSettled, Rewound, RoundClosed, RoundOpened, UpdateAccepted
+from edge_server.journal.claims import Claims, PartTotal
+from edge_server.journal.records import AnyRecord, Noted, RoundClosed
 from edge_server.plan.sections import BudgetPlan
-from shared.protocol.measurements import Cost
-
-PARTS = ("download_joules", "compute_joules", "upload_joules")
 
 
 @dataclass(frozen=True)
@@ -48,60 +47,88 @@ class Ledger:
     """
 
     seen: int = 0
+    _noted: set[str] = field(default_factory=set)
     _seconds: list[float] = field(default_factory=list)
-    _lives: int = 0
-    _tasks: defaultdict[str, dict[tuple[int, int], Cost | None]] = field(default_factory=lambda: defaultdict(dict))
+    _claims: Claims = field(default_factory=Claims)
 
     def take(self, records: Iterable[AnyRecord]) -> None:
         """Take the journal's next records."""
         for record in records:
             self.seen += 1
+            self._claims.take([record])
             match record:
-                case Rewound():
-                    self._go_back(record)
-                case RoundOpened():
-                    for device in record.assignments:
-                        self._tasks[device].setdefault((self._lives, record.round), None)
-                case UpdateAccepted():
-                    self._tasks[record.device][self._lives, record.round] = plausible(record.update.cost)
-                case CostSettled():
-                    self._tasks[record.device][self._lives, record.round] = plausible(record.cost)
                 case RoundClosed():
                     self._seconds.append(record.seconds)
+                case Noted():
+                    self._noted.add(record.what)
                 case _:
                     pass
 
-    def _go_back(self, record: Rewound) -> None:
-        """Begin rounds anew, beside what is spent on them; where an opening stays, who was asked is asked again."""
-        self._lives += 1
-        for tasks in self._tasks.values():
-            if record.reopened and (self._lives - 1, record.round) in tasks:
-                tasks[self._lives, record.round] = None
-
     def spending(self) -> RunSpending:
         """Return what is spent."""
-        told, charged, gaps, unmetered = list[float](), list[float](), 0, list[str]()
-        for device, tasks in sorted(self._tasks.items()):
-            for part in PARTS:
-                figures = [getattr(cost, part, None) for cost in tasks.values()]
-                known = [one for one in figures if one is not None]
-                told += known
-                charged += [max(known)] * (len(figures) - len(known)) if known else []
-                gaps += 0 if known else len(figures)
-                if part == "compute_joules" and not known and _has_trained(tasks):
-                    unmetered.append(device)
+        parts = list(self._parts())
+        charged = math.fsum(total.most * (total.asked - total.told) for _, _, total in parts if total.told)
+        dark = {device for device, name, total in parts if name == "compute_joules" and not total.told}
+        told = math.fsum(total.joules for _, _, total in parts)
         return RunSpending(
             seconds=math.fsum(self._seconds),
-            joules=math.fsum([*told, *charged]) if told else None,
-            charged=math.fsum(charged),
-            is_whole=not gaps,
-            unmetered=tuple(unmetered),
+            joules=told + charged if any(total.told for _, _, total in parts) else None,
+            charged=charged,
+            is_whole=all(total.told for _, _, total in parts),
+            unmetered=tuple(device for device in sorted(dark) if self._claims.accounts[device].has_trained),
         )
 
+    def dearest(self) -> dict[str, float]:
+        """Return the joules that are charged for a task of which nothing is told, by device; of who told none, none."""
+        found = dict[str, float]()
+        for device, _, total in self._parts():
+            if total.told:
+                found[device] = found.get(device, 0.0) + total.most
+        return found
 
-def _has_trained(tasks: dict[tuple[int, int], Cost | None]) -> bool:
-    """Tell whether a device answered a round; what was measured before the first one is another matter."""
-    return any(cost is not None and number > 0 for (_, number), cost in tasks.items())
+    def doubts(self) -> list[str]:
+        """Return what the record does not say yet of claims that are not believed, one sentence a device."""
+        first = {one.device: one for one in reversed(self._claims.doubts())}
+        named = {what.partition(" told ")[0] for what in self._noted}
+        return [one.sentence() for device, one in sorted(first.items()) if f"device {device}" not in named]
+
+    def _parts(self) -> Iterator[tuple[str, str, PartTotal]]:
+        """Yield every part of the joules of all tasks of every device, without what is not believed."""
+        beyond = self._claims.beyond()
+        for device, account in sorted(self._claims.accounts.items()):
+            yield from ((device, name, total) for name, total in account.totals(beyond.get(device, ())).items())
+
+
+def foreseen_joules(
+    devices: Sequence[str], predicted: Mapping[str, float], dearest: Mapping[str, float]
+) -> dict[str, float]:
+    """Return what the next task of each device will take.
+
+    Args:
+        devices: Of a round.
+        predicted: What was predicted of it, by device; else it is taken for the dearest.
+        dearest: Of those that have told any; others are taken for what is usual, for nothing where nobody has.
+    """
+    usual = statistics.median(dearest.values()) if dearest else 0.0
+    return {device: predicted.get(device, dearest.get(device, usual)) for device in devices}
+
+
+def affordable(foreseen: Mapping[str, float], left: float) -> tuple[str, ...]:
+    """Return as many devices as can be paid for, the cheapest first, in order of name.
+
+    Args:
+        foreseen: Joules of each.
+        left: Joules that may be spent.
+    """
+    if math.fsum(foreseen.values()) <= left:
+        return tuple(sorted(foreseen))
+    chosen, spent = list[str](), 0.0
+    for device in sorted(foreseen, key=lambda one: (foreseen[one], one)):
+        spent += foreseen[device]
+        if spent > left:
+            break
+        chosen.append(device)
+    return tuple(sorted(chosen))
 
 
 def spent_budget(budget: BudgetPlan, spent: RunSpending) -> str:

@@ -1,41 +1,15 @@
-"""Costs of tasks as devices report them: settled once the upload is known, bounded to what can be true."""
+"""Costs of tasks as devices report them: settled once the upload is known, by round and device."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edge_server.journal.records import AnyRecord, CostSettled, UpdateAccepted, valid
-from shared.protocol.measurements import Cost, Provenance, Spent
+from edge_server.journal.claims import doubted_figures, plausible, without
+from edge_server.journal.records import AnyRecord, CostSettled, RunOpened, UpdateAccepted, closed_rounds, valid
+from shared.protocol.measurements import Cost, Spent
 from shared.protocol.messages import Report
-
-MAX_SOURCE = 64
-MOST = 1e18
-"""No task takes so many seconds, joules, cycles or bytes: who says more is not believed, and sums cannot overflow."""
-
-_FIGURES = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
-
-
-def plausible(cost: Cost) -> Cost:
-    """Return a cost without what cannot be true: figures below zero or beyond `MOST`, sources of figures it has not."""
-    figures = {name: value for name in _FIGURES if _is_figure(value := getattr(cost, name))}
-    provenance = {
-        name: Provenance(source=one.source[:MAX_SOURCE], quality=one.quality, uncertainty=_share(one.uncertainty))
-        for name, one in cost.provenance.items()
-        if name in figures
-    }
-    return Cost(**figures, provenance=provenance)
-
-
-def _is_figure(value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and 0 <= value <= MOST
-
-
-def _share(value: float | None) -> float | None:
-    return value if value is not None and _is_figure(value) else None
-
 
 SETTLE_S = 2.0
 """How long a run that has ended waits for what its last uploads cost."""
@@ -75,6 +49,10 @@ class Costs:
             if isinstance(record, CostSettled):
                 last = self._last(record.round)
                 last[record.device] = max(record.round, last.get(record.device, record.round))
+
+    def repeat(self, number: int) -> None:
+        """Take what devices settle of a round that is done again, beside what they settled of it before."""
+        self.last = {device: min(last, number - 1) for device, last in self.last.items()}
 
     def hear(self, report: Report) -> None:
         """Take what a report says of tasks of this run."""
@@ -121,12 +99,31 @@ class Costs:
 
 
 def by_round(records: Iterable[AnyRecord]) -> dict[int, dict[str, Cost]]:
-    """Return what is known of every task's cost, by round and device; the settled cost stands for the update's."""
-    found: dict[int, dict[str, Cost]] = {}
-    for record in valid(records):
+    """Return what is known of every task's cost, by round and device; the settled cost stands for the update's.
+
+    Figures that are not believed are not among it: see `edge_server.journal.claims`.
+    """
+    every, found = list(records), dict[int, dict[str, Cost]]()
+    for record in valid(every):
         match record:
             case UpdateAccepted():
                 found.setdefault(record.round, {}).setdefault(record.device, plausible(record.update.cost))
             case CostSettled():
                 found.setdefault(record.round, {})[record.device] = record.cost
+    for (number, device), doubted in doubted_figures(every).items():
+        if cost := found.get(number, {}).get(device):
+            found[number][device] = without(
+                cost, [name for name, told in doubted.items() if getattr(cost, name) == told]
+            )
     return found
+
+
+def statistics_by_round(records: Sequence[AnyRecord]) -> dict[int, dict[str, Cost]]:
+    """Return what measuring running statistics after a round cost, by that round and device; see `by_round`.
+
+    Args:
+        records: A run's journal.
+    """
+    costs, last = by_round(records), max((one.plan.rounds for one in records if isinstance(one, RunOpened)), default=0)
+    measured = [one.round for one in closed_rounds(records) if one.statistics_batches is not None]
+    return {number: costs.get(last + 1 + number, {}) for number in measured}

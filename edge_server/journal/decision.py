@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from shared.protocol.measurements import Cost
+from shared.protocol.measurements import JOULES, Cost
 from shared.protocol.messages import Allocated, Value
 
 Source: TypeAlias = Literal["measured", "last_good", "profile", "default"]
@@ -78,3 +79,13 @@ def kept_share(values: Mapping[str, Value]) -> float:
     """Return the share of the model that a device keeps by what it was given."""
     given = Allocated.of(values)
     return (1.0 if given.keep is None else given.keep) - (given.prune or 0.0)
+
+
+def predicted_joules(decision: Decision | None) -> dict[str, float]:
+    """Return the joules that a decision predicts of whole tasks, by device; who tells none has none."""
+    found = dict[str, float]()
+    for device, given in decision.devices.items() if decision else ():
+        parts = [getattr(given.predicted, name) for name in JOULES]
+        if given.predicted.compute_joules is not None:
+            found[device] = math.fsum(one for one in parts if one is not None)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -75,6 +76,24 @@ class Sensed(Observed, frozen=True, kw_only=True):
     facts: dict[str, str] = {}
 
 
+class LeftOut(Observed, frozen=True, kw_only=True):
+    """A device takes no part until its agent is started anew: its operator must edit something, by its own words.
+
+    Attributes:
+        device: Which.
+        instance: Of its agent's process.
+        cause: What it said.
+        round: In which round.
+        at: When.
+    """
+
+    device: str
+    instance: str
+    cause: str
+    round: int
+    at: float
+
+
 class Noted(Observed, frozen=True, kw_only=True):
     """Something that whoever reads the run's figures must know, such as a gap in a trace that was filled by a rule."""
 
@@ -94,6 +113,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
         started: Calendar time for people; empty in replay.
         imported: Whether it was made of a trace: nobody goes on with it.
         draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old journals.
+        statistics_batches: Over how many batches running statistics are measured; 0: they are not, as in old journals.
     """
 
     run: str
@@ -101,6 +121,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
     started: str = ""
     imported: bool = False
     draw: str = ""
+    statistics_batches: int = 0
 
 
 class Measured(Record, frozen=True, kw_only=True):
@@ -126,6 +147,7 @@ class RoundOpened(Record, frozen=True, kw_only=True):
         at: When the cohort was drawn and the first task could go out; the wait for devices was over.
         online: How many devices were there.
         decision: What the plan's optimizer decided for it, and from what; None where there is none.
+        classes: Names of the classes, where the devices agreed on them before this record: for later processes.
     """
 
     round: int
@@ -133,6 +155,7 @@ class RoundOpened(Record, frozen=True, kw_only=True):
     at: float | None = None
     online: int | None = None
     decision: Decision | None = None
+    classes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class UpdateAccepted(Record, frozen=True, kw_only=True):
@@ -164,6 +187,8 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         loss: Mean training loss, weighted by examples.
         accuracy: Of the aggregated model on the server's test data.
         test_loss: Likewise.
+        class_accuracy: Likewise, by class in the order of the labels; None of a class without examples. Left out where
+            the server tested nothing, and of more than a hundred classes.
         device_accuracy: Of the model the round began with, on the devices' held-out examples, weighted by examples; of
             personal models, after training, each weighted alike.
         seconds: From the wait for devices to the model aggregated and stored; `RoundOpened.at` is when that wait ended.
@@ -172,6 +197,9 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         at: When it ended.
         steps: Of a split round: how many were served.
         missed: Of a split round: how many of its steps each device had no part in; who missed none is left out.
+        statistics_batches: Of a split round after which running statistics were measured anew: over how many batches.
+            The tasks of that have numbers beyond the rounds, as an evaluation's; see EvaluationPlan.number.
+        restored: Whether the record of it was lost: the state after it is there, and nothing else is known.
     """
 
     round: int
@@ -189,6 +217,9 @@ class RoundClosed(Record, frozen=True, kw_only=True):
     at: float | None = None
     steps: int | None = None
     missed: dict[str, int] = {}
+    statistics_batches: int | None = None
+    restored: bool = False
+    class_accuracy: tuple[float | None, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Evaluated(Record, frozen=True, kw_only=True):
@@ -208,25 +239,28 @@ class Evaluated(Record, frozen=True, kw_only=True):
 
 
 class Rewound(Record, frozen=True, kw_only=True):
-    """The state of a round was lost: what was recorded of `round` and later rounds before this line is void.
+    """What was recorded of `round` and later rounds before this line is void: they are done again.
 
-    A checkpoint was damaged; or a server restarted within a split round, whose top it had trained in memory.
+    A checkpoint was damaged; a server restarted within a split round, whose top it had trained in memory; a round was
+    missed, and the plan repeats such rounds; or training diverged, and the run went back to its last good model.
 
     Attributes:
         round: The first that is done again.
         cause: Why.
         reopened: Whether the beginning of that round stays: the same devices do it again as they were told.
+        missed: Whether it is done again for nothing but having been missed: no model is lost.
     """
 
     round: int
     cause: str
     reopened: bool = False
+    missed: bool = False
 
 
 class RunClosed(Record, frozen=True, kw_only=True):
-    """A run ended by its plan; `cause` says why before its last round, if so."""
+    """A run ended by its plan, or since its training `diverged`; `cause` says why before its last round, if so."""
 
-    outcome: Literal["finished", "stopped"]
+    outcome: Literal["finished", "stopped", "diverged"]
     cause: str = ""
 
 
@@ -236,6 +270,7 @@ AnyRecord: TypeAlias = (
     | Joined
     | Left
     | Sensed
+    | LeftOut
     | Noted
     | Measured
     | RoundOpened
@@ -299,6 +334,16 @@ def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
     return number >= rewound.round and not is_kept
 
 
+def missed_tries(records: Iterable[AnyRecord]) -> dict[int, int]:
+    """Return how often each round was missed and done again, of those that were."""
+    return dict(Counter(one.round for one in records if isinstance(one, Rewound) and one.missed))
+
+
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:
     """Return the rounds that ended, in order."""
     return [record for record in valid(records) if isinstance(record, RoundClosed)]
+
+
+def measured_rounds(records: Iterable[AnyRecord]) -> list[tuple[float, int]]:
+    """Return the accuracy on the server's test data after each round that has one, with the round; no void ones."""
+    return [(one.accuracy, one.round) for one in closed_rounds(records) if one.accuracy is not None]

@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS reports (
     PRIMARY KEY (device, seq)
 ) WITHOUT ROWID;
 """
+TABLES = "SELECT name, type, sql FROM sqlite_master WHERE lower(name) IN ('devices', 'forms', 'reports')"
 DEVICE = "SELECT id FROM devices WHERE name = ?"
 DEVICES = "SELECT id, name FROM devices ORDER BY name"
 LAST_FULL = "SELECT max(seq) FROM reports WHERE device = ? AND is_full"
@@ -144,6 +145,17 @@ def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0
     return _ask(path, read)
 
 
+def _require_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file whose tables are views, which may go on for ever.
+
+    Raises:
+        CorruptFile: One is.
+    """
+    for name, kind, sql in connection.execute(TABLES):
+        if kind != "table" or not sql.upper().startswith("CREATE TABLE"):
+            raise CorruptFile(f"{path}: {name} is no table of ours but a {kind}")
+
+
 def _ask(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     if not path.is_file():
         raise ConfigError(f"{path}: no server has kept a history there; name its data_dir")
@@ -151,6 +163,7 @@ def _ask(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     while True:
         try:
             with translate_sql_errors(path), closing(sqlite3.connect(read_only_uri(path), uri=True)) as connection:
+                _require_tables(connection, path)
                 return read(connection)
         except sqlite3.Error as error:
             # Between a writer's last words and its end, its shared memory file goes away under a reader's feet.
@@ -253,6 +266,7 @@ class ReportHistory:
                 connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last reports
                 connection.execute("PRAGMA journal_size_limit = 4194304")
                 connection.executescript(SCHEMA)
+                _require_tables(connection, self.path)
             except BaseException:
                 connection.close()
                 raise

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from edge_server.journal.costs import plausible
+from edge_server.journal.claims import plausible
 from shared.errors import CorruptFile
 from shared.protocol.measurements import Absent, Quality, Reading, Spent
 from shared.protocol.messages import Report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge_server.journal.records import AnyRecord, RoundOpened, ServerBegan
@@ -70,14 +71,36 @@ def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float)
     return Elapsed(processes[-1].run_s + now - processes[-1].at - opened_s, is_known)
 
 
-def timed_records(records: Iterable[AnyRecord]) -> Iterator[tuple[AnyRecord, float | None]]:
-    """Yield every record with the second of the run at which it happened; None where it does not say when.
+@dataclass
+class RunClock:
+    """Tells the second of the run at which records were made, one after the other.
 
     Before the first process has said what its clock shows, which only an old journal does, nothing is known.
+
+    Attributes:
+        last_s: The latest so far.
+        is_known: Whether the newest process knew how long there had been none.
     """
-    process: ServerBegan | None = None
-    for record in records:
+
+    last_s: float | None = None
+    is_known: bool = True
+    _process: ServerBegan | None = None
+
+    def take(self, record: AnyRecord) -> float | None:
+        """Return the second of the run of the next record; None where it does not say when."""
         if isinstance(record, ServerBegan):
-            process = record
+            told_s = _by_calendar(self._process, record.utc_s) if self._process else record.run_s
+            self._process, self.is_known = record, told_s == record.run_s
         at: float | None = getattr(record, "at", None)
-        yield record, None if process is None or at is None else process.run_s + (at - process.at)
+        if self._process is None or at is None:
+            return None
+        second = self._process.run_s + (at - self._process.at)
+        self.last_s = second if self.last_s is None else max(self.last_s, second)
+        return second
+
+
+def timed_records(records: Iterable[AnyRecord]) -> Iterator[tuple[AnyRecord, float | None]]:
+    """Yield every record with the second of the run at which it happened; None where it does not say when."""
+    clock = RunClock()
+    for record in records:
+        yield record, clock.take(record)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import platform
+import re
 import tempfile
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,13 +15,19 @@ from pathlib import Path
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
-from edge_server.journal.sqlite import JOURNAL, read, salvageable_records
-from edge_server.plan.plan import Plan
+from edge_server.journal.sqlite import JOURNAL, last_record, read, salvageable_records
+from edge_server.plan.plan import Plan, is_same_plan
 from shared.errors import ConfigError, CorruptFile
-from shared.runtime.clock import utc_stamp
+from shared.runtime.clock import utc_of_stamp, utc_stamp
 from shared.runtime.durable import explain_disk_errors
 
 log = logging.getLogger(__name__)
+
+LAST = "last"
+"""Stands for the run that was begun last."""
+MOST_NAMED = 5
+MOST_ENDED = 64
+"""Runs that devices are told are over; each is a name in every task."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,47 +94,157 @@ def _holds_run(folder: Path) -> bool:
         return False
 
 
+def is_empty(folder: Path) -> bool:
+    """Tell whether a run never began: its journal is not there or has no record, and there is nothing to lose."""
+    if any(path.is_file() for kind in ("checkpoints", "updates") for path in (folder / kind).rglob("*")):
+        return False
+    if not _holds_run(folder):
+        return True
+    try:
+        return not read(folder)
+    except CorruptFile:
+        return False
+
+
 def find(data_dir: Path, run: str) -> Run:
-    """Return a run by its name, or by the path of its folder.
+    """Return a run by its name, by what only its name begins with, by the path of its folder, or the `last` one.
 
     Raises:
-        ConfigError: There is none, or its journal cannot be read.
+        ConfigError: There is none, several begin so, or its journal cannot be read.
     """
-    folder = next(filter(_holds_run, (data_dir / run, Path(run))), None)
-    if folder is None:
-        raise ConfigError(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are")
+    folder = next(filter(_holds_run, (data_dir / run, Path(run))), None) or _abbreviated(data_dir, run)
     try:
         return Run(folder, read(folder))
     except CorruptFile as error:
         raise ConfigError(f"{error}; restore the file from a copy, or go on with what of the run is whole") from error
 
 
+def _abbreviated(data_dir: Path, run: str) -> Path:
+    """Return the folder of the only run whose name begins so, or of the one that was begun last."""
+    if run == LAST and (there := all_runs(data_dir)):
+        return there[0].folder
+    alike = [folder for folder in folders_of_runs(data_dir) if run and folder.name.startswith(run)]
+    if len(alike) > 1:
+        some = ", ".join(folder.name for folder in alike[:MOST_NAMED]) + ", …" * (len(alike) > MOST_NAMED)
+        raise ConfigError(f"{run!r} may be any of {len(alike)} runs in {data_dir}: {some}; give more of the name")
+    if not alike:
+        raise ConfigError(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are")
+    return alike[0]
+
+
+def folders_of_runs(data_dir: Path) -> list[Path]:
+    """Return the folders with a journal, in the order of their names."""
+    return sorted(path.parent for path in data_dir.glob(f"*/{JOURNAL}"))
+
+
 def all_runs(data_dir: Path) -> list[Run]:
-    """Return every readable run, oldest first; what cannot be read is reported and left alone."""
+    """Return every readable run, newest first; what cannot be read is reported and left alone."""
     runs = []
-    for path in data_dir.glob(f"*/{JOURNAL}"):
+    for folder in folders_of_runs(data_dir):
         try:
-            runs.append(find(data_dir, path.parent.name))
+            runs.append(find(data_dir, folder.name))
         except ConfigError as error:
             log.warning("%s", error)
-    return sorted(runs, key=lambda run: run.opened.started if run.opened else "")
+    return sorted(runs, key=_begun_utc_s, reverse=True)
+
+
+def _begun_utc_s(run: Run) -> float:
+    """Return when a run was begun; of one without calendar time, as a replay, when its folder was last written."""
+    stamp = run.opened.started if run.opened else ""
+    known = utc_of_stamp(stamp)
+    return run.folder.stat().st_mtime if known is None else known
+
+
+def ended_runs(data_dir: Path) -> tuple[str, ...]:
+    """Return the runs that are over, the one that ended last first; of many the newest."""
+    ended = []
+    for folder in folders_of_runs(data_dir):
+        try:
+            if isinstance(last_record(folder), RunClosed):
+                ended.append(((folder / JOURNAL).stat().st_mtime, folder.name))
+        except (CorruptFile, FileNotFoundError):
+            continue
+    return tuple(name for _, name in sorted(ended, reverse=True)[:MOST_ENDED])
+
+
+FOLDER, CHECKPOINTS, BEST = "checkpoints", "round-*.safetensors", "best-*.safetensors"
+"""Where in a run's folder its states lie, what they are called, and the most accurate where it is older than these."""
+
+
+def checkpoint_path(folder: Path, number: int) -> Path:
+    """Return where the state after round `number` lies."""
+    return folder / f"round-{number:06d}.safetensors"
+
+
+def best_path(folder: Path, number: int) -> Path:
+    """Return where the most accurate state lies, that after round `number`, once it is older than those that stay."""
+    return folder / f"best-{number:06d}.safetensors"
+
+
+def require_record(folder: Path) -> None:
+    """Refuse to begin a run where one was, of which states are there and no record.
+
+    Raises:
+        ConfigError: There are such states.
+    """
+    names = [path.name.removeprefix("round-").partition(".")[0] for path in (folder / FOLDER).glob(CHECKPOINTS)]
+    if number := max((int(name) for name in names if name.isdecimal()), default=0):
+        raise ConfigError(
+            f"{folder}: there are checkpoints up to round {number}, and {JOURNAL} holds no run: put that file (and "
+            f"{JOURNAL}-wal, if there was one) back from a copy; or move the folder away to begin anew"
+        )
+
+
+def _require_records(data_dir: Path, plan: Plan) -> None:
+    """Refuse to begin a plan anew beside a run of its name whose record is lost; see `require_record`."""
+    named = re.compile(re.escape(plan.name[:32]) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
+    for path in data_dir.glob(f"*/{FOLDER}"):
+        if named.fullmatch(path.parent.name) and not salvageable_records(path.parent / JOURNAL):
+            require_record(path.parent)
 
 
 def unfinished(data_dir: Path, plan: Plan) -> str | None:
-    """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time."""
-    runs = [Run(path.parent, salvageable_records(path)) for path in data_dir.glob(f"*/{JOURNAL}")]
+    """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time.
+
+    Raises:
+        ConfigError: As `require_record` of a run that by its name is one of this plan.
+    """
+    _require_records(data_dir, plan)
+    runs = [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders_of_runs(data_dir)]
     for run in sorted(runs, key=lambda run: run.opened.started if run.opened else "", reverse=True):
-        if run.opened and run.opened.started and run.opened.plan == plan and not (run.closed or run.opened.imported):
+        if (
+            run.opened
+            and run.opened.started
+            and is_same_plan(run.opened.plan, plan)
+            and not (run.closed or run.opened.imported)
+        ):
             return run.opened.run
     return None
 
 
+def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
+    """Return the run of that name if it has ended; without a name, the latest live run of this very plan that has.
+
+    Args:
+        data_dir: Folder of runs.
+        plan: What it did.
+        name: Of the run; empty for any.
+    """
+    folders = [data_dir / name] if name else folders_of_runs(data_dir)
+    runs = [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
+    same = [run for run in runs if run.closed and run.opened and is_same_plan(run.opened.plan, plan)]
+    live = [run for run in same if run.opened and run.opened.started and not run.opened.imported]
+    return max(live, key=lambda run: run.opened.started if run.opened else "", default=None)
+
+
 def summarise_run(run: Run) -> RunSummary:
-    """Return a run in a line."""
-    closed = closed_rounds(run.records)
-    tried = [record for record in valid(run.records) if isinstance(record, Evaluated) and record.personal]
-    accuracies = [record.accuracy for record in tried or closed if record.accuracy is not None]
-    opened = run.opened
+    """Return a run in a line; its accuracy is the last that anybody measured of its model, or of its devices' own."""
+    closed, opened = closed_rounds(run.records), run.opened
+    on_devices = [record for record in valid(run.records) if isinstance(record, Evaluated)]
+    own = [record.accuracy for record in on_devices if record.personal]
+    shared = [record.accuracy for record in closed]
+    besides = [*(record.device_accuracy for record in closed), *(record.accuracy for record in on_devices)]
+    measured = next((kind for kind in map(_known, (own, shared, besides)) if kind), [])
     return RunSummary(
         run=opened.run if opened else run.folder.name,
         plan=opened.plan.name if opened else "",
@@ -134,9 +252,23 @@ def summarise_run(run: Run) -> RunSummary:
         started=opened.started if opened else "",
         rounds=len(closed),
         of=opened.plan.rounds if opened else 0,
-        accuracy=accuracies[-1] if accuracies else None,
-        outcome=run.closed.outcome if run.closed else "unfinished",
+        accuracy=measured[-1] if measured else None,
+        outcome=outcome_of(run),
     )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def outcome_of(run: Run) -> str:
+    """Return how a run ended; `missed` where no round of it had enough updates, so that its model is untrained."""
+    if run.opened is None:
+        return "empty"
+    if run.closed is None:
+        return "unfinished"
+    closed = closed_rounds(run.records)
+    return "missed" if closed and all(one.outcome == "missed" for one in closed) else run.closed.outcome
 
 
 DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")

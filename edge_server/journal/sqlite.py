@@ -19,7 +19,7 @@ import msgspec
 import xxhash
 
 from edge_server.journal.disk import RETRY_S, read_only_uri, translate_sql_errors
-from edge_server.journal.records import AnyRecord
+from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
 from shared.errors import CorruptFile
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
 
@@ -29,6 +29,7 @@ FOUND = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'records'"
 INSERT = "INSERT INTO records (body, mark) VALUES (CAST(? AS TEXT), ?)"
 SELECT = "SELECT CAST(body AS BLOB), mark FROM records WHERE rowid >= ? ORDER BY rowid"
 LAST = "SELECT mark FROM records ORDER BY rowid DESC LIMIT 1"
+LAST_BODY = "SELECT CAST(body AS BLOB) FROM records ORDER BY rowid DESC LIMIT 1"
 
 Row: TypeAlias = tuple[bytes, int]
 
@@ -127,7 +128,8 @@ def _salvaged_rows(journal: Path) -> Iterator[Row]:
         suppress(sqlite3.Error, UnicodeDecodeError),
         closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection,
     ):
-        yield from connection.execute(SELECT, (0,))
+        if connection.execute(FOUND).fetchone() == (TABLE.encode(),):  # a view may go on for ever
+            yield from connection.execute(SELECT, (0,))
 
 
 def _write(path: Path, records: list[AnyRecord]) -> None:
@@ -189,10 +191,14 @@ class SqliteJournal:
             raise
 
     def append(self, record: AnyRecord) -> None:
+        """Add a record durably; after a round all are in the database itself, so that a copy of the file is the run."""
         body = encode(record)
         with self._lock, translate_sql_errors(self.folder / JOURNAL):
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute(INSERT, (body, row_mark(body, before)))
+            if self.durable and isinstance(record, RunOpened | RoundClosed | RunClosed):
+                with suppress(sqlite3.Error):  # the record is safe in the log; a full disk is told with the next one
+                    self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
         with self._lock, translate_sql_errors(self.folder / JOURNAL):
@@ -238,6 +244,20 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
         except UnicodeDecodeError as error:
             raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
     return []
+
+
+def last_record(folder: Path) -> AnyRecord | None:
+    """Return the last record of a run, without reading the others; None where there is none.
+
+    Raises:
+        CorruptFile: The journal cannot be read.
+    """
+    try:
+        with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
+            row = connection.execute(LAST_BODY).fetchone() if connection.execute(FOUND).fetchone() else None
+        return _decoder.decode(row[0]) if row else None
+    except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+        raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
 
 
 def _rows(folder: Path, after: int) -> list[Row]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from edge_server.plan.devices import DevicePlan, expanded, rooted
+from edge_server.plan.devices import MAX_DEVICES, DevicePlan, expanded, rooted
 from edge_server.plan.devices import check as check_devices
 from edge_server.plan.sections import (
     BudgetPlan,
@@ -64,7 +64,8 @@ class CohortPlan(Section, frozen=True, kw_only=True):
         over_selection: Devices asked beyond `size`, as a share of it, so that the slowest need not be waited for; the
             round ends with the first `size` updates, and those that come later are late.
         min_devices: Devices that must be connected before a round begins.
-        wait_s: Time to wait for them before the round counts as missed.
+        wait_s: Time to wait for them before the round counts as missed; before the first round a server waits on, and
+            warns as often.
     """
 
     size: int = 0
@@ -89,7 +90,16 @@ class RoundPlan(Section, frozen=True, kw_only=True):
         deadline_s: Time after which late updates no longer count.
         quorum: Share of the cohort whose updates end the round at once.
         min_updates: With fewer updates the model stays as it is, and the round counts as missed.
-        on_missed: Whether the run continues after a missed round, or stops.
+        on_missed: What follows a missed round: `retry` repeats it under its own number, after a pause of 1 s that
+            doubles up to `deadline_s` while it is missed again; `continue` begins the next one, and one round of the
+            run is lost; `stop` ends the run. A replay, in which nobody mends anything, repeats a round 3 times.
+        most_missed: Share of a run's rounds that may be missed; with more, the run ends with code 1 and says so.
+        most_diverged: Rounds, or tries of one, in a row that are missed since training diverged (a loss or a parameter
+            is not finite), after which the run goes back to its last good model; it ends as `diverged` where it comes
+            no further from there.
+        most_norm: Updates whose norm is larger than this many times the round's median, and than that of the model
+            itself, are left out of the aggregate; 0: none is.
+        most_examples: Updates that claim more examples than this many times the round's median are left out; 0: none.
         step_deadline_s: Time after the first activations of a split step at which it continues with the devices that
             have delivered.
     """
@@ -97,15 +107,23 @@ class RoundPlan(Section, frozen=True, kw_only=True):
     deadline_s: float = 120.0
     quorum: float = 1.0
     min_updates: int = 1
-    on_missed: Literal["continue", "stop"] = "continue"
+    on_missed: Literal["retry", "continue", "stop"] = "retry"
+    most_missed: float = 0.1
+    most_diverged: int = 3
+    most_norm: float = 30.0
+    most_examples: float = 100.0
     step_deadline_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse a round that could not end."""
         if not 0 < self.deadline_s < math.inf or not 0 < self.quorum <= 1 or self.min_updates < 1:
             raise ValueError("deadline_s must be > 0 and finite, quorum in (0, 1], min_updates >= 1")
-        if not 0 < self.step_deadline_s < math.inf:
-            raise ValueError("step_deadline_s must be > 0 and finite")
+        if not 0 < self.step_deadline_s < math.inf or not 0 <= self.most_missed <= 1:
+            raise ValueError("step_deadline_s must be > 0 and finite, most_missed 0 to 1")
+        if self.most_diverged < 1:
+            raise ValueError("most_diverged must be >= 1")
+        if not all(most == 0 or 1 <= most < math.inf for most in (self.most_norm, self.most_examples)):
+            raise ValueError("most_norm and most_examples must be >= 1 and finite, or 0 for no bound")
 
 
 class PartitionPlan(Section, frozen=True, kw_only=True):
@@ -152,7 +170,8 @@ class Plan(Section, frozen=True, kw_only=True):
         round: How a round ends.
         evaluation: When models are evaluated.
         measure: What is measured on the devices before the first round.
-        data: Where examples come from, for local agents, replay and the server's test set.
+        data: Where examples come from, for local agents, replay and the server's test set. May be left out where the
+            gateway has none and the devices bring theirs; `[evaluation] every` is then 0.
         server_data: Labelled examples that the server itself trains on, for methods in which it does.
         partition: How local agents and replayed devices share that data.
         budget: What the whole run may take.
@@ -168,7 +187,7 @@ class Plan(Section, frozen=True, kw_only=True):
     rounds: int
     algorithm: Chosen
     model: Chosen
-    data: Data
+    data: Data | msgspec.UnsetType = msgspec.UNSET
     early_stopping: EarlyStoppingPlan | msgspec.UnsetType = msgspec.UNSET
     server_data: Data | msgspec.UnsetType = msgspec.UNSET  # records of plans without it are those of versions before
     seed: int = 0
@@ -188,7 +207,11 @@ class Plan(Section, frozen=True, kw_only=True):
     device: list[DevicePlan] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Move early stopping into the options of the method, so that a plan has one form, that of before."""
+        """Move early stopping into the options of the method, so that a plan has one form; likewise what lacks data."""
+        if (count := sum(max(1, device.count) for device in self.device)) > MAX_DEVICES:
+            raise ValueError(f"device: {count} in all; name at most {MAX_DEVICES}")
+        if not self.data:
+            self._evaluate_nothing()
         if not self.early_stopping:
             return
         stopping, fallback = self.early_stopping, self.fallback
@@ -198,19 +221,61 @@ class Plan(Section, frozen=True, kw_only=True):
             instead = msgspec.structs.replace(fallback, algorithm=stopping.added_to(fallback.algorithm))
             msgspec.structs.force_setattr(self, "fallback", instead)
 
+    def _evaluate_nothing(self) -> None:
+        """Have the server of a plan without data evaluate nothing."""
+        if self.evaluation.every > 1 or self.fallback:
+            raise ValueError("evaluation.every or fallback stands in a plan without [data]; add that, or take them out")
+        msgspec.structs.force_setattr(self, "evaluation", msgspec.structs.replace(self.evaluation, every=0))
+
+
+def is_same_plan(begun: Plan, plan: Plan) -> bool:
+    """Tell whether a run was begun with a plan; before rounds were repeated, missed ones were passed over unasked."""
+    if (begun.round.on_missed, plan.round.on_missed) == ("continue", "retry"):
+        begun = msgspec.structs.replace(begun, round=msgspec.structs.replace(begun.round, on_missed="retry"))
+    return begun == plan
+
 
 def placed(plan: Plan, data_root: Path) -> Plan:
     """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
     plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
-    if plan.fallback and not (data_root / plan.data.path).exists():
-        log.warning("%s is not there, training on %s instead", data_root / plan.data.path, plan.fallback.data.source)
+    if plan.fallback and not (data_root / planned_data(plan).path).exists():
+        away = data_root / planned_data(plan).path
+        log.warning("%s is not there, training on %s instead", away, plan.fallback.data.source)
         plan = fallen_back(plan)
-    own = _placed(plan.server_data, data_root) if plan.server_data else msgspec.UNSET
-    return msgspec.structs.replace(plan, data=_placed(plan.data, data_root), server_data=own, fallback=None)
+    own, theirs = _placed(plan.server_data, data_root), _placed(plan.data, data_root)
+    return msgspec.structs.replace(plan, data=theirs, server_data=own, fallback=None)
 
 
-def _placed(data: Data, data_root: Path) -> Data:
-    return msgspec.structs.replace(data, path=str(data_root / data.path)) if data.path else data
+def _placed(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msgspec.UnsetType:
+    return msgspec.structs.replace(data, path=str(data_root / data.path)) if data and data.path else data
+
+
+def planned_data(plan: Plan) -> Data:
+    """Return the data of a plan that has some.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if not plan.data:
+        raise ConfigError(
+            f"plan {plan.name!r} has no [data], which agents on this machine, replay and the server's evaluation need: "
+            "add it, or run the plan with connected devices"
+        )
+    return plan.data
+
+
+def require_there(plan: Plan, data_root: Path) -> None:
+    """Refuse a plan of which a data set is not there; its paths are placed.
+
+    Raises:
+        ConfigError: As said; the message names `data_root`.
+    """
+    for key, data in (("data", plan.data), ("server_data", plan.server_data)):
+        if data and data.path and not Path(data.path).exists():
+            raise ConfigError(
+                f"{key}.path: {data.path} is not there; relative paths start at data_root, which is {data_root}: "
+                f"correct {key}.path, --data-root or data_root of the server's file"
+            )
 
 
 def fallen_back(plan: Plan) -> Plan:
@@ -263,7 +328,7 @@ def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
     place = {"parts": parts, "index": index, "seed": part.seed}
     match part.kind:
         case "none":
-            return plan.data
+            return planned_data(plan)
         case "dirichlet":
             split: Partition = Dirichlet(alpha=part.alpha, min_examples=part.min_examples, **place)
         case "shards":
@@ -272,9 +337,9 @@ def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
             split = Even(**place)
         case "client":
             split = Client(client=fleet[index].name)
-    return msgspec.structs.replace(plan.data, partition=split)
+    return msgspec.structs.replace(planned_data(plan), partition=split)
 
 
 def test_data(plan: Plan) -> Data:
     """Return the server's test set: the whole test split."""
-    return msgspec.structs.replace(plan.data, split="test", partition=None, holdout=0.0, validation=0.0)
+    return msgspec.structs.replace(planned_data(plan), split="test", partition=None, holdout=0.0, validation=0.0)

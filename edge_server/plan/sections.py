@@ -75,12 +75,15 @@ class EarlyStoppingPlan(Section, frozen=True, kw_only=True):
 class BudgetPlan(Section, frozen=True, kw_only=True):
     """What the whole run may take; absent for no limit.
 
-    A run, live or replayed, ends after the round that reaches a budget (`journal.budget` says what is counted).
-    A replay whose devices cannot keep to it at all says so before it begins.
+    A run, live or replayed, ends after the round that reaches a budget (`journal.budget` says what is counted). A round
+    whose tasks would take more joules than are left is begun with fewer devices, the cheapest, or not at all; what
+    a device's task takes is told by its earlier ones, so that a first round is begun whole. What devices evaluate is
+    charged as well, and not held back. A replay whose devices cannot keep to a budget at all says so before it begins.
 
     Attributes:
         time_s: Time of all rounds together, with waiting for devices.
-        joules: Energy of all devices together. A device that reports none takes no part after its first task.
+        joules: Energy of all devices together, idle power included, while they download, compute, exchange features and
+            gradients, and upload. A device that reports none takes no part after its first task.
     """
 
     time_s: float | None = None
@@ -103,16 +106,29 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
         on_device: Whether devices evaluate on their held-out examples: those of each round, and after the last round.
         devices_every: All connected devices evaluate after every n-th round and the last; 0: never. With a method that
             gives devices models of their own, each evaluates its own.
+        statistics_batches: Of a network with BatchNorm: batches over which running statistics are measured anew,
+            without training, before it is evaluated and after the last round; of all devices of the round together
+            where the server evaluates, of each device where it evaluates a model of its own. 0: those that training
+            left are used; absent: 16.
+        keep: Which model stays on disk beside the last ones: `best`, the most accurate on the server's test data; or
+            `last`, no other.
     """
 
     every: int = 1
     on_device: bool = False
     devices_every: int = 0
+    statistics_batches: int | msgspec.UnsetType = msgspec.UNSET  # records of plans without it are those of before
+    keep: Literal["best", "last"] = "best"
 
     def __post_init__(self) -> None:
         """Refuse a step backwards."""
-        if self.every < 0 or self.devices_every < 0:
-            raise ValueError("every and devices_every must be >= 0")
+        if self.every < 0 or self.devices_every < 0 or self.measured_batches < 0:
+            raise ValueError("statistics_batches, every and devices_every must be >= 0")
+
+    @property
+    def measured_batches(self) -> int:
+        """Batches over which running statistics are measured; 0: they are not, as in runs of before."""
+        return self.statistics_batches if isinstance(self.statistics_batches, int) else 0
 
     def number(self, rounds: int, after: int) -> int:
         """Return the number of the tasks by which all devices evaluate after a round; it is beyond all `rounds`."""

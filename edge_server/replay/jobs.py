@@ -185,7 +185,7 @@ class Desk:
             network = stack_networks(model.layers, own[0].examples.inputs.shape[1:])
             if not is_sgd or network is None:
                 return []
-            start = read_parameters(jobs[0], model, algorithm)
+            start = read_parameters(jobs[0], self._workspace, algorithm)
             return train(network, start, own, task.assignment.hyper, correct)
         except FAILURES as error:
             log.warning("round %d: trained one by one, because together: %s", task.round, error)

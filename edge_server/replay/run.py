@@ -23,7 +23,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted
 from edge_server.journal.runs import make_folder
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.plan import Plan, devices, require_there, share
 from edge_server.plan.sections import ReplayPlan
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices import recorded_run as recorded
@@ -34,12 +34,13 @@ from edge_server.replay.jobs import Desk, Jobs
 from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
 from edge_server.replay.site import Cast, play
-from edge_server.replay.source import find_source, recorded_fleet
+from edge_server.replay.source import find_source, recorded_fleet, require_recorded_data
 from edge_server.replay.stacked_training import divide_cohort
 from edge_server.replay.trainer import Scale
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
+from shared.data.examples import count_trained_on
 from shared.errors import ConfigError
 from shared.models.build import DRAW
 from shared.models.evaluate import build_skeleton
@@ -75,6 +76,8 @@ def sweep(place: Path, prefix: str = MEMORY_PREFIX) -> None:
 
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+MOST_COUNTED = 64
+"""Devices whose examples are counted before a trace is played."""
 COPIES = 4
 """Of a model, on a device's account: what it received, what it sends, what the server has of that, and room."""
 
@@ -93,6 +96,7 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     *,
     instead: Path | None = None,
     exact: bool = False,
+    other_data: bool = False,
 ) -> tuple[Path, list[AnyRecord]]:
     """Replay a plan or a recorded run; return the run's folder and its records. Progress is told on standard error.
 
@@ -105,6 +109,7 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         instead: Another plan than the trace's own.
         exact: Train every device alone, as in a live run, whatever the plan allows. So is a trace under its own plan,
             which is there to be compared.
+        other_data: Whether a trace's own plan is played although its devices trained on other examples.
 
     Raises:
         ConfigError: The plan or the trace cannot be used.
@@ -112,8 +117,11 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     if min(workers, count) < 0:
         raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
     plan, trace = find_source(source, instead, data_dir, data_root)
+    require_there(plan, data_root)
     if exact or (trace and not instead):
         plan = plan_for_exact_bits(plan)
+    if trace and not (instead or count or other_data):
+        require_recorded_data(trace, _sizes(plan, recorded_fleet(trace, plan)[0]))
     folder = data_dir / name_of(plan, trace, count)
     tell = Progress(plan.rounds).tell
     with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
@@ -122,6 +130,15 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     return folder, records
+
+
+def _sizes(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int]:
+    """Return how many examples each device would train on; of a large fleet the first devices tell enough."""
+    shelf, sizes = DataCache(), dict[str, int]()
+    for index, device in enumerate(fleet[:MOST_COUNTED]):
+        data = share(plan, fleet, index)
+        sizes[device.name] = count_trained_on(shelf.count(data), data)
+    return sizes
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import Store
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import Plan, share
+from edge_server.plan.plan import Plan, planned_data, share
 from edge_server.replay.devices.behaviour import Behaviour, Part
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale
@@ -91,11 +91,13 @@ class Stage:
     _entries: int = 0
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _workspace: Workspace = field(init=False)
+    _classes: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """Number the devices. Those of split sessions take turns, and their shares together are one data set."""
         self._workspace = Workspace(read=cache(self.scale.shelf.load))
         self._numbers = {device.name: number for number, device in enumerate(self.fleet)}
+        self._classes = self.scale.shelf.classes(planned_data(self.plan))
 
     @property
     def max_payload_bytes(self) -> int:
@@ -142,7 +144,7 @@ class Stage:
                     yield stop, device.name, session, False
 
     async def _appear(self, name: str, session: int, *, here: bool) -> None:
-        said, actor = build_presence(name, SITE, name, session), self._actors.get(name)
+        said, actor = build_presence(name, SITE, name, session, classes=self._classes), self._actors.get(name)
         if here:
             self._here.add(name)
         else:

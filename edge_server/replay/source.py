@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.journal.runs import exists
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan, placed
 from edge_server.rounds.check_plan import check, load
+from edge_server.rounds.running_statistics import batches_of, settle_batches
 from edge_server.trace import files
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import trace_of_run
+from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
+from shared.registry import build
+
+MOST_NAMED = 3
+"""Devices in a message."""
 
 
 def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -> tuple[Plan, Trace | None]:
@@ -42,7 +49,34 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
     else:
         raise ConfigError(f"{source} is no trace and no run: only of what was recorded another plan can be replayed")
     check(trace.header.plan, source)
-    return (placed(trace.header.plan, data_root) if instead is None else load(instead, data_root)), trace
+    return (placed(_recorded_plan(trace), data_root) if instead is None else load(instead, data_root)), trace
+
+
+def _recorded_plan(trace: Trace) -> Plan:
+    """Return a trace's own plan; as much is measured of running statistics as was, nothing in a run of before."""
+    plan, batches = trace.header.plan, trace.header.statistics_batches
+    same = batches == batches_of(plan, build(ALGORITHMS, plan.algorithm, "algorithm"))
+    return plan if same else settle_batches(plan, batches)
+
+
+def require_recorded_data(trace: Trace, sizes: Mapping[str, int]) -> None:
+    """Refuse data that are not those the recorded devices trained on: their number of examples tells.
+
+    Args:
+        trace: What was recorded.
+        sizes: By device: the examples that it would train on here.
+
+    Raises:
+        ConfigError: A device has more or fewer than it had.
+    """
+    had = {task.device: task.examples for task in trace.tasks if task.purpose == "train" and task.examples}
+    others = [name for name, size in sizes.items() if had.get(name, size) != size]
+    if others:
+        examples = ", ".join(f"{name} on {had[name]} examples, here {sizes[name]}" for name in others[:MOST_NAMED])
+        raise ConfigError(
+            f"{len(others)} of {len(sizes)} devices trained on other data than the plan's: {examples}; name the folder "
+            "of the data sets with --data-root, or give --other-data for a replay whose accuracy means nothing"
+        )
 
 
 def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[DevicePlan], list[str]]:

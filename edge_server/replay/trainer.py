@@ -48,7 +48,7 @@ class Pass:
         forward: Share of a step that goes before its features are there.
         steps: Of the whole session.
         ups: Forward passes that were done.
-        downs: Backward passes likewise.
+        downs: Backward passes likewise; none where running statistics are measured.
         exchange_s: Seconds between, in which the device waited for its server.
     """
 
@@ -93,6 +93,7 @@ async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock,
         SessionLost: The server has lost the session.
     """
     await asyncio.sleep(passed.effort.lag_s)
+    trains = not job.task.assignment.measures_statistics
     try:
         with begin_split_training(job, workspace, passed.metered, lambda: False) as training:
             while training.up is not None:
@@ -100,7 +101,7 @@ async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock,
                 passed.ups, handed = passed.ups + 1, clock()
                 answer = await exchange(training.step, training.up)
                 passed.exchange_s += clock() - handed
-                if not isinstance(answer, Missed):
+                if trains and not isinstance(answer, Missed):
                     await asyncio.sleep((1 - passed.forward) * passed.step_s)
                     passed.downs += 1
                 training.advance(answer)
@@ -135,9 +136,13 @@ class Scale:
         task, total = job.task, self.shelf.count(job.data)
         held = count_held_out(total, job.data.holdout)
         own = count_trained_on(total, job.data)
-        flops = held * self.flops(task.model, job.data, 1, trains=False) if task.evaluate else 0
+        told = task.assignment
+        passed = held if task.evaluate else 0
+        if task.evaluate or told.measures_statistics:
+            passed += min(own, told.batches_to_measure * told.hyper.batch_size)
+        flops = passed * self.flops(task.model, job.data, 1, trains=False) if passed else 0
         if not task.train:
-            return self._work(job, steps=0, examples=held if task.evaluate else 0, flops=flops)
+            return self._work(job, steps=0, examples=passed, flops=flops)
         steps = steps_of(task.assignment, own)
         sizes = batches(own, task.assignment.hyper.batch_size, steps)
         dense = sum(count * self.flops(task.model, job.data, one) for one, count in sizes.items() if count)

@@ -137,12 +137,6 @@ def chart(
     return figure(title, drawing(f"{title} over {across}", *content))
 
 
-def empty_figure(title: str, why: str) -> Markup:
-    """Return a figure that says why there is nothing in it."""
-    text = element("text", why, x=WIDTH / 2, y=HEIGHT / 2, class_="none", text_anchor="middle")
-    return figure(title, drawing(f"{title}: {why}", text))
-
-
 def figure(caption: str, *content: str) -> Markup:
     """Return a drawing with its caption."""
     return element("figure", element("figcaption", caption), *content)

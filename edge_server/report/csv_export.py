@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from edge_server.report.digest import (
+    NONE,
     Amount,
     DeviceDigest,
     Digest,
@@ -22,6 +23,8 @@ from edge_server.report.digest import (
 from edge_server.report.targets import comparison
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
+RARE = ("exchange", "statistics")
+"""Parts that only a split session has."""
 DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the beginning of a formula."""
 
@@ -90,6 +93,8 @@ def _round(run: Digest, one: RoundDigest) -> Iterator[Line]:
         yield _figure(run, one.round, "", name, getattr(one, name))
     for name in ("accuracy", "test_loss", "loss", "device_accuracy", *fleet_figures([run])):
         yield _figure(run, one.round, "", name, getattr(one, name))
+    for label, share in enumerate(one.class_accuracy):
+        yield _figure(run, one.round, "", f"class_accuracy.{label}", share)
     yield _amount(run, one.round, "", "seconds", Amount(value=one.seconds))
     for name in ("joules", "bytes_up", "bytes_down"):
         yield _amount(run, one.round, "", name, getattr(one, name))
@@ -103,6 +108,8 @@ def _device(run: Digest, one: DeviceDigest) -> Iterator[Line]:
         yield Line(run.run, "", one.device, name, getattr(one, name), whole=_yes(bool(getattr(one, name))))
     for name in ("went_away", "selected", "arrived", "late", "failed", "accuracy"):
         yield _figure(run, "", one.device, name, getattr(one, name))
+    for name, value in one.most.items():
+        yield Line(run.run, "", one.device, f"most.{name}", value)
     yield _amount(run, "", one.device, "seconds.rounds", Amount(value=one.rounds_s))
     yield from _splits(run, "", one)
 
@@ -122,7 +129,7 @@ def _splits(run: Digest, number: int | str, one: TaskDigest | DeviceDigest) -> I
     splits: tuple[tuple[str, Seconds | Joules], ...] = (("seconds", one.seconds), ("joules", one.joules))
     for name, split in splits:
         for part in split.__struct_fields__:
-            if part != "exchange" or run.split:
+            if getattr(split, part) != NONE or part not in RARE or (part == "exchange" and run.split):
                 yield _amount(run, number, one.device, f"{name}.{part}", getattr(split, part))
     for name in ("bytes_up", "bytes_down"):
         yield _amount(run, number, one.device, name, getattr(one, name))
@@ -131,7 +138,7 @@ def _splits(run: Digest, number: int | str, one: TaskDigest | DeviceDigest) -> I
 
 def _exchange(run: Digest, number: int | str, device: str, one: Moved) -> Iterator[Line]:
     """Yield what split sessions moved apart from the model."""
-    for name in ("features_bytes", "gradient_bytes") if run.split else ():
+    for name in sorted({*run.traffic} - {"bytes_up", "bytes_down"}):
         yield _amount(run, number, device, name, getattr(one, name))
 
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from edge_server.journal.costs import MOST
+from edge_server.journal.claims import MOST
 from edge_server.plan.plan import Plan
 from shared.protocol.measurements import Cost, Quality
 
@@ -58,6 +58,11 @@ def known_amount(value: float | None, quality: Quality | None = None) -> Amount:
     return UNKNOWN if value is None or not abs(value) <= MOST else Amount(value=float(value), quality=quality)
 
 
+def share_or_none(value: float | None) -> float | None:
+    """Return an accuracy; None for one that is none, such as a device could tell a server of before."""
+    return value if value is not None and 0 <= value <= 1 else None
+
+
 def figure(cost: Cost | None, name: str) -> Amount:
     """Return a figure of a task's cost, by its name in `Cost`."""
     if cost is None:
@@ -97,6 +102,7 @@ class Seconds(DigestPart, frozen=True, kw_only=True):
 
     Attributes:
         exchange: From features handed over to gradients received, in a split session; `NONE` without one.
+        statistics: The session in which running statistics were measured anew, all of it; `NONE` without one.
         waiting: What of the rounds is left after the others; unknown where one of them is.
     """
 
@@ -104,6 +110,7 @@ class Seconds(DigestPart, frozen=True, kw_only=True):
     compute: Amount
     upload: Amount
     exchange: Amount = NONE
+    statistics: Amount = NONE
     waiting: Amount
 
 
@@ -111,7 +118,7 @@ class Joules(DigestPart, frozen=True, kw_only=True):
     """Where a device's energy went, in joules of the whole device, idle included.
 
     Attributes:
-        exchange: As in `Seconds`.
+        exchange, statistics: As in `Seconds`.
         above_idle: All of these together, less what the device would have drawn idle in those seconds.
     """
 
@@ -119,6 +126,7 @@ class Joules(DigestPart, frozen=True, kw_only=True):
     compute: Amount
     upload: Amount
     exchange: Amount = NONE
+    statistics: Amount = NONE
     above_idle: Amount
 
 
@@ -130,12 +138,15 @@ class Moved(DigestPart, frozen=True, kw_only=True):
         bytes_down: Of parameters that devices started from; as they say it.
         features_bytes: Up, as devices say it; `NONE` without a split session.
         gradient_bytes: Down, likewise.
+        statistics_bytes: Both ways, of the session after a round in which running statistics were measured anew:
+            parameters, features, answers and updates; part of none of the others. `NONE` without one.
     """
 
     bytes_up: Amount
     bytes_down: Amount
     features_bytes: Amount = NONE
     gradient_bytes: Amount = NONE
+    statistics_bytes: Amount = NONE
 
 
 class TaskDigest(Moved, frozen=True, kw_only=True):
@@ -176,6 +187,8 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
         selected: Devices that were told to take part; each of them is counted in one of the next three.
         accuracy: Of the aggregated model on the server's test data; where devices use models of their own, or the
             server tests nothing, `fleet_accuracy`.
+        class_accuracy: Of the aggregated model on the server's test data by class, in the order of the labels; None
+            of a class without examples. Empty where that was not recorded.
         global_accuracy: In that case, of the aggregated model on the server's test data.
         device_accuracy: As the round's own devices measured it.
         fleet_accuracy: As all devices that were there measured it after the round on what they hold back: of one model
@@ -193,6 +206,7 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
     late: int
     failed: int
     accuracy: float | None
+    class_accuracy: list[float | None] = []
     test_loss: float | None
     loss: float | None
     device_accuracy: float | None
@@ -212,6 +226,7 @@ class DeviceDigest(Moved, frozen=True, kw_only=True):
         went_away: How often it was lost to the server while the run lasted.
         rounds_s: Seconds of the rounds that it was selected in.
         accuracy: Of the final model, or its own, on its held-out examples.
+        most: The highest of each of the readings `MOST_READINGS` that was recorded of it, by name.
     """
 
     device: str
@@ -226,6 +241,11 @@ class DeviceDigest(Moved, frozen=True, kw_only=True):
     seconds: Seconds
     joules: Joules
     accuracy: float | None = None
+    most: dict[str, float] = {}
+
+
+MOST_READINGS = ("gpu.load_ratio", "gpu.hottest_celsius", "gpu.rail_watts", "memory.swap_used_bytes")
+"""Readings of which the highest tells how a board got through a run."""
 
 
 class Digest(DigestPart, frozen=True, kw_only=True):
@@ -234,13 +254,14 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     Attributes:
         live: Whether its seconds are of a wall clock; a replay's are virtual.
         started: Calendar time, of a live run.
-        outcome: `finished`, `stopped` or `unfinished`.
+        outcome: `finished`, `stopped`, `diverged` or `unfinished`.
         versions: Of what its server computed with.
         servers: How many processes of the server had it, one after another; 0 where that was not recorded.
         went_back: How often a lost checkpoint sent it back to an earlier round.
         notes: What whoever reads its figures must know.
         refused: What the server did not take, counted by reason.
         device_accuracy: Of the final model, or the devices' own, on their held-out examples.
+        classes: Names of the classes in the order of the labels, where they were told.
         personal: Whether devices use models of their own: then those are what `accuracy` is of.
         measuring: Joules spent before the first round, on timing training steps.
     """
@@ -256,6 +277,7 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     notes: list[str] = []
     refused: dict[str, int] = {}
     device_accuracy: float | None = None
+    classes: list[str] = []
     personal: bool = False
     measuring: Amount
     plan: Plan
@@ -267,6 +289,13 @@ class Digest(DigestPart, frozen=True, kw_only=True):
     def split(self) -> bool:
         """Whether its devices exchanged features and gradients with the server."""
         return any(one.features_bytes != NONE for one in self.rounds)
+
+    @property
+    def traffic(self) -> list[str]:
+        """What of `Moved` it has, down before up."""
+        exchanged = ["gradient_bytes", "features_bytes"] if self.split else []
+        measured = any(one.statistics_bytes != NONE for one in self.rounds)
+        return ["bytes_down", "bytes_up", *exchanged, *(["statistics_bytes"] if measured else [])]
 
 
 FLEET = ("global_accuracy", "fleet_accuracy")

@@ -29,6 +29,7 @@ MOVED: Mapping[str, str] = {
     "bytes_down": "model bytes down",
     "features_bytes": "features bytes up",
     "gradient_bytes": "gradient bytes down",
+    "statistics_bytes": "bytes of measuring running statistics",
 }
 """In a run with a split session."""
 

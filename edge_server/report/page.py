@@ -9,11 +9,16 @@ from edge_server.report import formatting
 from edge_server.report.charts import key
 from edge_server.report.digest import Digest
 from edge_server.report.html import Markup, document, element, joined
-from edge_server.report.section_decisions import decisions
-from edge_server.report.section_progress import progress
-from edge_server.report.section_spent import spent
+from edge_server.report.sections.accuracy import accuracy
+from edge_server.report.sections.decisions import decisions
+from edge_server.report.sections.progress import progress
+from edge_server.report.sections.spent import spent
+from edge_server.report.sections.timeline import timeline
 from edge_server.report.tables import clock, facts_table, names, summary, targets_table
 from edge_server.report.targets import targets as usual_targets
+
+WIDE = 3
+"""Runs whose outcomes need the page's whole width."""
 
 
 def page(runs: Sequence[Digest], targets: Sequence[float] = ()) -> str:
@@ -57,8 +62,10 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
         "What a run had taken by the end of the first round after which its model was at least so accurate.",
     )
     return [
-        element("div", outcome, reached, class_="two"),
+        element("div", outcome, reached, class_="two" if len(runs) < WIDE else None),
         _section("Accuracy and loss", joined(_runs(runs), progress(runs)) if len(runs) > 1 else progress(runs)),
+        *(_section("Accuracy by class and by device", content) for content in accuracy(runs)),
+        _section("Timeline of rounds", _each(runs, timeline)),
         _section("Time and energy of the devices", _each(runs, spent)),
         _section("Decisions", _each(runs, decisions)),
         _section("Facts", facts_table(runs)),

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import msgspec
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import by_round, statistics_by_round
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -32,6 +32,7 @@ from edge_server.journal.records import (
     valid,
 )
 from edge_server.report.digest import (
+    MOST_READINGS,
     NONE,
     Amount,
     DeviceDigest,
@@ -47,6 +48,7 @@ from edge_server.report.digest import (
     known_amount,
     largest_known,
     remaining_seconds,
+    share_or_none,
     sum_known,
 )
 from shared.errors import ConfigError
@@ -96,10 +98,10 @@ def of_rounds(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracie
     by_fleet = personal or all(one.accuracy is None for one in closed_rounds(records))
 
     def of_round(end: RoundClosed) -> Accuracies:
-        fleet = tried[end.round].accuracy if end.round in tried else None
+        fleet = share_or_none(tried[end.round].accuracy) if end.round in tried else None
         return {
-            "accuracy": fleet if by_fleet else end.accuracy,
-            "global_accuracy": end.accuracy if personal else None,
+            "accuracy": fleet if by_fleet else share_or_none(end.accuracy),
+            "global_accuracy": share_or_none(end.accuracy) if personal else None,
             "fleet_accuracy": fleet,
         }
 
@@ -143,9 +145,10 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
         versions=servers[-1].versions if servers else {},
         servers=len(servers),
         notes=[one.what for one in records if isinstance(one, Noted)],
-        went_back=sum(isinstance(one, Rewound) for one in records),
+        went_back=sum(isinstance(one, Rewound) and not one.missed for one in records),
         refused=dict(sorted(sum((Counter(one.refused) for one in closed), Counter[str]()).items())),
-        device_accuracy=last_evaluation(records).accuracy,
+        device_accuracy=share_or_none(last_evaluation(records).accuracy),
+        classes=_class_names(records, opened),
         personal=is_personal(records),
         measuring=sum_known(
             sum_known(_parts(cost, "joules")) for cost in by_round(records).get(MEASURING, {}).values()
@@ -157,17 +160,53 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
     )
 
 
+def _class_names(records: Iterable[AnyRecord], opened: RunOpened) -> list[str]:
+    """Return what the classes are called, by the devices or by the plan."""
+    told = [one.classes for one in records if isinstance(one, RoundOpened)]
+    planned = opened.plan.data.classes if opened.plan.data else msgspec.UNSET
+    return list(next((one for one in (*reversed(told), planned) if one is not msgspec.UNSET), ()))
+
+
+def _class_shares(end: RoundClosed) -> list[float | None]:
+    return [] if end.class_accuracy is msgspec.UNSET else [share_or_none(one) for one in end.class_accuracy]
+
+
 def _tasks(records: Sequence[AnyRecord], closed: Iterable[RoundClosed]) -> list[TaskDigest]:
     """Return every device's part in every round that has ended, by round and name."""
-    costs = by_round(records)
+    costs, measured = by_round(records), statistics_by_round(records)
     opened = {one.round: one for one in valid(records) if isinstance(one, RoundOpened)}
     updates = {(one.round, one.device): one.update for one in valid(records) if isinstance(one, UpdateAccepted)}
     return [
-        _task(end, device, told, costs.get(end.round, {}).get(device), updates.get((end.round, device)))
+        _add_statistics(
+            _task(end, device, told, costs.get(end.round, {}).get(device), updates.get((end.round, device))),
+            end,
+            measured.get(end.round, {}).get(device),
+        )
         for end in closed
         if end.round in opened
         for device, told in sorted(opened[end.round].assignments.items())
     ]
+
+
+def _add_statistics(task: TaskDigest, end: RoundClosed, cost: Cost | None) -> TaskDigest:
+    """Return a task with what the measurement of running statistics took its device besides, if it had a part in it."""
+    if cost is None:
+        return task
+    seconds, joules = (_parts(cost, unit, split=True) for unit in ("s", "joules"))
+    in_all = sum_known(seconds)
+    own = [getattr(task.seconds, part) for part in PARTS if getattr(task.seconds, part) != NONE]
+    return msgspec.structs.replace(
+        task,
+        seconds=msgspec.structs.replace(
+            task.seconds, statistics=in_all, waiting=remaining_seconds(end.seconds, [*own, in_all])
+        ),
+        joules=msgspec.structs.replace(
+            task.joules,
+            statistics=sum_known(joules),
+            above_idle=sum_known([task.joules.above_idle, _above_idle(cost, seconds, joules)]),
+        ),
+        statistics_bytes=sum_known(figure(cost, name) for name in ("bytes_down", "bytes_up", *CUT)),
+    )
 
 
 def _task(end: RoundClosed, device: str, told: Assignment, cost: Cost | None, update: Update | None) -> TaskDigest:
@@ -180,7 +219,7 @@ def _task(end: RoundClosed, device: str, told: Assignment, cost: Cost | None, up
         cause=end.failed.get(device, ""),
         told=_told(told),
         examples=update.num_examples if update and arrived else None,
-        loss=update.loss if update and arrived else None,
+        loss=known_amount(update.loss).value if update and arrived else None,
         seconds=Seconds(**dict(zip(PARTS, seconds, strict=True)), waiting=remaining_seconds(end.seconds, seconds)),
         joules=Joules(**dict(zip(PARTS, joules, strict=True)), above_idle=_above_idle(cost, seconds, joules)),
         bytes_up=known_amount(end.bytes_up.get(device)),
@@ -227,7 +266,7 @@ def _above_idle(cost: Cost | None, seconds: Sequence[Amount], joules: Sequence[A
 
 def joules(task: TaskDigest | DeviceDigest) -> Amount:
     """Return what a task, or a device, spent in all."""
-    return sum_known(getattr(task.joules, part) for part in PARTS)
+    return sum_known(getattr(task.joules, part) for part in (*PARTS, "statistics"))
 
 
 def _rounds(
@@ -257,9 +296,10 @@ def _rounds(
                 selected=len(own),
                 **_arrivals(own),
                 **accuracies_of(end),
-                test_loss=end.test_loss,
-                loss=end.loss,
-                device_accuracy=end.device_accuracy,
+                class_accuracy=_class_shares(end),
+                test_loss=known_amount(end.test_loss).value,
+                loss=known_amount(end.loss).value,
+                device_accuracy=share_or_none(end.device_accuracy),
                 seconds=end.seconds,
                 joules=spent,
                 **traffic,
@@ -279,6 +319,18 @@ def _arrivals(tasks: Iterable[TaskDigest]) -> _Counts:
     return {"arrived": counts["arrived"], "late": counts["late"], "failed": counts["failed"]}
 
 
+def _find_most(records: Iterable[AnyRecord]) -> dict[str, dict[str, float]]:
+    """Return the highest of the readings that matter by device; of a board without a GPU there are none of one."""
+    most: dict[str, dict[str, float]] = {}
+    for one in records:
+        if isinstance(one, Sensed):
+            here = most.setdefault(one.device, {})
+            for name in MOST_READINGS:
+                if name in one.readings:
+                    here[name] = max(one.readings[name], here.get(name, one.readings[name]))
+    return most
+
+
 def _devices(
     records: Sequence[AnyRecord], closed: Iterable[RoundClosed], tasks: Iterable[TaskDigest]
 ) -> list[DeviceDigest]:
@@ -286,6 +338,7 @@ def _devices(
     boards = {one.device: one.board for one in records if isinstance(one, Sensed) and one.board}
     versions = {one.device: one.version for one in records if isinstance(one, Joined) and one.version}
     left = Counter(one.device for one in records if isinstance(one, Left))
+    most = _find_most(records)
     shares = {device: one.get("eval_accuracy") for device, one in last_evaluation(records).by_device.items()}
     by_device: dict[str, list[TaskDigest]] = {}
     for task in tasks:
@@ -296,13 +349,14 @@ def _devices(
             board=boards.get(device, ""),
             version=versions.get(device, ""),
             went_away=left[device],
+            most=most.get(device, {}),
             selected=len(own),
             **_arrivals(own),
             rounds_s=math.fsum(lengths[one.round] for one in own),
             seconds=Seconds(**_sums(one.seconds for one in own)),
             joules=Joules(**_sums(one.joules for one in own)),
             **_moved(own),
-            accuracy=shares.get(device),
+            accuracy=share_or_none(shares.get(device)),
         )
         for device, own in sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))
     ]

@@ -12,6 +12,7 @@ from edge_server.report.charts import key
 from edge_server.report.digest import ARRIVALS, Amount, Digest, Moved
 from edge_server.report.html import NOTHING, Markup, element, joined
 
+OWN = "the devices' own models"
 MOST_DEVICES = 20
 """Devices of a plan that are shown of it."""
 
@@ -50,7 +51,7 @@ def summary(runs: Sequence[Digest]) -> Markup:
     spent = [run.rounds[-1].until if run.rounds else None for run in runs]
     lasts = [compare.last_evaluated(run) for run in runs]
     rows = [
-        ["outcome", *(f"{run.outcome}: {run.cause}" if run.cause else run.outcome for run in runs)],
+        ["outcome", *(_words(f"{run.outcome}: {run.cause}" if run.cause else run.outcome) for run in runs)],
         ["rounds", *(f"{len(run.rounds)} of {run.plan.rounds}" for run in runs)],
         ["accuracy at the end", *_shares([one.accuracy if one else None for one in lasts])],
         ["best accuracy", *_shares([compare.best_accuracy(run) for run in runs])],
@@ -60,7 +61,7 @@ def summary(runs: Sequence[Digest]) -> Markup:
         ),
         ["loss at the end", *_losses([one.test_loss if one else None for one in lasts])],
         *(
-            ["accuracy is of", *("the devices' own models" if run.personal else "the aggregated model" for run in runs)]
+            ["accuracy is of", *(_words(OWN if run.personal else "the aggregated model") for run in runs)]
             for _ in range(any(run.personal for run in runs))
         ),
         ["accuracy on devices", *_shares([run.device_accuracy for run in runs])],
@@ -72,7 +73,12 @@ def summary(runs: Sequence[Digest]) -> Markup:
         [f"updates {arrival}", *(str(sum(getattr(one, arrival) for one in run.rounds)) for run in runs)]
         for arrival in ARRIVALS
     ]
-    return table(["", *heads(runs)], rows)
+    return table(["", *heads(runs)], rows, class_="summary")
+
+
+def _words(text: str) -> Markup:
+    """Return text that may be broken between its words, unlike a figure and its unit."""
+    return element("span", text, class_="words")
 
 
 def _spent(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
@@ -81,9 +87,13 @@ def _spent(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
     found += [
         (name, "bytes", formatting.bytes_label(name, split=_any_split(runs))) for name in Moved.__struct_fields__[:2]
     ]
-    if not _any_split(runs):
+    if not any(run.traffic[2:] for run in runs):
         return found
-    exchanged = [(name, "bytes", formatting.bytes_label(name, split=True)) for name in Moved.__struct_fields__[2:]]
+    exchanged = [
+        (name, "bytes", formatting.bytes_label(name, split=True))
+        for name in Moved.__struct_fields__[2:]
+        if any(name in run.traffic for run in runs)
+    ]
     return [*found, *exchanged, ("bytes", "bytes", "bytes in all")]
 
 
@@ -162,7 +172,7 @@ FACTS: Sequence[tuple[str, Callable[[Digest], str]]] = (
     ("model", lambda run: formatting.spec_text(run.plan.model)),
     ("codec", lambda run: formatting.spec_text(run.plan.codec)),
     ("training", lambda run: formatting.section(run.plan.hyper)),
-    ("data", lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip()),
+    ("data", lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip() if run.plan.data else "the devices'"),
     ("partition", lambda run: formatting.section(run.plan.partition)),
     ("cohort", lambda run: formatting.section(run.plan.cohort)),
     ("a round ends", lambda run: formatting.section(run.plan.round)),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
 
 from edge_server.report.digest import Amount, Digest, RoundDigest
+from shared.tensors.counts import floor_share
 
 LOWER = (0.0, 0.05, 0.1)
 """How far below the best accuracy that every run reached the targets lie that nobody has named."""
@@ -33,7 +33,7 @@ def targets(runs: Sequence[Digest]) -> list[float]:
     found = [one for run in runs if (one := best_accuracy(run)) is not None]
     if not found:
         return []
-    common = math.floor(100 * min(found) + 1e-9) / 100
+    common = floor_share(100, min(found)) / 100
     return [round(common - lower, 2) for lower in LOWER if common - lower > 0]
 
 

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -17,21 +18,22 @@ from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import RoundSetting
 from edge_server.allocation.model_sizes import measure_model, update_bytes
 from edge_server.fleet import membership as muster
+from edge_server.fleet.classes import agreed_classes
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
-from edge_server.journal.budget import Ledger
+from edge_server.journal.budget import Ledger, affordable, foreseen_joules
 from edge_server.journal.checkpoints import Store
-from edge_server.journal.decision import Decision
+from edge_server.journal.decision import Decision, predicted_joules
 from edge_server.journal.disk import persist
-from edge_server.journal.records import Noted
+from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
+from edge_server.rounds.running_statistics import tell_devices
 from shared.algorithms.base import Algorithm, Cohort
+from shared.errors import ConfigError, Infeasible
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
+from shared.tensors.counts import ceil_share
 from shared.tensors.tree import State
-
-ROUNDING = 1e-9
-"""0.28 of 25 are 7, and 50 and a tenth of it are 55, also in binary."""
 
 
 def select_cohort(
@@ -48,7 +50,7 @@ def select_cohort(
             (K. Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019,
             https://arxiv.org/abs/1902.01046).
     """
-    devices, wanted = sorted(online), math.ceil(size * (1 + over_selection) - ROUNDING)
+    devices, wanted = sorted(online), ceil_share(1 + over_selection, size)
     if not size or wanted >= len(devices):
         return tuple(devices)
     return tuple(sorted(Random(f"{seed}/{number}").sample(devices, wanted)))  # noqa: S311 - a draw, not a secret
@@ -62,14 +64,20 @@ def updates_needed(asked: int, *, size: int, quorum: float) -> int:
         size: Of the cohort without over-selection; 0 for all of them.
         quorum: The share of the cohort that suffices.
     """
-    return math.ceil(quorum * (min(size, asked) if size else asked) - ROUNDING)
+    return ceil_share(quorum, min(size, asked) if size else asked)
 
 
 log = logging.getLogger(__name__)
 
-Purpose: TypeAlias = Literal["train", "evaluate", "measure"]
+MOST_NAMED = 8
 
-WHAT: Mapping[str, str] = {"evaluate": "the devices' evaluation", "measure": "the measurement before round 1"}
+Purpose: TypeAlias = Literal["train", "evaluate", "measure", "statistics"]
+
+WHAT: Mapping[str, str] = {
+    "evaluate": "the devices' evaluation",
+    "measure": "the measurement before round 1",
+    "statistics": "the measurement of running statistics",
+}
 """What is done that is no round."""
 
 
@@ -85,6 +93,12 @@ class Assigned(NamedTuple):
     decision: Decision | None = None
 
 
+def _some(devices: Sequence[str]) -> str:
+    """Return the names of devices, not too many of them."""
+    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
+    return f"{'devices' if len(devices) > 1 else 'device'} {', '.join(devices[:MOST_NAMED])}{more}"
+
+
 @dataclass
 class Assigning:
     """Tells devices what to do. What it has learnt of them follows from the journal."""
@@ -98,6 +112,7 @@ class Assigning:
     muster: Muster
     _experience: Experience = field(default_factory=Experience)
     _ledger: Ledger = field(default_factory=Ledger)
+    _silent: set[str] = field(default_factory=set)
 
     async def next(self, state: State, number: int, purpose: Purpose = "train") -> Assigned:
         """Wait until enough devices are there, or for as long as the plan says; tell each what to do.
@@ -106,13 +121,17 @@ class Assigning:
             state: The server's.
             number: Of the round.
             purpose: To train, to evaluate or to measure.
+
+        Raises:
+            Infeasible: What is left of a budget lasts for no such round.
         """
         plan, server = self.plan, self.server
         log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()
         departure = self.algorithm.departure
         self.muster.left = departure.left(state) if departure and purpose == "train" else frozenset()
-        enough = await muster.wait_for_cohort(server, self.muster, plan.cohort)
+        enough = await muster.wait_for_cohort(server, self.muster, plan.cohort, partial(self._require_able, number))
+        self._agree_on_classes()
         for left_out in self.muster.left_out(plan, server.fleet):
             log.warning("%s", left_out)
             await persist(server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
@@ -129,13 +148,88 @@ class Assigning:
             over_selection=plan.cohort.over_selection,
         )
         decision = None
-        if plan.optimizer and purpose != "measure":
+        if purpose == "train":
+            devices, decision = await self._afforded(state, devices, number)
+        elif purpose == "evaluate":
             decision = await self._decided(state, devices, number)
         allocation = decision.allocation if decision else {}
         drawn = Cohort(devices, plan.hyper, plan.seed, plan.rounds)
-        return Assigned(self.algorithm.assign(state, drawn, allocation, number), decision)
+        told = self.algorithm.assign(state, drawn, allocation, number)
+        if purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device):
+            told = tell_devices(plan, self.algorithm, self.model, told)
+        return Assigned(told, decision)
 
-    async def _decided(self, state: State, devices: tuple[str, ...], number: int) -> Decision:
+    async def open_round(self, state: State, number: int) -> RoundOpened:
+        """Decide who takes part in a round, as `next`; return what is to be recorded of its beginning."""
+        assignments, decision = await self.next(state, number)
+        log.debug("phase opening run=%s round=%d", self.run, number)
+        return RoundOpened(
+            round=number,
+            assignments=assignments,
+            at=self.server.clock(),
+            online=len(self.muster.here(self.server.fleet)),
+            decision=decision,
+            classes=self.muster.unrecorded_classes(),
+        )
+
+    def _require_able(self, number: int, here: tuple[str, ...]) -> None:
+        """Refuse to begin a run for which only devices are missing whose labels mean something else."""
+        others, least = self.muster.mislabelled(self.server.fleet), self.plan.cohort.min_devices
+        if number <= 1 and others and len(here) < least <= len(here) + len(others):
+            raise ConfigError(f"{len(here)} of {least} devices can begin: {next(iter(others.values()))}")
+
+    def _agree_on_classes(self) -> None:
+        """Learn what the classes are called, where neither plan nor test data say so, from the devices that are there.
+
+        Raises:
+            ConfigError: They differ.
+        """
+        here, statuses = self.muster.here(self.server.fleet), self.server.fleet.statuses
+        if self.muster.classes is None:
+            self.muster.classes = agreed_classes(statuses, here)
+        silent = [device for device in here if statuses[device].classes is None]
+        if news := sorted(set(silent) - self._silent):
+            self._silent.update(news)
+            log.info("%s: what their classes are called is not known; their labels are taken as they are", _some(news))
+
+    async def _afforded(
+        self, state: State, devices: tuple[str, ...], number: int
+    ) -> tuple[tuple[str, ...], Decision | None]:
+        """Return the devices whose tasks the budget of joules still pays for, and what is decided for these.
+
+        Raises:
+            Infeasible: It pays for fewer than the round needs.
+        """
+        drawn, budget = devices, self.plan.budget.joules
+        decision = await self._decided(state, devices, number)
+        if budget is None:
+            return devices, decision
+        self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
+        spent, dearest = self._ledger.spending().joules or 0.0, self._ledger.dearest()
+        whole = foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
+        while (chosen := affordable(foreseen, budget - spent)) != devices:
+            if len(chosen) < self.plan.round.min_updates:
+                few = sum(sorted(whole.values())[: self.plan.round.min_updates])
+                raise Infeasible(
+                    f"budget.joules: {spent:.6g} J of {budget:g} J are spent, and round {number} would take "
+                    f"{few:.4g} J at the least"
+                )
+            devices, decision = chosen, await self._decided(state, chosen, number)
+            foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
+        if devices != drawn:
+            all_j = math.fsum(whole.values())
+            what = (
+                f"round {number} begins with {len(devices)} of {len(drawn)} devices: {budget - spent:.4g} J are left "
+                f"of budget.joules, and the tasks of all would take {all_j:.4g} J"
+            )
+            log.warning("%s", what)
+            await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=what))
+        return devices, decision
+
+    async def _decided(self, state: State, devices: tuple[str, ...], number: int) -> Decision | None:
+        """Return what the plan's optimizer decides; None where it has none."""
+        if not self.plan.optimizer:
+            return None
         self._experience.take(await self.server.worker(self.store.records, self._experience.seen))
         self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
         return await self.server.worker(self._decide, state, devices, number)
@@ -143,6 +237,7 @@ class Assigning:
     def _decide(self, state: State, devices: tuple[str, ...], number: int) -> Decision:
         plan = self.plan
         assert plan.optimizer
+        settled = self.algorithm.resources.settled
         ratios = coordinator.allocator_of(plan.optimizer).candidates(coordinator.options_of(plan.optimizer))
         setting = RoundSetting(
             plan=plan,
@@ -151,8 +246,11 @@ class Assigning:
             spending=self._ledger.spending(),
             sizes=measure_model(self.algorithm, self.model, state),
             ladder=update_bytes(self.model, ratios) if ratios else (),
+            settled={device: settled(state, device) for device in devices} if settled else {},
         )
-        asked = coordinator.round_case(setting, self._experience, self.server.fleet.reports)
+        asked = coordinator.round_case(
+            setting, self._experience, dict(self.server.fleet.reports)
+        )  # it changes meanwhile
         decision = coordinator.decide(plan.optimizer, asked)
         if not decision.feasible and number <= plan.rounds:
             enough = ", ".join(f"{name} {value:.4g}" for name, value in decision.enough.items())

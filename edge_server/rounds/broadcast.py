@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from shared.errors import Unreachable
 from shared.protocol import wire
@@ -21,6 +22,7 @@ from shared.protocol.messages import BLOCK_BYTES, Leave, Transfer, Want
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
 from shared.tensors.tree import Tree
+from shared.transfer.frames import WaitingPieces
 from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
@@ -32,7 +34,7 @@ ALL = ""
 class _Member:
     """One device: what it waits for, and how far it has asked."""
 
-    waiting: dict[int, int] = field(default_factory=dict)
+    waiting: WaitingPieces = field(default_factory=WaitingPieces)
     served: set[int] = field(default_factory=set)
     reached: int = -1
 
@@ -66,12 +68,17 @@ class Fanout:
             now: The server's clock, in seconds.
         """
         member = self._group.get(device) or self._alone.setdefault(device, _Member())
+        replaced = False
         for start, stop in pieces:
-            member.waiting[start] = stop
+            replaced |= member.waiting.add(start, stop)
+            if start not in member.waiting:
+                break  # a window of them waits already; the device will ask again
             member.served.discard(start)
             member.reached = max(member.reached, start)
             if device in self._group:
                 self._asked_at.setdefault(start, now)
+        if replaced:
+            self._forget_unwanted()
 
     def in_group(self, device: str) -> bool:
         """Tell whether a device is served together with others."""
@@ -84,10 +91,12 @@ class Fanout:
         self._forget_unwanted()
 
     def due(self, now: float) -> list[tuple[tuple[int, int], str]]:
-        """Return (piece, audience) pairs to send now, in order; audience `ALL` or one device."""
-        sends = [(piece, device) for device, member in self._alone.items() for piece in sorted(member.waiting.items())]
-        for _, device in sends:
-            self._alone[device].waiting.clear()
+        """Return (piece, audience) pairs to send now, in order; audience `ALL` or one device.
+
+        Devices that are served alone take turns, so that none waits for all that another asks for.
+        """
+        turns = [[(piece, device) for piece in member.waiting.take()] for device, member in self._alone.items()]
+        sends = [send for turn in zip_longest(*turns) for send in turn if send]
         for start in sorted(self._asked_at):
             if not all(member.ready(start) for member in self._group.values()):
                 break

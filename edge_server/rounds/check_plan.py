@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from edge_server.allocation.coordinator import options_of, unused_values
-from edge_server.plan.plan import Plan, check_structure, fallen_back, placed
+from edge_server.plan.plan import Plan, check_structure, fallen_back, placed, require_there
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
 from shared.algorithms.local_training import can_stop_early
@@ -32,6 +32,8 @@ def load(path: Path, data_root: Path) -> Plan:
     plan = read(path, Plan)
     check(plan, path)
     plan = placed(plan, data_root)
+    if plan.evaluation.every or plan.server_data:
+        require_there(plan, data_root)
     uses = build(ALGORITHMS, plan.algorithm, "algorithm").resources.uses
     if plan.optimizer and (unused := unused_values(plan.optimizer, plan.algorithm.name, uses)):
         log.warning("%s: %s", path, unused)

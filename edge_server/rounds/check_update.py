@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from shared.algorithms.base import Result
@@ -16,6 +16,9 @@ from shared.tensors.tree import Tree, check_like
 from shared.transfer import to_file
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
+MOST_METRICS, MOST_NAME = 256, 128
+RANGES = {"eval_accuracy": (0.0, 1.0), "eval_examples": (0.0, MAX_WEIGHT)}
+"""Metrics that the server itself reckons with."""
 
 
 def read(path: Path, update: Update, codec: Codec) -> Result:
@@ -88,6 +91,7 @@ def check(update: Update, *, trains: bool) -> None:
         raise WireError(
             "the update carries no parameters" if trains else "parameters nobody asked for", reason="params"
         )
+    check_metrics(update.metrics)
     figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
     if update.step:
         figures += _figures(update.step)
@@ -95,8 +99,25 @@ def check(update: Update, *, trains: bool) -> None:
         raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
     if update.step and min(_figures(update.step)) < 0:
         raise WireError("a figure of the training step is below zero", reason="step")
-    if trains and not MIN_WEIGHT <= update.weight <= MAX_WEIGHT:
-        raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {MAX_WEIGHT}", reason="weight")
+    most = min(MAX_WEIGHT, max(1.0, update.num_examples))
+    if trains and not MIN_WEIGHT <= update.weight <= most:
+        of = f", that of its {update.num_examples} examples" if most < MAX_WEIGHT else ""
+        raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {most:g}{of}", reason="weight")
+
+
+def check_metrics(metrics: Mapping[str, float]) -> None:
+    """Refuse metrics that no device measures, so that no mean and no page of the run has to bear them.
+
+    Raises:
+        WireError: They are such.
+    """
+    if len(metrics) > MOST_METRICS or max(map(len, metrics), default=0) > MOST_NAME:
+        raise WireError(
+            f"{len(metrics)} metrics; tell {MOST_METRICS} at most, by names of {MOST_NAME} characters", reason="metrics"
+        )
+    for name, (least, most) in RANGES.items():
+        if not least <= (value := metrics.get(name, least)) <= most and math.isfinite(value):
+            raise WireError(f"{name} {value} is not in {least:g} to {most:g}", reason="metrics")
 
 
 def _figures(step: StepCost) -> list[float]:

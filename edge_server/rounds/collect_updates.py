@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from edge_server.config import LinkConfig
+from edge_server.fleet.answers import Answers
 from edge_server.fleet.hub import ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.records import UpdateAccepted
 from edge_server.rounds.check_update import check
 from shared.codecs.base import Codec
-from shared.errors import Unreachable, Unwritable, WireError
+from shared.errors import Diverged, Unreachable, Unwritable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Assignment, Message, Transfer, Update, Verdict
 from shared.protocol.topics import topic
@@ -60,8 +61,10 @@ class Gather:
         accepted: Updates that are stored, by device.
         failed: Devices that could not, with the cause.
         refused: What was not taken, counted by reason.
-        trains: Whether an update carries parameters; if not, the devices only evaluate.
+        trains: Whether an update carries parameters; if not, the devices only evaluate. None: it may, and lies beside
+            those of the round, which stay.
         limit: Largest payload taken, in bytes.
+        turned_away: Updates that the disk did not take.
     """
 
     site: str
@@ -75,20 +78,26 @@ class Gather:
     require: Callable[[Path, Update], None]
     starts: Mapping[str, bytes]
     codec: Codec
-    trains: bool
+    trains: bool | None
     limit: int
     link: LinkConfig
     accepted: dict[str, UpdateAccepted] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    turned_away: int = 0
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    _answers: Answers = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Have somebody say what nobody waits for."""
+        self._answers = Answers(self.site, self.transport, self.clock)
 
     def path(self, device: str) -> Path:
         """Return where a device's update lies; the next round's will overwrite it."""
-        return self.store.updates / device
+        return self.store.updates / (device if self.trains is not None else f"{device}~")
 
     async def offer(self, device: str, update: Update) -> None:
         """Answer an offer: ask for its frames, or settle it at once.
@@ -99,9 +108,9 @@ class Gather:
         if update.device != device:
             raise WireError(f"update in the name of {update.device!r}", reason="identity")
         if update.start and update.start != self.starts[device]:
-            await self._settle(update, "late")  # trained before this round was begun anew
+            self._answer(update, "late")  # trained before this round was begun anew
         elif device in self.accepted or device in self.failed:
-            await self._settle(update, "duplicate")
+            self._answer(update, "duplicate")
         elif device in self._storing:
             return  # its verdict is on the way
         elif update.failure is not None:
@@ -116,10 +125,10 @@ class Gather:
             except Unwritable as error:
                 self._unstored(device, error)
             except WireError as error:
-                await self._refuse(update, error)
+                self._refuse(update, error)
 
     async def _take(self, update: Update) -> None:
-        check(update, trains=self.trains)
+        check(update, trains=update.params is not None if self.trains is None else self.trains)
         if update.params is None:
             record = self._record(update, 0)
             await self.worker(self.store.append, record)
@@ -154,6 +163,10 @@ class Gather:
         """Leave to the others the share of the window of a device that went away."""
         if arrival := self._arrivals.get(device):
             arrival.away = True
+
+    def awaits(self, device: str) -> bool:
+        """Tell whether frames of a device are under way."""
+        return device in self._arrivals
 
     async def frame(self, device: str, data: bytes) -> None:
         """Take a frame of an update that was offered.
@@ -218,7 +231,7 @@ class Gather:
                 await self.returned(record.device)
             else:
                 arrival.payload.sink.remove()
-                await self._refuse(record.update, error)
+                self._refuse(record.update, error)
         else:
             self.accepted[record.device] = record
             await self._settle(record.update, "accepted")
@@ -236,6 +249,7 @@ class Gather:
         if not self.refused["disk"]:
             log.error("the update of %s waits on the device: %s", device, error)
         self.refused["disk"] += 1
+        self.turned_away += 1
         self._drop(device)  # half of it may take the room that another one needs
 
     def _drop(self, device: str) -> None:
@@ -246,13 +260,20 @@ class Gather:
     def _record(self, update: Update, size: int) -> UpdateAccepted:
         return UpdateAccepted(round=self.number, device=update.device, update=update, bytes_up=size, at=self.clock())
 
-    async def _refuse(self, update: Update, error: WireError) -> None:
+    def _refuse(self, update: Update, error: WireError) -> None:
         self.refused[error.reason] += 1
-        self.failed[update.device] = f"refused: {error}"
+        is_diverged = error.reason == "not-finite"  # told by an agent of before, which did not look itself
+        kind = f"{Diverged.__name__}: its update is" if is_diverged else ""
+        self.failed[update.device] = f"{kind} refused: {error}".strip()
         self._drop(update.device)
         log.warning("refused the update of %s in round %d: %s", update.device, self.number, error)
-        await self._tell(update.device, ack(update, "refused", str(error)))
+        self._answers.tell(update.device, "ack", ack(update, "refused", str(error)))
         self.changed.set()
+
+    def _answer(self, update: Update, verdict: Verdict) -> None:
+        """Settle an update of which nothing changes; a device that loses this word offers again."""
+        self._answers.tell(update.device, "ack", ack(update, verdict))
+        log.debug("phase %s run=%s round=%d device=%s", verdict, self.run, self.number, update.device)
 
     async def _settle(self, update: Update, verdict: Verdict) -> None:
         await self._tell(update.device, ack(update, verdict))
@@ -268,5 +289,6 @@ class Gather:
     async def close(self) -> None:
         """Finish what is being stored, drop what is not whole."""
         await asyncio.gather(*self._storing.values())
+        await self._answers.finish()
         for device in list(self._arrivals):
             self._drop(device)

@@ -8,8 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.journal import checkpoints
-from edge_server.journal.checkpoints import Store
-from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RoundOpened, UpdateAccepted, valid
+from edge_server.journal.checkpoints import Origin, Store
+from edge_server.journal.records import (
+    AnyRecord,
+    Noted,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunOpened,
+    UpdateAccepted,
+    closed_rounds,
+    valid,
+)
+from edge_server.journal.runs import FOLDER
 from shared.errors import CorruptFile
 from shared.protocol import payload
 from shared.tensors import file
@@ -30,7 +41,7 @@ class Resumption:
 
 
 def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> Resumption:
-    """Find out where a run stands; a lost checkpoint sends it back to the one before.
+    """Find out where a run stands; a lost checkpoint sends it back to the one before, a lost end of its journal not.
 
     An open round of a split method begins anew, with what its devices were told: the steps of it that were served
     are in no checkpoint, and updates that belong to them must not count.
@@ -40,6 +51,7 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
         init: Makes the first state.
         split: Whether the method is a split one.
     """
+    _take_up_lost_rounds(store)
     while True:
         records = valid(store.records())
         closed = [record for record in records if isinstance(record, RoundClosed)]
@@ -50,7 +62,7 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
         except (CorruptFile, FileNotFoundError) as error:
             cause = str(error)
             if isinstance(error, CorruptFile):
-                aside = file.set_aside(checkpoints.checkpoint_path(store.folder / "checkpoints", aggregated[-1]))
+                aside = file.set_aside(checkpoints.state_path(store.folder / FOLDER, aggregated[-1]))
                 cause += f"; set aside as {aside.name}"
             log.warning("going back to before round %d: %s", aggregated[-1], cause)
             store.append(Rewound(round=aggregated[-1], cause=cause))
@@ -63,6 +75,44 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
             store.append(Rewound(round=number, cause=cause, reopened=True))
             accepted = {}
         return Resumption(state, number, opened, accepted)
+
+
+def _take_up_lost_rounds(store: Store) -> None:
+    """Record rounds whose record is lost, by the newest intact state that is later than all that the journal knows.
+
+    The end of a journal is lost where a disk acknowledged what it had not written. A round whose opening is there is
+    no lost one: from the state before it, it is done to its end as after any restart.
+    """
+    records = store.records()
+    run = next((one.run for one in records if isinstance(one, RunOpened)), "")
+    closed = closed_rounds(records)
+    known = Origin(run, max((one.round for one in closed), default=0), sum(isinstance(one, Rewound) for one in records))
+    found = next((one for one in store.later(known) if _state_after(store, one.round)), None)
+    if found is None:
+        return
+    opened = {one.round for one in valid(records) if isinstance(one, RoundOpened)}
+    before = max((one.round for one in closed if one.outcome == "aggregated"), default=0)
+    if found.round == known.round + 1 and found.round in opened and (not before or _state_after(store, before)):
+        return
+    lost = f"rounds {known.round + 1} to {found.round}" if found.round > known.round + 1 else f"round {found.round}"
+    what = (
+        f"the journal has lost its end: of {lost} nothing is recorded, but the model after round {found.round} is "
+        "whole; the run goes on from there"
+    )
+    log.warning("%s", what)
+    store.extend(
+        [
+            Noted(what=what),
+            RoundClosed(round=found.round, outcome="aggregated", arrived=(), seconds=0.0, restored=True),
+        ]
+    )
+
+
+def _state_after(store: Store, number: int) -> State | None:
+    try:
+        return store.load(number)
+    except (CorruptFile, FileNotFoundError):
+        return None
 
 
 def _open_round(

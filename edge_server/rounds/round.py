@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -23,14 +23,17 @@ from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, persist
-from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
+from edge_server.journal.records import Noted, RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.rounds import assign
+from edge_server.rounds import running_statistics as statistics
+from edge_server.rounds.aggregate import aggregate_updates
 from edge_server.rounds.assign import WHAT, Assigning, Purpose, evaluates_everybody
 from edge_server.rounds.broadcast import Outgoing, audiences
-from edge_server.rounds.check_update import keep_only, read, require_like
+from edge_server.rounds.check_update import keep_only, require_like
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
+from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, evaluated
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
@@ -44,31 +47,9 @@ from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime.executor import Effect, uninterrupted
-from shared.tensors.tree import State, Tree, check_like
+from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.sender import Sender
-
-
-def fold_updates(algorithm: Algorithm, state: State, assignments: Mapping[str, Assignment], gather: Gather) -> State:
-    """Fold the stored updates one at a time, in order of device: the sum does not depend on who came first.
-
-    Args:
-        algorithm: The method.
-        state: The server's, before the round.
-        assignments: By device.
-        gather: The stored updates.
-
-    Raises:
-        WireError: The sum is no model.
-    """
-    mean = algorithm.empty(state)
-    for device in sorted(gather.accepted):
-        update = read(gather.path(device), gather.accepted[device].update, gather.codec)
-        mean = algorithm.absorb(mean, device, assignments[device], update)
-        del update  # its pages are the file's; the next one needs the room
-    after = algorithm.aggregate(state, mean)
-    check_like(after.tree, after.tree)
-    return after
 
 
 def close_record(
@@ -83,7 +64,8 @@ def close_record(
         enough: Whether there is an aggregated model.
         personal: Whether each device evaluates parameters of its own.
     """
-    updates = {device: record.update for device, record in sorted(gather.accepted.items())}
+    came = sorted(gather.accepted.items())
+    updates = {device: record.update for device, record in came if device not in gather.failed}
     losses = [(update.loss, update.num_examples) for update in updates.values() if update.loss is not None]
     return RoundClosed(
         round=gather.number,
@@ -94,9 +76,10 @@ def close_record(
         loss=weighted_mean(losses),
         accuracy=scored.accuracy if scored else None,
         test_loss=scored.loss if scored else None,
+        class_accuracy=(scored and scored.by_class) or msgspec.UNSET,
         device_accuracy=mean_accuracy(updates, personal=personal),
         seconds=0.0,
-        bytes_up={device: record.bytes_up for device, record in sorted(gather.accepted.items())},
+        bytes_up={device: record.bytes_up for device, record in came},
         bytes_down={d: update.cost.bytes_down for d, update in updates.items() if update.cost.bytes_down is not None},
     )
 
@@ -189,10 +172,7 @@ class Rounds:
         """
         started = self.server.clock() - already_s
         if opened is None:
-            assignments, decision = await self.assigning.next(state, number)
-            log.debug("phase opening run=%s round=%d", self.run, number)
-            at, online = self.server.clock(), len(self.muster.here(self.server.fleet))
-            opened = RoundOpened(round=number, assignments=assignments, at=at, online=online, decision=decision)
+            opened = await self.assigning.open_round(state, number)
             if self.opening:
                 await self.opening()
             await self.persist(self.store.append, opened)
@@ -201,8 +181,9 @@ class Rounds:
         split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
         gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
         after, scored = await self._after(split.top.state if split else begun, told, gather), None
+        batches = None
         if after is not None:
-            state = after
+            state, batches = await self._measured(number, after, gather)
             log.debug("phase checkpointing run=%s round=%d", self.run, number)
             _, scored = await asyncio.gather(
                 self.persist(Effect(ROUND_END, self.store.save), number, state),
@@ -211,7 +192,8 @@ class Rounds:
         personal = self.algorithm.personal is not None
         closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
         at = self.server.clock()
-        closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **split_figures(split))
+        figures = split_figures(split) | {"statistics_batches": batches}
+        closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **figures)
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
@@ -245,11 +227,34 @@ class Rounds:
             return None
         log.debug("phase aggregating run=%s round=%d", self.run, gather.number)
         try:
-            return await self.server.worker(fold_updates, self.algorithm, state, assignments, gather)
+            us, rule = (self.algorithm, state, assignments, gather), self.plan.round
+            return await self.server.worker(aggregate_updates, *us, rule)
         except WireError as error:
             log.warning("round %d: the model stays as it was, the aggregate cannot be used: %s", gather.number, error)
             gather.refused["aggregate"] += 1
             return None
+
+    async def _measured(self, number: int, state: State, gather: Gather) -> tuple[State, int | None]:
+        """Return the model with its running statistics measured anew, and over how many batches; None: not due.
+
+        By the devices whose updates count. A server that is killed meanwhile does it again.
+        """
+        devices, worker = sorted(gather.accepted.keys() - gather.failed.keys()), self.server.worker
+        steps = statistics.due_steps(self.plan, self.algorithm, self.model, state, len(devices))
+        if not steps or not (self._is_tested(number) or number == self.plan.rounds):
+            return state, None
+        log.debug("phase measuring-statistics run=%s round=%d", self.run, number)
+        at = statistics.session_number(self.plan, number)
+        plan = statistics.session_plan(self.plan, self.algorithm.split)
+        other = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
+        told = statistics.session_assignments(plan, other.algorithm, state, devices, number=at, steps=steps)
+        us = plan, other.algorithm, self.model, self.server, self.link
+        split = await worker(open_split_round, *us, number=at, state=state, assignments=told)
+        own = await other.exchange(at, state, told, accepted={}, purpose="statistics", split=split)
+        gather.refused.update(own.refused)
+        top = split.top.state if split else None
+        found, most = (self.model, state, top, own), self.plan.round.most_norm
+        return await worker(statistics.fold_statistics, *found, most_norm=most)
 
     async def exchange(
         self,
@@ -268,7 +273,7 @@ class Rounds:
             state: The server's.
             assignments: By device.
             accepted: Updates that an earlier process stored.
-            purpose: To train, to evaluate or to measure.
+            purpose: To train, to evaluate, to measure a step's cost or running statistics.
             split: Serves the steps of a split round.
         """
         broadcast = sent(self.algorithm, purpose)
@@ -289,7 +294,7 @@ class Rounds:
             require=require,
             starts={device: one.transfer.digest for device, one in payloads},
             codec=codec,
-            trains=purpose == "train",
+            trains=None if purpose == "statistics" else purpose == "train",
             limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
             link=self.link,
             accepted=accepted,
@@ -322,11 +327,21 @@ class Rounds:
                     gather.changed.clear()
                     await gather.changed.wait()
         except TimeoutError:
-            if not await self.server.reachable():
+            if not await self.server.reachable() or await self._disk_was_full(gather):
                 await self._until_quorum(gather, what, needed)
                 return
             late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
             log.warning("%s: deadline passed, without %s", what, ", ".join(late))
+
+    async def _disk_was_full(self, gather: Gather) -> bool:
+        """Tell whether the disk took no update since this was asked last, and wait for it: no device can help that."""
+        if not gather.turned_away or self.store.retry_s is None:
+            return False
+        gather.turned_away = 0
+        note = f"round {gather.number} waited for this server's disk, which took no update; its deadline begins anew"
+        log.warning("%s", note)
+        await self.persist(self.store.append, Noted(what=note))
+        return True
 
     def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
         ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
@@ -345,17 +360,20 @@ class Rounds:
             model=plan.model,
             codec=plan.codec,
             cut_codec=plan.cut_codec if told.is_split else LOSSLESS,
-            assignment=told,
+            assignment=msgspec.structs.replace(told, classes=self.muster.names_for(self.server.fleet, device)),
             params=payload.transfer,
             shared=payload.shared,
-            train=purpose == "train",
+            train=purpose == "train" or (purpose == "statistics" and told.is_split),
             evaluate=purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device),
             measure_s=plan.measure.seconds if purpose == "measure" else 0.0,
             deadline_s=plan.round.deadline_s,
         )
 
-    def _score(self, state: State, number: int) -> Score | None:
+    def _is_tested(self, number: int) -> bool:
         every = self.plan.evaluation.every
-        if self.test is None or not every or (number % every and number != self.plan.rounds):
+        return self.test is not None and bool(every) and (not number % every or number == self.plan.rounds)
+
+    def _score(self, state: State, number: int) -> Score | None:
+        if self.test is None or not self._is_tested(number):
             return None
         return score(self.model.layers, evaluated(self.algorithm, state), self.test)

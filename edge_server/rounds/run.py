@@ -8,12 +8,14 @@ Who has left is told by the server state alone, so that a server that was killed
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from edge_server.config import LinkConfig
 from edge_server.fleet import membership
+from edge_server.fleet.classes import ClassNames
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Members, Muster
 from edge_server.fleet.observe import Observing
@@ -25,6 +27,7 @@ from edge_server.journal.costs import Costs
 from edge_server.journal.records import (
     AnyRecord,
     Joined,
+    LeftOut,
     Measured,
     Noted,
     RoundClosed,
@@ -33,16 +36,21 @@ from edge_server.journal.records import (
     RunOpened,
     closed_rounds,
 )
-from edge_server.journal.runs import versions
-from edge_server.plan.plan import Plan, test_data
+from edge_server.journal.runs import require_record, versions
+from edge_server.plan.plan import Plan, is_same_plan, test_data
 from edge_server.plan.sections import BudgetPlan
 from edge_server.rounds import evaluate
+from edge_server.rounds.check_update import keep_only
+from edge_server.rounds.repeat import Repetition
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
+from edge_server.rounds.running_statistics import batches_of, settle_batches
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
+from shared.data.classes import as_told, listed
+from shared.data.examples import Examples
 from shared.data.load import load
-from shared.errors import ConfigError
+from shared.errors import ConfigError, Infeasible, is_cause
 from shared.models.build import DRAW, blank, initial
 from shared.models.evaluate import require_fit
 from shared.protocol.messages import Report, Status
@@ -53,8 +61,22 @@ from shared.tensors.tree import State
 
 
 def recall_members(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
-    """Learn from a run's journal who was ever there."""
-    rounds.muster.seen |= {record.device for record in records if isinstance(record, Joined)}
+    """Learn from a run's journal who was ever there, and who cannot do its tasks."""
+    every = list(records)
+    rounds.muster.seen |= {record.device for record in every if isinstance(record, Joined)}
+    rounds.muster.broken |= {record.device: record.instance for record in every if isinstance(record, LeftOut)}
+
+
+async def leave_out_broken(rounds: Rounds, closed: RoundClosed) -> None:
+    """Ask no more who cannot do its tasks before its operator has edited something, until its agent is started anew."""
+    statuses = rounds.server.fleet.statuses
+    for device, cause in closed.failed.items():
+        if is_cause(cause, ConfigError) and device in statuses:
+            instance = rounds.muster.broken[device] = statuses[device].instance
+            log.warning("device %s takes no part until its agent is started anew: %s", device, cause)
+            at = rounds.server.clock()
+            left_out = LeftOut(device=device, instance=instance, cause=cause, round=closed.round, at=at)
+            await rounds.persist(rounds.store.append, left_out)
 
 
 async def reason_to_end(rounds: Rounds, state: State) -> str:
@@ -82,6 +104,31 @@ async def reason_to_end(rounds: Rounds, state: State) -> str:
     if not here or ours.training(server.fleet):
         return ""
     return f"all {len(here)} devices that are connected have left for good"
+
+
+def known_classes(
+    plan: Plan, test: Examples | None, labelled: Examples | None, records: Iterable[AnyRecord]
+) -> ClassNames | None:
+    """Return what a run's classes are called, as far as plan, the server's own examples or the journal say so.
+
+    Args:
+        plan: It may name them.
+        test: What the server evaluates with.
+        labelled: What it trains on itself.
+        records: Of an earlier process, in which the devices may have agreed.
+
+    Raises:
+        ConfigError: The server's own examples differ among themselves.
+    """
+    if plan.data and plan.data.classes:
+        return ClassNames(plan.data.classes, "the plan's are", is_planned=True)
+    own = [as_told(one.classes) for one in (test, labelled) if one is not None]
+    if len(set(own)) > 1:
+        raise ConfigError(f"data and server_data have other classes: {listed(own[0])}; {listed(own[1])}")
+    if own:
+        return ClassNames(own[0], "those of the server's own examples are")
+    opened = [one.classes for one in records if isinstance(one, RoundOpened) and one.classes]
+    return ClassNames(opened[-1], "those that the run began with are") if opened else None
 
 
 log = logging.getLogger(__name__)
@@ -114,35 +161,44 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
     """
     server.run = run
-    records = store.records()
-    begun = _begun(records, plan) or RunOpened(run=run, plan=plan, started=started, draw=draw)
+    records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
+    new = RunOpened(run=run, plan=plan, started=started, draw=draw, statistics_batches=batches_of(plan, algorithm))
+    begun = _begun(records, plan) or new
     test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
-    example = () if test is None else tuple(test.inputs.shape[1:])
+    labelled = await server.worker(load, plan.server_data) if plan.server_data else None
     rounds = Rounds(
         run=run,
-        plan=plan,
+        plan=settle_batches(begun.plan, begun.statistics_batches),
         server=server,
         store=store,
-        algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"),
+        algorithm=algorithm,
         link=link,
-        model=replace(blank(plan.model), example=example),
+        model=replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:])),
         test=test,
-        muster=Muster(members),
-        labelled=await server.worker(load, plan.server_data) if plan.server_data else None,
+        muster=Muster(members, classes=known_classes(plan, test, labelled, records)),
+        labelled=labelled,
     )
     if not records:
+        require_record(store.folder)
         await rounds.persist(store.append, begun)
-    init = rounds.algorithm.init
-    split = rounds.algorithm.split is not None
-    at = rounds.persist(resume, store, lambda: init(initial(plan.model, plan.seed, begun.draw), plan.seed), split=split)
-    return await _play(rounds, await at)
+    return await _play(rounds, partial(_stand, rounds, begun.draw))
 
 
-async def _play(rounds: Rounds, at: Resumption) -> State:
-    """Do what is left of a run."""
+async def _stand(rounds: Rounds, draw: str) -> Resumption:
+    """Return where a run stands."""
+    plan, algorithm = rounds.plan, rounds.algorithm
+
+    def first() -> State:
+        return algorithm.init(initial(plan.model, plan.seed, draw), plan.seed)
+
+    return await rounds.persist(resume, rounds.store, first, split=algorithm.split is not None)
+
+
+async def _play(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> State:
+    """Do what is left of a run; `stand` tells where it stands."""
     plan, store = rounds.plan, rounds.store
-    state, first, opened, accepted = at.state, at.number, at.opened, at.accepted
-    del at  # it would keep the first state for as long as the run lasts
+    at = await stand()
+    state = at.state
     if rounds.test is not None:
         require_fit(rounds.model.layers, evaluated(rounds.algorithm, state), rounds.test)
     records, ledger = store.records(), Ledger()
@@ -152,25 +208,43 @@ async def _play(rounds: Rounds, at: Resumption) -> State:
     async with _observing(rounds, records), _costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
         recall_members(rounds, records)
-        end = _missed(plan, closed_rounds(records)[-1:])
-        for number in range(first, plan.rounds + 1):
-            if end := end or (None if opened else await _between(rounds, state, ledger, number - 1)):
+        repetition = Repetition(rounds, is_live(records), costs.repeat)
+        following = at.number if at.opened else await repetition.after(closed_rounds(records), at.number)
+        opened, accepted = at.opened, at.accepted
+        del at  # its state would be kept for as long as the run lasts
+        while not isinstance(following, RunClosed) and following <= plan.rounds:
+            if end := None if opened else await _between(rounds, state, ledger, following - 1):
+                following = end
                 break
-            already_s = await _already_s(rounds, opened) if opened else 0.0
-            state, closed = await rounds.next(number, state, opened, accepted, already_s=already_s)
+            already_s = await _already_s(rounds, opened) if opened else repetition.pause_s
+            try:
+                state, closed = await rounds.next(following, state, opened, accepted, already_s=already_s)
+            except Infeasible as error:
+                following = RunClosed(outcome="stopped", cause=str(error))
+                break
             opened, accepted = None, {}
             log.info("%s", _line(rounds.run, closed, plan.rounds))
-            end = _missed(plan, [closed])
-        for closed in closed_rounds(store.records())[-1:]:
-            fleet = rounds.server.fleet
-            await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
-        end = end or RunClosed(outcome="finished")
-        if end.outcome == "finished":
-            await evaluate.evaluate_due(rounds, state)
+            await leave_out_broken(rounds, closed)
+            following = await repetition.after([closed], following + 1)
+            if repetition.is_behind:
+                state, repetition.is_behind = (await stand()).state, False
+        end = following if isinstance(following, RunClosed) else RunClosed(outcome="finished")
+        await _conclude(rounds, state, costs, end)
+        await _note_doubts(rounds, ledger)
     if end.cause:
         log.warning("run %s %s: %s", rounds.run, "is over" if end.outcome == "finished" else "ends short", end.cause)
     await rounds.persist(store.append, end)
+    await rounds.server.worker(keep_only, store.updates, ())  # they are in the model, and nobody asks for them again
     return state
+
+
+async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed) -> None:
+    """Wait for what the last round cost, and let devices evaluate if that is due."""
+    for closed in closed_rounds(rounds.store.records())[-1:]:
+        fleet = rounds.server.fleet
+        await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
+    if end.outcome == "finished":
+        await evaluate.evaluate_due(rounds, state)
 
 
 async def _between(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
@@ -191,19 +265,12 @@ async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
     return found.seconds
 
 
-def _missed(plan: Plan, last: list[RoundClosed]) -> RunClosed | None:
-    """Return the run's end where the last round, if there is one, ends it."""
-    if plan.round.on_missed == "stop" and last and last[0].outcome == "missed":
-        return RunClosed(outcome="stopped", cause=f"round {last[0].round} had too few updates")
-    return None
-
-
 async def _spent(rounds: Rounds, ledger: Ledger) -> str:
     """Return which budget lets no further round begin, empty where all do; leave out whose joules nobody knows."""
     budget, muster, fleet = rounds.plan.budget, rounds.muster, rounds.server.fleet
     if budget == BudgetPlan():
         return ""
-    ledger.take(await rounds.server.worker(rounds.store.records, ledger.seen))
+    await _note_doubts(rounds, ledger)
     spent = ledger.spending()
     if budget.joules is not None:
         muster.unmetered = frozenset(spent.unmetered)
@@ -213,12 +280,19 @@ async def _spent(rounds: Rounds, ledger: Ledger) -> str:
     return spent_budget(budget, spent)
 
 
+async def _note_doubts(rounds: Rounds, ledger: Ledger) -> None:
+    """Record whose claims of joules are not believed, each device once, after taking the journal's next records."""
+    ledger.take(await rounds.server.worker(rounds.store.records, ledger.seen))
+    for what in ledger.doubts()[: membership.MOST_NAMED]:
+        log.warning("%s", what)
+        await rounds.persist(rounds.store.append, Noted(what=what))
+
+
 @asynccontextmanager
 async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[None]:
     """Record who comes and goes and what the devices measure, while the block lasts."""
     server, store = rounds.server, rounds.store
-    is_live = any(isinstance(record, RunOpened) and record.started for record in store.records())
-    now_utc_s = utc_seconds() if is_live else None
+    now_utc_s = utc_seconds() if is_live(store.records()) else None
     await rounds.persist(
         store.append, run_clock.server_began(records, at=server.clock(), utc_s=now_utc_s, versions=versions())
     )
@@ -261,9 +335,14 @@ async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Cost
         rounds.server.keep.remove(costs.hear)
 
 
+def is_live(records: Iterable[AnyRecord]) -> bool:
+    """Tell whether a run is of real devices: it was begun at a calendar time."""
+    return any(isinstance(record, RunOpened) and record.started for record in records)
+
+
 def _begun(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
     begun = next((record for record in records if isinstance(record, RunOpened)), None)
-    if begun and begun.plan != plan:
+    if begun and not is_same_plan(begun.plan, plan):
         raise ConfigError(f"run: {begun.run!r} was begun with another plan; name another run, or restore its plan")
     return begun
 

@@ -40,7 +40,8 @@ class CellRow(SummaryPart, frozen=True, kw_only=True):
 
     Attributes:
         setting: What it shares with the cells that differ from it in nothing but their seeds: variant and values.
-        state: `finished`, or `stopped` as its plan says of a missed round; `failed`, or `waiting` to be run.
+        state: `finished`, or `stopped` as its plan says of a missed round or since it diverged; `failed`, or `waiting`
+            to be run.
         cause: Why it stopped or failed.
         accuracy: Of the last model that was evaluated.
         best: The highest there was.
@@ -170,7 +171,7 @@ def _row(cell: Cell, result: Result | None, cause: str | None, target: float | N
     final, found = last_evaluated(run), round_reaching(run, target) if target is not None else None
     return CellRow(
         **who,
-        state="stopped" if run.outcome == "stopped" else "finished",
+        state="stopped" if run.outcome in ("stopped", "diverged") else "finished",
         cause=run.cause,
         accuracy=final.accuracy if final else None,
         best=best_accuracy(run),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edge_server.journal.costs import plausible
+from edge_server.journal.claims import plausible
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
@@ -37,7 +37,7 @@ from edge_server.journal.run_clock import timed_records
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
 from edge_server.trace.files import described
-from edge_server.trace.header import Back, End, Evaluation, Known, Process, Trial
+from edge_server.trace.header import Back, End, Evaluation, Known, Process, Statistics, Trial
 from edge_server.trace.schema import (
     DecisionRow,
     Fact,
@@ -104,7 +104,7 @@ class IndexedJournal:
             case ServerBegan():
                 utc_s = None if record.utc_s is None else round(record.utc_s, DIGITS)
                 self.processes.append(Process(run_s=round(record.run_s, DIGITS), utc_s=utc_s, versions=record.versions))
-            case Rewound():
+            case Rewound() if not record.missed:
                 self.rewound.append(Back(round=record.round, cause=record.cause))
             case Noted():
                 self.notes.append(record.what)
@@ -233,10 +233,12 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
 
 def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) -> Trial:
     opened, evaluated = journal.opened, journal.evaluated[-1:]
+    closed = [(number, one) for number, (one, _) in sorted(journal.closed.items())]
     return Trial(
         run=opened.run,
         started=opened.started,
         draw=opened.draw,
+        statistics_batches=opened.statistics_batches,
         plan=opened.plan,
         devices=_devices(journal),
         processes=journal.processes,
@@ -249,6 +251,12 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
             for one in journal.evaluated
             if one.round is not None
         ],
+        statistics=[
+            Statistics(round=number, batches=one.statistics_batches)
+            for number, one in closed
+            if one.statistics_batches is not None
+        ],
+        class_accuracy={number: one.class_accuracy for number, one in closed if one.class_accuracy},
         rewound=journal.rewound,
         notes=journal.notes,
         ended=journal.ended,
@@ -316,9 +324,8 @@ def _asked(journal: IndexedJournal) -> dict[tuple[int, str], str]:
 
 
 def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
-    rounds = journal.opened.plan.rounds
     for (number, device), cause in sorted(_asked(journal).items()):
-        purpose: Purpose = "measure" if number == 0 else "train" if number <= rounds else "evaluate"
+        purpose = _purpose(journal, number)
         accepted, arrived_s = journal.accepted.get((number, device), (None, None))
         closed = journal.closed.get(number)
         settled = journal.settled.get((number, device))
@@ -337,6 +344,14 @@ def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
             steps=steps_of(opened.assignments[device], accepted.update.num_examples) if opened else None,
             missed_steps=missed_steps,
         )
+
+
+def _purpose(journal: IndexedJournal, number: int) -> Purpose:
+    rounds = journal.opened.plan.rounds
+    if number <= rounds:
+        return "train" if number else "measure"
+    closed = journal.closed.get(number - rounds - 1)
+    return "statistics" if closed and closed[0].statistics_batches is not None else "evaluate"
 
 
 def _absent(number: int, device: str, purpose: Purpose, cause: str, settled: Cost | None) -> TaskRow:

@@ -80,7 +80,16 @@ def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> TableRo
     read = _tried(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
     for name in read.__struct_fields__:
         _require_true(name, getattr(read, name))
+        _require_storable(name, getattr(read, name))
     return read
+
+
+def _require_storable(name: str, value: object) -> None:
+    """Refuse an integer that no record could hold, wherever it stands in a cell."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError as error:
+        raise ConfigError(f"column `{name}`: an integer of more than 64 bits") from error
 
 
 def _tried(read: Callable[[], T], column: str) -> T:

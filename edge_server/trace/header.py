@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -53,7 +53,7 @@ class Back(Header, frozen=True, kw_only=True):
 class End(Header, frozen=True, kw_only=True):
     """How the run ended."""
 
-    outcome: Literal["finished", "stopped"]
+    outcome: Literal["finished", "stopped", "diverged"]
     cause: str = ""
 
 
@@ -71,6 +71,17 @@ class Evaluation(Header, frozen=True, kw_only=True):
     personal: bool = False
 
 
+class Statistics(Header, frozen=True, kw_only=True):
+    """Running statistics of a split network were measured anew after a round, over so many batches."""
+
+    round: int
+    batches: int
+
+
+ClassShares: TypeAlias = Annotated[tuple[float | None, ...], msgspec.Meta(max_length=100)]
+"""Shares of right answers in the order of the labels; None of a class without examples."""
+
+
 class Trial(Header, frozen=True, kw_only=True):
     """The whole header.
 
@@ -81,6 +92,7 @@ class Trial(Header, frozen=True, kw_only=True):
         started: Calendar time for people.
         anonymous: Whether devices have other names than they had.
         draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old traces.
+        statistics_batches: Over how many batches running statistics are measured; 0: they are not, as in old traces.
         marked: Whether texts that a spreadsheet would compute have the mark `'` before them; in old traces not.
         plan: What the run did; its data's path is relative to the folder of data sets.
         devices: In the order in which they share the plan's data set.
@@ -90,6 +102,8 @@ class Trial(Header, frozen=True, kw_only=True):
         evaluated: Whether the devices tried the finished model.
         device_accuracy: What came of it.
         evaluations: Every time that all devices evaluated, be it that model or each its own.
+        statistics: Every time that running statistics were measured anew.
+        class_accuracy: Of the aggregated model on the server's test data by class, by the round before the test.
         rewound: When the run lost a checkpoint.
         notes: What a reader of the figures must know.
         ended: None where the run did not end.
@@ -102,6 +116,7 @@ class Trial(Header, frozen=True, kw_only=True):
     anonymous: bool = False
     marked: bool = False
     draw: str = ""
+    statistics_batches: int = 0
     plan: Plan
     devices: list[Known]
     processes: list[Process] = []
@@ -110,6 +125,8 @@ class Trial(Header, frozen=True, kw_only=True):
     evaluated: bool = False
     device_accuracy: float | None = None
     evaluations: list[Evaluation] = []
+    statistics: list[Statistics] = []
+    class_accuracy: dict[int, ClassShares] = {}
     rewound: list[Back] = []
     notes: list[str] = []
     ended: End | None = None
@@ -141,6 +158,9 @@ def decode(data: bytes, path: Path) -> Trial:
                 "read it with the fieldfleet that wrote it, or with a newer one"
             )
         header = msgspec.json.decode(data, type=Trial)
+        msgspec.msgpack.encode(header)  # raises OverflowError: such an integer could not be told to anybody
+    except OverflowError as error:
+        raise ConfigError(f"{path}: an integer of more than 64 bits; restore the file from a copy") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; restore the file from a copy") from error
     check_structure(header.plan, path)

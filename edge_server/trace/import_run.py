@@ -31,6 +31,7 @@ from edge_server.journal.records import (
 from edge_server.trace.export import BOARD
 from edge_server.trace.schema import DecisionRow, Fact, Round, Sample, Step, TaskRow
 from edge_server.trace.trace import Trace
+from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 
@@ -48,7 +49,14 @@ def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
     """
     header = trace.header
     name = run or header.run
-    opened = RunOpened(run=name, plan=header.plan, started=header.started, imported=True, draw=header.draw)
+    opened = RunOpened(
+        run=name,
+        plan=header.plan,
+        started=header.started,
+        imported=True,
+        draw=header.draw,
+        statistics_batches=header.statistics_batches,
+    )
     begun: list[AnyRecord] = [
         ServerBegan(at=one.run_s, run_s=one.run_s, utc_s=one.utc_s, versions=one.versions) for one in header.processes
     ]
@@ -112,6 +120,7 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
     for decision in trace.decisions:
         decisions[decision.round].append(decision)
     run, last = trace.header.run, trace.header.plan.rounds
+    statistics = {one.round: one.batches for one in trace.header.statistics}
     yield from _updates(run, tasks[0])
     if trace.header.measured:
         yield _measured(trace.steps, tasks[0])
@@ -120,8 +129,11 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
         if row.asked or row.outcome == "open" or row.opened_s is not None:
             yield _opened(row, decisions[row.round])
         yield from _updates(run, tasks[row.round])
+        yield from _updates(run, [one for one in tasks[last + 1 + row.round] if one.purpose == "statistics"])
         if row.outcome != "open":
-            yield _closed(row, tasks[row.round])
+            by_class = trace.header.class_accuracy.get(row.round, msgspec.UNSET)
+            closed = _closed(row, tasks[row.round], statistics.get(row.round))
+            yield msgspec.structs.replace(closed, class_accuracy=by_class)
         yield from _evaluated(trace, row.round, tasks)
     after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
     if trace.header.evaluated and not trace.header.evaluations:  # an old trace, which knows of one at the end
@@ -164,11 +176,15 @@ def _opened(row: Round, decisions: list[DecisionRow]) -> RoundOpened:
 
 
 def _assignment(row: DecisionRow) -> Assignment:
-    hyper = Hyper(**{name: getattr(row, name) for name in Hyper.__struct_fields__})
+    try:
+        hyper = Hyper(**{name: getattr(row, name) for name in Hyper.__struct_fields__})
+    except ValueError as error:
+        place = f"decisions.csv: round {row.round}, device {row.device}"
+        raise ConfigError(f"{place}: {error}; correct or restore that line") from error
     return Assignment(seed=row.seed, hyper=hyper, steps=row.steps, values=row.values)
 
 
-def _closed(row: Round, tasks: list[TaskRow]) -> RoundClosed:
+def _closed(row: Round, tasks: list[TaskRow], statistics_batches: int | None) -> RoundClosed:
     assert row.outcome != "open"
     arrived = [task for task in tasks if task.outcome == "arrived"]
     return RoundClosed(
@@ -187,6 +203,7 @@ def _closed(row: Round, tasks: list[TaskRow]) -> RoundClosed:
         at=row.closed_s,
         steps=row.steps,
         missed={task.device: task.missed_steps for task in tasks if task.missed_steps},
+        statistics_batches=statistics_batches,
     )
 
 

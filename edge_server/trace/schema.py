@@ -16,7 +16,7 @@ from shared.protocol.messages import Value
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Purpose: TypeAlias = Literal["measure", "train", "evaluate"]
+Purpose: TypeAlias = Literal["measure", "train", "evaluate", "statistics"]
 Device: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Hex: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{2})*\Z", max_length=64)]
 

@@ -55,7 +55,7 @@ SORTED = ("tasks", "steps", "decisions")
 
 
 def anonymised(trace: Trace) -> Trace:
-    """Return the trace with devices named by their place, and without the causes of failures and the notes.
+    """Return the trace with devices named by their place, without causes of failures, notes and absolute paths.
 
     Raises:
         ConfigError: The names decide which device has which examples.
@@ -93,6 +93,19 @@ def _place(row: Any) -> tuple[int, str]:
     return (0 if isinstance(row, Step) else row.round), row.device
 
 
+def _without_folders(plan: Plan) -> Plan:
+    """Return a plan that does not say where anything lay on its machine: of absolute paths the last name is left."""
+    return msgspec.convert(_bare(msgspec.to_builtins(plan)), Plan)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _bare(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
 def _header(header: Trial, names: Mapping[str, str]) -> Trial:
     devices = [msgspec.structs.replace(device, name=names[device.name]) for device in header.devices]
     planned = [msgspec.structs.replace(device, name=names[device.name]) for device in expanded(header.plan.device)]
@@ -100,7 +113,7 @@ def _header(header: Trial, names: Mapping[str, str]) -> Trial:
         header,
         anonymous=True,
         devices=devices,
-        plan=msgspec.structs.replace(header.plan, device=planned),
+        plan=_without_folders(msgspec.structs.replace(header.plan, device=planned)),
         rewound=[msgspec.structs.replace(one, cause="") for one in header.rewound],
         notes=[],
     )

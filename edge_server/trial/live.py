@@ -7,25 +7,26 @@ import logging
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from edge_server.config import ServerConfig
+from edge_server.fleet.admission import longest_packet
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster, devices_of_plan
 from edge_server.fleet.single_server import require_single_server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
-from edge_server.journal.records import AnyRecord
-from edge_server.journal.runs import exists
+from edge_server.journal.records import AnyRecord, closed_rounds
+from edge_server.journal.runs import ended_runs, exists, is_empty
 from edge_server.plan.plan import Plan
 from edge_server.rounds.run import run_plan
 from edge_server.trial.progress import follow
-from edge_server.trial.wait_for_devices import wait_for_fleet
+from edge_server.trial.wait_for_devices import wait_for_fleet, wait_without_end
 from shared.protocol.topics import SERVER
 from shared.runtime import malloc
 from shared.runtime.clock import monotonic, utc_stamp
@@ -62,7 +63,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
         plan: What to do.
         name: The run's.
         watcher: Who watches; then devices are waited for before the run is begun, as long as the plan says and no
-            longer. With nobody there, a run waits for its broker for ever, and its rounds are missed without devices.
+            longer. With nobody there, a run waits for its broker and, before its first round, for devices for ever.
 
     Raises:
         ConfigError: As `run_plan`, or the run's folder is in use; or somebody watches, and another
@@ -71,47 +72,54 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
     """
     malloc.tune()
     malloc.enable_huge_pages()
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or torch.get_num_threads())
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
     members = None if config.strangers else devices_of_plan(plan)
     with explain_disk_errors(data_dir):
         folder.mkdir(parents=True, exist_ok=True)
-    with hold_lock(folder):  # before anything is connected: a second server would throw the first off the broker
-        session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex)
+    with hold_lock(folder), _unless_begun(folder):  # a second server would throw the first off the broker
+        ended = await in_thread(ended_runs, data_dir)
+        session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex, ended)
         transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
+        transport.most_packet_bytes = longest_packet(config.link.frame_bytes)
         history = history_of(config, in_thread)
         server = Server(
             *(config.site, transport, monotonic, in_thread),
             keep=[history.hear],
             was_run=lambda run: exists(data_dir, run),
             broker=transport.connected,
+            takes=Muster(members).takes,
+            window_bytes=config.link.window * config.link.frame_bytes,
         )
-        async with (
-            transport.running(),
-            history.keeping(),
-            server.listening(),
-            background(require_single_server(transport, config.site, session.instance, gives_way=watcher is not None)),
-        ):
+        transport.admits = server.admits
+        alone = _require_alone(transport, config.site, session, gives_way=watcher is not None)
+        async with transport.running(), history.keeping(), server.listening(), background(alone):
             if watcher:
-                with _unless_begun(data_dir, name):
-                    await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
+                await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
             with closing(await persist(in_thread, RETRY_S, SqliteStore, folder)) as store:
                 log.info("run %s in %s", name, store.folder)
                 await server.reachable()
+                if not watcher and not closed_rounds(store.records()):
+                    await wait_without_end(server, plan, Muster(members))
                 async with _watched(folder, watcher):
                     await run_plan(plan, name, server, store, config.link, started=utc_stamp(), members=members)
                 return store.records()
 
 
+async def _require_alone(transport: MqttTransport, site: str, session: Session, *, gives_way: bool) -> None:
+    await require_single_server(
+        *(transport, site, session.instance), connections=lambda: transport.connections, gives_way=gives_way
+    )
+
+
 @contextmanager
-def _unless_begun(data_dir: Path, name: str) -> Iterator[None]:
-    """Remove the folder of a run that the block let not begin; one that is gone on with stays."""
+def _unless_begun(folder: Path) -> Iterator[None]:
+    """Remove the folder of a run that the block let not begin: its journal is whole and empty, or is not there."""
     try:
         yield
     except BaseException:
-        if not exists(data_dir, name):
-            shutil.rmtree(data_dir / name, ignore_errors=True)
+        if is_empty(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -121,8 +129,14 @@ async def _watched(folder: Path, watcher: Watcher | None) -> AsyncIterator[None]
     if watcher is None:
         yield
         return
-    async with asyncio.TaskGroup() as group:
-        following = group.create_task(follow(folder, watcher.tell))
+    shown = asyncio.Event()
+
+    async def show() -> None:
+        await follow(folder, watcher.tell)
+        shown.set()
+
+    async with background(show()):  # a task group of its own would put the run's errors into a group as well
         yield
-        await asyncio.wait({following}, timeout=LAST_S)
-        following.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                await shown.wait()

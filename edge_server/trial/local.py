@@ -132,11 +132,13 @@ def agent(
         fleet: The plan's devices.
         index: Of the one that this agent is.
     """
-    device = fleet[index]
+    device, data = fleet[index], share(local.plan, fleet, index)
+    if data.path:  # the agent's file lies elsewhere, and its relative paths start there
+        data = msgspec.structs.replace(data, path=str(Path(data.path).resolve()))
     config = {
         "device": device.name,
         "state_dir": str((place / device.name).resolve()),
-        "data": share(local.plan, fleet, index),
+        "data": data,
         "broker": _address(broker),
         "trainer": {"threads": 1, "models": registry.allowed_entries()},
         "log_level": local.log_level,

@@ -50,9 +50,18 @@ def _bar_text(task: Task, width: int) -> Text:
     drawn.append("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (BAR - done), style="bar.back")
     count = f"{task.completed:.0f}/{task.total or 0:.0f}"
     parts = [Text(task.description), drawn, Text(count), Text(f"{minutes}:{seconds:02}", style="progress.elapsed")]
+    if (left := _seconds_left(task)) is not None:
+        parts.append(Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining"))
     news = Text(str(task.fields["news"]))
     line = Text("  ").join([*parts, news])
     return line if line.cell_len <= width else Text("\n").join([Text("  ").join(parts), Text("  ") + news])
+
+
+def _seconds_left(task: Task) -> int | None:
+    """Return how long the rounds to come take if they take as long as those that are done; None before the first."""
+    if not task.completed or not task.total or task.elapsed is None or task.finished:
+        return None
+    return round(task.elapsed / task.completed * (task.total - task.completed))
 
 
 def print_line(console: Console, line: str) -> None:
@@ -82,6 +91,8 @@ class Display:
             case RoundClosed():
                 self._came = 0
                 news = f"accuracy {figure(record.accuracy)}  loss {figure(record.loss)}"
+                if record.outcome == "missed":
+                    news = f"missed: {len(record.arrived)} updates came, {len(record.failed)} devices failed"
                 self.bar.update(self._task, completed=record.round, news=news)
                 if not self._console.is_terminal:
                     line = f"round {record.round}/{self._rounds}  {news}  {record.seconds:.2f} s"

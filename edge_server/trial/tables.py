@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from edge_server.fleet.tables import MARKS
-from edge_server.journal.costs import by_round
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, closed_rounds, valid
+from edge_server.journal.costs import by_round, statistics_by_round
+from edge_server.journal.records import (
+    AnyRecord,
+    Evaluated,
+    LeftOut,
+    Rewound,
+    RoundClosed,
+    closed_rounds,
+    missed_tries,
+    valid,
+)
 from edge_server.journal.runs import RunSummary
-from shared.protocol.measurements import Cost
+from shared.protocol.measurements import JOULES, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
-from shared.runtime.text_table import TextColumn, TextTable
+from shared.runtime.text_table import TextColumn, TextTable, fits
 
 MAX_DEVICE_COLUMNS = 6
-MOST_NAMED = 20
+MOST_NAMED, MOST_MISSED, MOST_FAILED = 20, 5, 2
 PARTS = ("compute", "exchange", "upload")
-JOULES = ("download_joules", "compute_joules", "exchange_joules", "upload_joules")
 CAPTION = (
     "slowest: seconds to {slowest}; joules: ~ corrected, ≈ modelled, ≥ not all are known\n"
     "{columns}: {unit} of frames down/up"
 )
+CUT_COLUMNS = "model; cut, gradients and features"
+MEASURED = "; statistics, measuring those of BatchNorm"
 HUNDRED = 100
 """From here on a figure has no decimal, or three seconds in a row would have no room beside it."""
 
@@ -41,15 +51,18 @@ def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = M
     closed, costs = closed_rounds(records), by_round(records)
     split = any(record.steps is not None for record in closed)
     traffic = _exchanged(closed, costs) if split else _by_device(closed, device_columns)
+    if measured := statistics_by_round(records):
+        traffic = {**traffic, "statistics": [_measured(measured.get(record.round, {})) for record in closed]}
     unit, scale = unit_of(_most(traffic, len(closed)))
     caption = CAPTION.format(
         slowest="/".join(part for part in PARTS if split or part != "exchange"),
-        columns="model; cut, gradients and features" if split else "a device's column",
+        columns=(CUT_COLUMNS if split else "a device's column") + MEASURED * bool(measured),
         unit=unit,
     )
     tried = {one.round: one.accuracy for one in valid(records) if isinstance(one, Evaluated) and one.personal}
     extra = ("personal",) * bool(tried)
-    headings = ("round", "updates", *extra, "accuracy", "loss", "seconds", "slowest", "joules")
+    failing = ("failed",) * any(one.failed for one in closed)
+    headings = ("round", "updates", *failing, *extra, "accuracy", "loss", "seconds", "slowest", "joules")
     rows = []
     for place, record in enumerate(closed):
         moved = [
@@ -59,10 +72,17 @@ def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = M
         cost = costs.get(record.round, {})
         personal = (figure(tried.get(record.round)) for _ in extra)
         learnt = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
-        rows.append((str(record.round), updates, *personal, *learnt, slowest(cost, split=split), total_joules(cost)))
-        rows[-1] += tuple(moved)
+        failed = (_some(record.failed) for _ in failing)
+        rows.append((str(record.round), updates, *failed, *personal, *learnt))
+        rows[-1] += (slowest(cost, split=split), total_joules(cost), *moved)
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
     return TextTable(columns, rows, "Rounds", caption, seam=len(headings))
+
+
+def _some(devices: Collection[str]) -> str:
+    """Return a few names, and how many more there are; a dash for none."""
+    more = len(devices) - MOST_FAILED
+    return ", ".join([*sorted(devices)[:MOST_FAILED], *([f"{more} more"] if more > 0 else [])]) or "-"
 
 
 def _most(traffic: Traffic, rounds: int) -> int:
@@ -87,14 +107,24 @@ def _by_device(closed: Sequence[RoundClosed], most: int | None) -> Traffic:
 
 
 def _exchanged(closed: Sequence[RoundClosed], costs: Mapping[int, Mapping[str, Cost]]) -> Traffic:
-    told = [costs.get(record.round, {}).values() for record in closed]
     return {
         "model": [(sum(record.bytes_down.values()), sum(record.bytes_up.values())) for record in closed],
-        "cut": [
-            (sum(cost.gradient_bytes or 0 for cost in one), sum(cost.features_bytes or 0 for cost in one))
-            for one in told
-        ],
+        "cut": [_at_cut(costs.get(record.round, {})) for record in closed],
     }
+
+
+def _measured(costs: Mapping[str, Cost]) -> tuple[int, int]:
+    """Return the bytes of measuring running statistics: parameters and what answers features, features and updates."""
+    down, up = _at_cut(costs)
+    return down + sum(cost.bytes_down or 0 for cost in costs.values()), up + sum(
+        cost.bytes_up or 0 for cost in costs.values()
+    )
+
+
+def _at_cut(costs: Mapping[str, Cost]) -> tuple[int, int]:
+    """Return the bytes of gradients and of features."""
+    known = costs.values()
+    return sum(cost.gradient_bytes or 0 for cost in known), sum(cost.features_bytes or 0 for cost in known)
 
 
 def _short(value: float) -> str:
@@ -114,12 +144,7 @@ def slowest(costs: Mapping[str, Cost], *, split: bool = False) -> str:
 
 def total_joules(costs: Mapping[str, Cost]) -> str:
     """Return what a round's devices spent in all; at least that, where a part of it is not known."""
-    parts = [
-        getattr(cost, name)
-        for cost in costs.values()
-        for name in JOULES
-        if name != "exchange_joules" or cost.exchange_s is not None
-    ]
+    parts = [getattr(cost, name) for cost in costs.values() for name in joule_parts(split=cost.exchange_s is not None)]
     known = [one for one in parts if one is not None]
     marks = {
         MARKS[cost.provenance[name].quality] for cost in costs.values() for name in JOULES if name in cost.provenance
@@ -147,14 +172,49 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
     return [f"{whose}on the devices' held-out examples: {figure(found[-1].accuracy)} ({by_device})"]
 
 
-def runs_table(summaries: Sequence[RunSummary]) -> TextTable:
-    """Return one row a run."""
-    columns = [TextColumn("run"), TextColumn("algorithm"), TextColumn("rounds"), TextColumn("accuracy")]
+def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
+    """Return which devices failed, how often and why the last time, and who of them is asked no more."""
+    closed = [record for record in records if isinstance(record, RoundClosed)]
+    causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
+    out = {record.device for record in records if isinstance(record, LeftOut)}
+    back = {device for record in closed for device in record.arrived}
+    lines = []
+    for device, (number, cause) in sorted(causes.items())[:MOST_NAMED]:
+        times = sum(device in record.failed for record in closed)
+        stays = "; it is asked no more until its agent is started anew" if device in out - back else ""
+        lines.append(f"device {device} failed {times} times, last in round {number}: {cause}{stays}")
+    rest = len(causes) - MOST_NAMED
+    return [*lines, *([f"{rest} more devices failed"] if rest > 0 else [])]
+
+
+def missed_lines(records: Sequence[AnyRecord]) -> list[str]:
+    """Return how often rounds were missed and done again, of those that were most often; the last cause of each."""
+    causes = {record.round: record.cause for record in records if isinstance(record, Rewound) and record.missed}
+    tries = sorted(missed_tries(records).items(), key=lambda found: -found[1])
+    lines = [f"round {number} was done again {count} times, {causes[number]}" for number, count in tries[:MOST_MISSED]]
+    if rest := tries[MOST_MISSED:]:
+        lines.append(f"{len(rest)} more rounds were done again, {sum(count for _, count in rest)} times in all")
+    return lines
+
+
+def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> TextTable:
+    """Return one line a run, of as many columns as fit; those that matter least are left out first.
+
+    Args:
+        summaries: The runs.
+        width: Of the terminal; None for any.
+    """
+    headings = ("run", "rounds", "accuracy", "outcome", "algorithm", "started")
     rows = [
-        (one.run, one.algorithm, f"{one.rounds}/{one.of}", figure(one.accuracy), one.outcome, one.started)
+        (one.run, f"{one.rounds}/{one.of}", figure(one.accuracy), one.outcome, one.algorithm, one.started)
         for one in summaries
     ]
-    return TextTable([*columns, TextColumn("outcome", least=12), TextColumn("started")], rows, "Runs")
+    for shown in range(len(headings), 1, -1):
+        columns = [TextColumn(heading) for heading in headings[:shown]]
+        table = TextTable(columns, [row[:shown] for row in rows], "Runs, the newest first")
+        if width is None or fits(table, width):
+            break
+    return table
 
 
 def figure(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from edge_server.config import ServerConfig
@@ -11,6 +12,8 @@ from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError, Unreachable
+
+log = logging.getLogger(__name__)
 
 MOST_NAMED = 8
 
@@ -32,11 +35,7 @@ async def wait_for_fleet(
         Unreachable: There is no broker, or they did not come; the message says who did, and what helps.
     """
     least, wait_s = plan.cohort.min_devices, plan.cohort.wait_s
-    if members.members is not None and len(members.members) < least:
-        raise ConfigError(
-            f"plan {plan.name!r} names {len(members.members)} devices and waits for cohort.min_devices = {least}: "
-            "name more, or lower that"
-        )
+    _require_enough(plan, members)
     where = f"{config.broker.host}:{config.broker.port}"
     await _broker(server, where, wait_s, say)
     said = [""]
@@ -57,6 +56,35 @@ async def wait_for_fleet(
         f"{_list(strangers, '; here and not named by the plan: ')}. "
         "Start their agents with this broker and site, or change [[device]], cohort.min_devices or cohort.wait_s"
     )
+
+
+async def wait_without_end(server: Server, plan: Plan, members: Muster) -> None:
+    """Wait for the broker and for as many devices as the plan asks for, however long; warn every `cohort.wait_s`.
+
+    Args:
+        server: The site, listening.
+        plan: How many, and whom.
+        members: Who counts.
+
+    Raises:
+        ConfigError: The plan names fewer devices than it waits for.
+    """
+    _require_enough(plan, members)
+    await server.reachable()
+    while not await membership.wait_for_cohort(server, members, plan.cohort):
+        here = members.here(server.fleet)
+        found = f"{len(here)} of {plan.cohort.min_devices} devices are connected{_list(here, ': ')}"
+        log.warning("%s, after another %g s; round 1 waits for them", found, plan.cohort.wait_s)
+        await server.reachable()
+
+
+def _require_enough(plan: Plan, members: Muster) -> None:
+    least = plan.cohort.min_devices
+    if members.members is not None and len(members.members) < least:
+        raise ConfigError(
+            f"plan {plan.name!r} names {len(members.members)} devices and waits for cohort.min_devices = {least}: "
+            "name more, or lower that"
+        )
 
 
 async def _broker(server: Server, where: str, wait_s: float, say: Callable[[str], None]) -> None:

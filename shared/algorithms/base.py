@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, Missed, Value, mix
+from shared.protocol.messages import Assignment, Hyper, Missed, Scalar, Value, mix
 from shared.tensors.tree import Mean, State, Tree
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -85,6 +85,12 @@ Session: TypeAlias = Generator[Tree, Tree | Missed, Outcome]
 turns in one process, so it keeps its parameters to itself and draws from generators of its own."""
 
 
+ServeStep: TypeAlias = Callable[
+    [Model, State, Mapping[str, Assignment], Mapping[str, Tree]], tuple[State, dict[str, Tree]]
+]
+"""(model, state, assignments, {device: up}) -> (state, {device: down})."""
+
+
 @dataclass(frozen=True)
 class Split:
     """A split method's server half, asked at every step of a session.
@@ -94,10 +100,15 @@ class Split:
             model is a skeleton without storage; the given state's tensors may be used up. Assignments are at least
             those of the devices that sent; keys are in order; torch's global generator was seeded.
         check_features: (model, state, assignment, up) raises WireError where `serve` could not take it.
+        measure: As `serve`, in a session that trains nothing (`Assignment.measures_statistics`): the state's running
+            statistics become the mean over what was sent so far. None: the method has no such session.
+        undropped: Options of the method in such a session, in place of the plan's, so that devices send all features.
     """
 
-    serve: Callable[[Model, State, Mapping[str, Assignment], Mapping[str, Tree]], tuple[State, dict[str, Tree]]]
+    serve: ServeStep
     check_features: Callable[[Model, State, Assignment, Tree], None]
+    measure: ServeStep | None = None
+    undropped: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,10 +119,13 @@ class Personal:
         parameters: (model, device state, what came, assignment) -> what the device uses, evaluated after training.
         sent_for_evaluation: (state, device, assignment) -> what goes down in place of `broadcast` where a device only
             evaluates.
+        own_statistics: Whether running statistics of a device's own examples are those of its model; not where that is
+            everybody's average.
     """
 
     parameters: Callable[[Model, State, Tree, Assignment], Tree]
     sent_for_evaluation: Callable[[State, str, Assignment], Tree] | None = None
+    own_statistics: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,12 +155,15 @@ class Resources:
         timed_step: As `local`, a plain step on every batch: what `[measure]` times where `local` takes a number of
             steps of its own.
         frees_memory: Whether it frees memory while it trains, at the price of time, for its process to give back.
+        settled: (server state, device) -> the values that this device was given once and for all, such as its `keep`,
+            whatever is decided later; none for a device that has not begun. None: each round decides anew.
     """
 
     uses: frozenset[str] = frozenset()
     step_share: Callable[[Model, Assignment], float] | None = None
     timed_step: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
     frees_memory: bool = False
+    settled: Callable[[State, str], Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batch, Batches, Outcome, Result, assign_alike
+from shared.errors import Diverged
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors import tree
@@ -104,17 +106,34 @@ def descend_batches(
         batches: In order.
         hyper: Learning rate, momentum, weight decay.
         correct: Changes the gradients in place, after each backward.
+
+    Raises:
+        Diverged: The loss of a step is not finite.
     """
     momenta, seen, loss_sum = Tree(), 0, 0.0
-    for inputs, labels in batches:
+    for step, (inputs, labels) in enumerate(batches, start=1):
         loss = functional.cross_entropy(network(inputs), labels)
         loss.backward()
         if correct:
             correct()
         descend(weights, momenta, hyper)
         seen += len(labels)
-        loss_sum += loss.item() * len(labels)
+        loss_sum += require_finite_loss(loss.item(), step) * len(labels)
     return loss_sum / seen if seen else None
+
+
+REMEDY = "lower hyper.learning_rate, or look for examples of this device that are not finite"
+
+
+def require_finite_loss(loss: float, step: int) -> float:
+    """Return the loss of a training step.
+
+    Raises:
+        Diverged: It is NaN or infinite.
+    """
+    if not math.isfinite(loss):
+        raise Diverged(f"training has diverged, the loss of step {step} is {loss}: {REMEDY}")
+    return loss
 
 
 def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:

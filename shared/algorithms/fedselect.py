@@ -18,7 +18,6 @@ the share that grows from 25 to 50 %; the authors' code starts from nothing, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +33,7 @@ from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors import tree as trees
+from shared.tensors.counts import floor_share
 from shared.tensors.tree import Mean, State, Tree
 
 OWN, BEFORE, CHOSEN = "own/", "before/", "chosen/"
@@ -76,10 +76,10 @@ class Growth:
             times: How many times they have grown.
         """
         if not times:
-            return math.floor(self.begin * size)
+            return floor_share(self.begin, size)
         if times % self.every:
             return 0
-        return max(0, min(math.floor(self.grow * (size - owned)), math.floor(self.most * size) - owned))
+        return max(0, min(floor_share(self.grow, size - owned), floor_share(self.most, size) - owned))
 
 
 @stops_early

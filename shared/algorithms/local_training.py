@@ -35,8 +35,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batch, Batches, Departure, Result
-from shared.algorithms.fedavg import descend_batches
-from shared.errors import TaskFailed, WireError
+from shared.algorithms.fedavg import REMEDY, descend_batches
+from shared.errors import Diverged, TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import TORCHS, initial
 from shared.protocol.messages import Assignment, Hyper, Scalar
@@ -272,12 +272,14 @@ def require_finite(own: Tree) -> None:
     """Refuse to keep what has diverged: nothing that comes later would take the place of all of it.
 
     Raises:
-        TaskFailed: A number is NaN or infinite; what the device had kept before stays.
+        Diverged: A number is NaN or infinite; what the device had kept before stays.
     """
     try:
         check_like(own, own)
     except WireError as error:
-        raise TaskFailed(f"training has diverged: {error}; nothing of it is kept, lower the learning rate") from error
+        raise Diverged(
+            f"training has diverged, {error} after the last step, nothing of it is kept: {REMEDY}"
+        ) from error
 
 
 def first(model: Model, assignment: Assignment) -> Tree:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
+from shared.data.classes import as_told
 from shared.data.examples import Examples
 from shared.data.load import load_whole
 from shared.data.partition import Shares, select_share, split
@@ -42,6 +43,10 @@ class DataCache:
     def example(self, spec: Data) -> Tensor:
         """Return the inputs of one example of the data set, of shape (...)."""
         return self._whole(spec).inputs[0]
+
+    def classes(self, spec: Data) -> tuple[str, ...]:
+        """Return the names of the data set's classes, as a device tells them."""
+        return as_told(self._whole(spec).classes)
 
     def _whole(self, spec: Data) -> Examples:
         key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from shared.data.spec import Data
 
 BRIGHTEST = 255
 """The largest value of a byte, scaled to 1."""
+FLOAT_BYTES = 4
+"""Of a number of the inputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,12 +29,14 @@ class Examples:
         labels: int64 of shape (N,), from 0.
         clients: Who produced each example, N names; None where the data set does not say.
         augment: What is done to inputs whenever they are trained on; None for nothing.
+        classes: Names of the classes in the order of their numbers; none where the labels were numbers all along.
     """
 
     inputs: Tensor
     labels: Tensor
     clients: tuple[str, ...] | None = None
     augment: Augment | None = None
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what does not belong together.
@@ -52,7 +56,7 @@ class Examples:
     def subset(self, index: Tensor) -> Examples:
         """Return the examples at `index`, int64 of shape (M,), in that order."""
         clients = None if self.clients is None else tuple(self.clients[i] for i in index.tolist())
-        return Examples(self.inputs.index_select(0, index), self.labels[index], clients, self.augment)
+        return replace(self, inputs=self.inputs.index_select(0, index), labels=self.labels[index], clients=clients)
 
 
 def as_inputs(array: NDArray[Any]) -> Tensor:

@@ -1,11 +1,14 @@
 """Pictures in folders, one folder a class: `root/<class>/<picture>`, or `root/train/<class>` and `root/test/<class>`.
 
 Classes are numbered in the order of their names. Devices agree on the numbers only where all have the same class
-folders, so a class of which a device has no picture is an empty folder there.
+folders, so a class of which a device has no picture is an empty folder there, unless `classes` names them all.
 """
 
 from __future__ import annotations
 
+import struct
+import warnings
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +16,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.data.examples import Examples, as_inputs
+from shared.data.classes import as_told, find_class_folders
+from shared.data.examples import FLOAT_BYTES, Examples, as_inputs
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.runtime.memory import require_room
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow goes by what is in a file, not by its name, and runs Ghostscript on what begins like PostScript."""
+DAMAGE = (OSError, EOFError, ValueError, SyntaxError, LookupError, OverflowError, TypeError, struct.error, zlib.error)
+"""What Pillow raises on damaged files."""
 GREY = frozenset(("1", "L"))
 EIGHT_BIT = GREY | frozenset(("CMYK", "HSV", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"))
 
@@ -34,28 +43,15 @@ def read(spec: Data) -> Examples:
         ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
     """
     root = Path(spec.path)
+    place, classes = find_class_folders(root, spec)
     try:
-        place, classes = _classes(root, spec.split)
         paths = [(path, number) for number, name in enumerate(classes) for path in _pictures(place / name)]
     except OSError as error:
         raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
     if not paths:
         raise ConfigError(f"{place}: holds no picture in a folder of its class; correct path")
     labels = torch.tensor([number for _, number in paths], dtype=torch.int64)
-    return Examples(as_inputs(_decode([path for path, _ in paths])), labels)
-
-
-def _classes(root: Path, split: str) -> tuple[Path, list[str]]:
-    """Return where the split's class folders are, and the classes of both splits, so that both number them alike."""
-    if not root.is_dir():
-        raise ConfigError(f"{root}: no such folder; correct path")
-    halves = [root / name for name in ("train", "test") if (root / name).is_dir()]
-    if not halves and split == "test":
-        raise ConfigError(f"{root}: has no test split; make folders train and test in it, or use holdout")
-    if halves and root / split not in halves:
-        raise ConfigError(f"{root / split}: no such folder; make it, beside {halves[0].name}")
-    names = {each.name for half in halves or [root] for each in half.iterdir() if each.is_dir()}
-    return (root / split if halves else root), sorted(name for name in names if not name.startswith("."))
+    return Examples(as_inputs(_decode([path for path, _ in paths])), labels, classes=as_told(classes))
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -79,12 +75,14 @@ def _decode(paths: list[Path]) -> NDArray[Any]:
             if picture.mode not in EIGHT_BIT:
                 raise ConfigError(f"{path}: has pixels of mode {picture.mode}; convert it to 8 bits a channel")
             grey &= picture.mode in GREY
+    planes = len(paths) * (1 if grey else 3)
+    require_room((1 + FLOAT_BYTES) * planes * size[0] * size[1], paths[0].parent.parent)
     array = np.empty((len(paths), 1 if grey else 3, size[1], size[0]), dtype=np.uint8)
     for number, path in enumerate(paths):
         with _open(path) as picture:
             try:
                 pixels = np.asarray(picture.convert("L" if grey else "RGB"))
-            except (OSError, ValueError, SyntaxError) as error:
+            except DAMAGE as error:
                 raise ConfigError(f"{path}: damaged picture ({error}); replace or remove it") from error
         array[number] = pixels if grey else pixels.transpose(2, 0, 1)
     return array
@@ -97,6 +95,8 @@ def _open(path: Path) -> Image:
     except ImportError as error:
         raise ConfigError("source folder needs Pillow, which is absent: pip install pillow") from error
     try:
-        return Image.open(path)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `require_room` says what is too large
+            return Image.open(path, formats=FORMATS)
+    except (*DAMAGE, Image.DecompressionBombError) as error:
         raise ConfigError(f"{path}: no picture that Pillow knows ({error}); replace or remove it") from error

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.data.examples import Examples, as_inputs
+from shared.data.examples import FLOAT_BYTES, Examples, as_inputs
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.runtime.memory import require_room
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 PREFIXES = {"train": "train", "test": "t10k"}
@@ -68,7 +69,9 @@ def parse(path: Path) -> NDArray[Any]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             kind, shape = _header(file, path)
-            array = np.empty(_size(path, kind, shape), dtype=np.uint8)
+            size = _size(path, kind, shape)
+            require_room(size + FLOAT_BYTES * math.prod(shape), path)
+            array = np.empty(size, dtype=np.uint8)
             _fill(file, array.data, path)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from shared.data import csv, digits, folder, idx, npz
 from shared.data.augment import AUGMENTS, PICTURES
+from shared.data.classes import require_number
 from shared.data.examples import Examples, shuffled_order
 from shared.data.partition import take
 from shared.data.spec import Data
@@ -45,9 +47,12 @@ def load_whole(spec: Data) -> Examples:
     Raises:
         ConfigError: A file is missing, damaged or not as expected.
     """
-    examples = SOURCES[spec.source](spec)
     place = spec.path or spec.source
-    _require_sound(examples, place)
+    try:
+        examples = SOURCES[spec.source](spec)
+    except MemoryError as error:
+        raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
+    _require_sound(examples, spec, place)
     _standardise(examples, spec, place)
     if spec.augment != "none":
         examples = _augmented(examples, spec.augment, place)
@@ -77,11 +82,13 @@ def _augmented(examples: Examples, name: str, place: str) -> Examples:
     return replace(examples, augment=AUGMENTS[name])
 
 
-def _require_sound(examples: Examples, place: str) -> None:
+def _require_sound(examples: Examples, spec: Data, place: str) -> None:
     if not len(examples) or not examples.inputs.numel():
         raise ConfigError(f"{place}: holds no examples; correct path")
     if (lowest := int(examples.labels.min())) < 0:
         raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
+    if spec.classes:
+        require_number(int(examples.labels.max()), spec.classes, Path(place))
     extremes = torch.stack(torch.aminmax(examples.inputs))  # NaN and infinity show in them; no copy as of isfinite
     if not extremes.isfinite().all():
         row = next(row for row, one in enumerate(examples.inputs) if not one.isfinite().all())

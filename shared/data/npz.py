@@ -7,6 +7,7 @@ overlapping windows are cut from: `signal` (channels, T), `start` (N,), `label` 
 
 from __future__ import annotations
 
+import math
 import tokenize
 import zipfile
 import zlib
@@ -16,13 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.data.examples import Examples, as_inputs
+from shared.data.examples import FLOAT_BYTES, Examples, as_inputs
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.runtime.memory import require_room
 
 CHANNELS = (1, 3, 4)
 """Of pictures: grey, colour, colour with opacity."""
@@ -49,7 +52,7 @@ def read(spec: Data) -> Examples:
     try:
         if not zipfile.is_zipfile(path):
             raise ConfigError(f"{path}: is missing or no .npz file; write one with numpy.savez_compressed")
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy leaves a bad file open
             return _read(arrays, spec, path)
     except MemoryError as error:
         raise ConfigError(f"{path}: does not fit in this device's memory; give it a smaller file") from error
@@ -100,6 +103,7 @@ def _windows(arrays: NpzFile, spec: Data, path: Path) -> Examples:
     if window < 1 or int(start.min(initial=0)) < 0:
         raise ConfigError(f"{path}: start points outside signal, which has {signal.shape[1]} samples; correct it")
     ours = np.isin(subject, _clients(arrays, "test_subjects", path)) == (spec.split == "test")
+    require_room(math.prod((len(signal), int(ours.sum()), window)) * (signal.itemsize + FLOAT_BYTES), path)
     cut = np.lib.stride_tricks.sliding_window_view(signal, window, axis=1)[:, start[ours]]  # (channels, N, window)
     return Examples(as_inputs(cut.transpose(1, 0, 2)), labels[torch.from_numpy(ours)], tuple(clients[ours].tolist()))
 
@@ -108,6 +112,7 @@ def _array(arrays: NpzFile, name: str, path: Path, kinds: str, dimensions: int |
     """Return an array whose dtype is of the kinds, and whose dimensions are as many as told, or at least one."""
     if name not in arrays.files:
         raise ConfigError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays.files))}; correct the name")
+    _require_room_for(arrays, name, path)
     try:
         array = arrays[name]
     except ValueError as error:
@@ -115,12 +120,22 @@ def _array(arrays: NpzFile, name: str, path: Path, kinds: str, dimensions: int |
             raise
         problem = f"{name} holds pickled objects, which are never loaded"
         raise ConfigError(f"{path}: {problem}; save it as numbers") from error
-    if not isinstance(array, np.ndarray):
-        raise ConfigError(f"{path}: {name} is no array; write the file with numpy.savez_compressed")
     if array.dtype.kind not in kinds or not array.ndim or array.ndim != (dimensions or array.ndim):
         wanted = f"{_KINDS[kinds]}, of {dimensions} dimensions" if dimensions else _KINDS[kinds]
         raise ConfigError(f"{path}: {name} is {array.dtype} of shape {array.shape}; save {wanted}")
     return array
+
+
+def _require_room_for(arrays: NpzFile, name: str, path: Path) -> None:
+    """Refuse an array for which there is no memory, by its header: few bytes of a zip may stand for many."""
+    assert arrays.zip
+    with arrays.zip.open(name if name in arrays.zip.namelist() else f"{name}.npy") as file:
+        magic = file.read(npy.MAGIC_LEN)
+        if not magic.startswith(npy.MAGIC_PREFIX):
+            raise ConfigError(f"{path}: {name} is no array; write the file with numpy.savez_compressed")
+        read_header = npy.read_array_header_1_0 if magic.endswith(b"\1\0") else npy.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+    require_room(math.prod(shape) * (dtype.itemsize + FLOAT_BYTES), path)
 
 
 def _labels(arrays: NpzFile, name: str, path: Path) -> Tensor:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
+
+from shared.protocol.messages import MAX_CLASS_CHARS, MAX_CLASSES
 
 
 def _require_part(parts: int, index: int, seed: int) -> None:
@@ -99,6 +102,18 @@ Partition: TypeAlias = Dirichlet | Shards | Even | Client
 """Which share of the data set is this device's; told apart by the key `kind`."""
 
 
+def require_class_names(names: Sequence[str]) -> None:
+    """Refuse names of classes that cannot be told apart, or not be told.
+
+    Raises:
+        ValueError: There are none or too many, one is empty, or two are the same.
+    """
+    if not names or not all(names) or len(set(names)) != len(names):
+        raise ValueError("classes must be names, each once; leave them out where the labels are numbers")
+    if len(names) > MAX_CLASSES or sum(map(len, names)) > MAX_CLASS_CHARS:
+        raise ValueError(f"classes must be {MAX_CLASSES} names and {MAX_CLASS_CHARS} characters at most")
+
+
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a process's examples come from and which of them it takes.
 
@@ -115,6 +130,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         std: What each channel is divided by after that; likewise.
         augment: What is done to pictures that are trained on: `crop-flip` moves and mirrors them.
         limit: At most this many examples, drawn with a fixed seed before the partition; absent for all.
+        classes: Names of the classes in the order of their numbers, the same on all devices: label 0 is the first.
+            Absent for names in the order of the alphabet, or numbers; then devices whose names differ are refused.
         label_column: Name of the CSV column that holds the class.
         client_column: Who produced an example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
             beside MNIST's (`idx`). Empty for nobody in particular.
@@ -130,6 +147,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     std: tuple[float, ...] = ()
     augment: Literal["none", "crop-flip"] = "none"
     limit: int | None = None
+    classes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # records without it are those of versions before
     label_column: str = "label"
     client_column: str = ""
 
@@ -143,6 +161,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"limit must be >= 1, not {self.limit}; leave it out for all examples")
         if not all(map(math.isfinite, self.mean)) or not all(0 < one < math.inf for one in self.std):
             raise ValueError("mean must be finite, std above zero and finite")
+        if self.classes is not msgspec.UNSET:
+            require_class_names(self.classes)
         if self.source != "digits" and not self.path:
             raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
         if self.client_column and self.source in ("digits", "folder"):

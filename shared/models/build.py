@@ -90,7 +90,7 @@ def blank(spec: Spec) -> Model:
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return _built(spec)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
@@ -16,6 +16,9 @@ from shared.errors import ConfigError
 from shared.models.build import blank
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Tree
+
+MAX_CLASSES = 100
+"""Classes up to which each is scored on its own."""
 
 
 @contextmanager
@@ -33,10 +36,16 @@ def in_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Score:
-    """Share of right answers, and mean cross-entropy."""
+    """Share of right answers, and mean cross-entropy.
+
+    Attributes:
+        by_class: Share of right answers among the examples of each class, in the order of the labels; None of a class
+            without examples. Empty for more than `MAX_CLASSES` classes.
+    """
 
     accuracy: float
     loss: float
+    by_class: tuple[float | None, ...] = ()
 
 
 def build_skeleton(spec: Spec) -> nn.Module:
@@ -54,19 +63,20 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
 
     Args:
         network: Of any storage, or none.
-        tree: Its parameters and buffers.
+        tree: Its parameters and buffers; empty for those it has.
         examples: Inputs of shape (N, ...), labels of shape (N,).
 
     Raises:
         ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
     """
+    leaf = next(iter((tree or network.state_dict()).values()), examples.inputs)
     try:
         with in_mode(network, train=False):
-            outputs = functional_call(network, tree, (examples.inputs[:1],)).shape[1]
-    except RuntimeError as error:
-        shape = tuple(examples.inputs.shape[1:])
+            outputs = functional_call(network, tree, (examples.inputs[:1].to(leaf.device),)).shape[1]
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        shape, problem = tuple(examples.inputs.shape[1:]), str(error).partition("\n")[0]
         raise ConfigError(
-            f"model: it does not take examples of shape {shape} ({error}); correct its options"
+            f"model: it does not take examples of shape {shape} ({problem}); correct its options"
         ) from error
     if (most := int(examples.labels.max())) >= outputs:
         raise ConfigError(f"model: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
@@ -82,11 +92,24 @@ def score(network: nn.Module, tree: Tree, examples: Examples, batch_size: int = 
         examples: Inputs of shape (N, ...), labels of shape (N,).
         batch_size: Examples evaluated at a time.
     """
-    loss_sum, right = 0.0, 0
+    loss_sum, hits, classes = 0.0, [], 0
     with in_mode(network, train=False):
         for begin in range(0, len(examples), batch_size):
             labels = examples.labels[begin : begin + batch_size]
             logits = functional_call(network, tree, (examples.inputs[begin : begin + batch_size],))
             loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
-            right += int((logits.argmax(1) == labels).sum())
-    return Score(right / len(examples), loss_sum / len(examples))
+            hits.append(logits.argmax(1) == labels)
+            classes = logits.shape[1]
+    hit = torch.cat(hits)
+    return Score(
+        int(hit.sum()) / len(examples), loss_sum / len(examples), _score_classes(examples.labels, hit, classes)
+    )
+
+
+def _score_classes(labels: Tensor, hit: Tensor, classes: int) -> tuple[float | None, ...]:
+    """Return the share of right answers by class; of many classes, nothing."""
+    if classes > MAX_CLASSES:
+        return ()
+    counts = labels.bincount(minlength=classes).tolist()
+    right = labels[hit].bincount(minlength=classes).tolist()
+    return tuple(one / count if count else None for one, count in zip(right, counts, strict=True))

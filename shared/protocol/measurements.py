@@ -82,6 +82,16 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provenance: dict[str, Provenance] = {}
 
 
+JOULES = ("download_joules", "compute_joules", "exchange_joules", "upload_joules")
+"""The parts of a task's joules in a `Cost`. Together they are what it took, of the whole device and idle included: in
+this sense alone joules of tasks are predicted, limited, charged and shown. Waiting for others is no part of a task."""
+
+
+def joule_parts(*, split: bool) -> tuple[str, ...]:
+    """Return the parts that a task's joules have; only a split session has an exchange."""
+    return tuple(name for name in JOULES if split or name != "exchange_joules")
+
+
 class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one local iteration, a training step on one batch, costs a device; None where nobody measured it.
 

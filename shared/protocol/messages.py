@@ -18,6 +18,14 @@ Scalar: TypeAlias = bool | int | float | str
 Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused", "void"]
 Value: TypeAlias = bool | int | float | str | list[int | float]
 
+STATISTICS = "statistics"
+"""Among the values of an assignment: see `Assignment.measures_statistics`."""
+STATISTICS_BATCHES = "statistics_batches"
+"""Among the metrics of an update: batches over which its device measured the running statistics that it sends. Among
+the values of an assignment: over how many it is to, at most."""
+MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
+"""Of the names of a device's classes, which it tells in one message."""
+
 BLOCK_BYTES = 1024
 """A payload travels in frames of whole blocks; what of it lacks is counted in them."""
 
@@ -111,12 +119,15 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         hyper: Hyperparameters of its local training.
         steps: Steps of a split session, each of which goes through the server; 0 where the device trains alone.
         values: What the algorithm and the resource optimizer add: ratios, active neurons, bits, shares.
+        classes: Names of the run's classes in the order of their numbers, where the device has told others or none; a
+            device that has a class beyond them fails the task.
     """
 
     seed: int
     hyper: Hyper
     steps: int = 0
     values: dict[str, Value] = {}
+    classes: list[str] = []
 
     def __post_init__(self) -> None:
         """Refuse a session that could not be."""
@@ -132,6 +143,21 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def allocated(self) -> Allocated:
         """The values that mean the same for every algorithm."""
         return Allocated.of(self.values)
+
+    @property
+    def measures_statistics(self) -> bool:
+        """Whether the task trains nothing: BatchNorm's running statistics are measured, over `batches_to_measure`.
+
+        In a split session they are measured of what devices send. A device that does not know of it is answered without
+        a loss at every step, and so it moves nothing either.
+        """
+        return self.values.get(STATISTICS) is True
+
+    @property
+    def batches_to_measure(self) -> int:
+        """Batches over which a device measures running statistics, in a task for that or before it evaluates."""
+        told = self.steps if self.is_split else self.values.get(STATISTICS_BATCHES, 0)
+        return told if isinstance(told, int) else 0
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +180,13 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Retained presence of a device or of the server; birth and will of a session carry the same number."""
+    """Retained presence of a device or of the server; birth and will of a session carry the same number.
+
+    Attributes:
+        ended: Of a server: its runs that are over, the newest first; a device may forget what it keeps of them.
+        classes: In a device's birth the names of its classes in the order of their numbers, none where they are plain
+            numbers; nil where nobody knows, and from versions that do not tell.
+    """
 
     device: str
     session: int
@@ -162,6 +194,13 @@ class Status(Message, frozen=True, kw_only=True):
     online: bool
     state: str = ""
     version: str = ""
+    ended: tuple[str, ...] = ()
+    classes: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse more names than any data set has: a server keeps those of all devices."""
+        if self.classes and (len(self.classes) > MAX_CLASSES or sum(map(len, self.classes)) > MAX_CLASS_CHARS):
+            raise ValueError(f"classes must be {MAX_CLASSES} names and {MAX_CLASS_CHARS} characters at most")
 
 
 class Task(Message, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import asyncio
 import selectors
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 Clock: TypeAlias = Callable[[], float]
@@ -17,6 +18,14 @@ monotonic: Clock = time.monotonic
 def utc_stamp() -> str:
     """Return the calendar time for names of runs and log lines; no duration or deadline is derived from it."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # noqa: TID251 - the one place that reads the wall clock
+
+
+def utc_of_stamp(stamp: str) -> float | None:
+    """Return the calendar seconds of a stamp as `utc_stamp` writes them; None for any other text."""
+    try:
+        return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def utc_seconds() -> float:

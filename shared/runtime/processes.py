@@ -14,12 +14,14 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.runtime.logs import LimitRepeats
 
 EXIT_PATIENCE_S = 5.0
+PRIVATE = 0o600
 
 
 async def terminate(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
@@ -45,12 +47,16 @@ async def kill(process: Process) -> None:
         await process.wait()
 
 
-def configure(level: str) -> None:
+def configure(level: str, more: int = 0) -> None:
     """Set up logging for a process.
 
     Args:
         level: Name of a level: debug, info, warning, error.
+        more: By how many levels more is logged.
     """
+    if (usual := logging.getLevelNamesMapping().get(level.upper())) is None:
+        raise ValueError(f"no level {level.upper()!r}: use debug, info, warning or error")
+    asked = max(logging.DEBUG, usual - more * (logging.WARNING - logging.INFO))
     stamped = "JOURNAL_STREAM" not in os.environ
     formatter = logging.Formatter(
         ("%(asctime)s.%(msecs)03dZ " if stamped else "") + "%(levelname)s %(name)s %(message)s",
@@ -59,8 +65,22 @@ def configure(level: str) -> None:
     formatter.converter = time.gmtime  # noqa: TID251 - only converts what the record holds
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    handler.addFilter(LimitRepeats())
+    logging.basicConfig(level=asked, handlers=[handler], force=True)
     logging.getLogger("mqtt").setLevel(logging.ERROR)  # its reconnects are told by our own transport, once a state
+
+
+def keep_private() -> None:
+    """Have what this process writes from now on be for its user alone: updates, states and models are nobody else's."""
+    os.umask(0o077)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that others may not even open to read: that is enough to hold its lock."""
+    descriptor = os.open(path, flags, PRIVATE)
+    with suppress(OSError):  # of another user, who lets us write in it
+        os.fchmod(descriptor, PRIVATE)  # of versions before
+    return descriptor
 
 
 @contextmanager
@@ -71,7 +91,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
         ConfigError: Another process holds it, or another user made it.
     """
     try:
-        file = (folder / "lock").open("a")
+        file = open(folder / "lock", "a", opener=_open_private)  # noqa: SIM115 - closed below
     except PermissionError as error:
         raise ConfigError(f"{error}; give what lies in {folder} to this user, or name another folder") from error
     with file:

@@ -83,6 +83,13 @@ def write_text(stream: TextIO, *parts: TextTable | str) -> None:
     stream.flush()
 
 
+def fits(table: TextTable, width: int) -> bool:
+    """Tell whether every row of a table is one line of a terminal, none of its words folded."""
+    columns = range(len(table.columns))
+    whole = (_natural(table.columns[one].heading.split("\n"), [row[one] for row in table.rows]) for one in columns)
+    return sum(whole) + len(GAP) * (len(columns) - 1) <= width
+
+
 def table_lines(table: TextTable, width: int | None, *, styled: bool = False) -> list[str]:
     """Return a table as lines that are no longer than a width.
 

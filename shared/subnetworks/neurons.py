@@ -12,7 +12,6 @@ A physically smaller network of some neurons of another: what dropout methods tr
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from shared.errors import ConfigError, WireError
 from shared.subnetworks.chain import named_layers, require_straight
+from shared.tensors.counts import floor_share
 from shared.tensors.tree import Tree
 
 Active: TypeAlias = Mapping[str, Tensor]
@@ -32,8 +32,6 @@ Index: TypeAlias = Mapping[str, tuple[Tensor | None, Tensor | None]]
 """By name of a leaf, the rows and the columns of it that belong to a choice of neurons; None for all."""
 
 PREFIX = "active/"
-ROUNDING = 1e-9
-"""0.29 of 100 are 29, also in binary."""
 
 _WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -132,7 +130,7 @@ def block_columns(neurons: Tensor, block: int) -> Tensor:
 
 def count_kept(count: int, keep: float) -> int:
     """Return how many of `count` neurons a share of them is: rounded down, and at least one."""
-    return max(1, math.floor(keep * count + ROUNDING))
+    return max(1, floor_share(keep, count))
 
 
 def draw_neurons(hidden: Mapping[str, int], keep: float, seed: int) -> dict[str, Tensor]:

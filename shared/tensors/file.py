@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shared.errors import CorruptFile
+from shared.protocol.messages import Scalar
 from shared.protocol.payload import digest
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
 from shared.tensors.tree import State, Tree, tensor_bytes
@@ -30,7 +31,14 @@ DTYPES: Mapping[torch.dtype, str] = {
 }
 
 
-def save(path: Path, state: State, spare: Path | None = None, *, durable: bool = True) -> None:
+def save(
+    path: Path,
+    state: State,
+    spare: Path | None = None,
+    *,
+    durable: bool = True,
+    about: Mapping[str, Scalar] | None = None,
+) -> None:
     """Write the state so that `path` holds either its old or its new content after any crash.
 
     The file is written here and not by the library, which copies everything first, refuses leaves that share memory,
@@ -41,6 +49,7 @@ def save(path: Path, state: State, spare: Path | None = None, *, durable: bool =
         state: What.
         spare: A file that nobody needs, to be overwritten if it is there.
         durable: Whether to wait until it is on the disk; if not, only a crash of the process is survived.
+        about: What it is of, to be read without its tensors.
 
     Raises:
         Unwritable: The disk is full or cannot be written; the old content is untouched.
@@ -51,7 +60,7 @@ def save(path: Path, state: State, spare: Path | None = None, *, durable: bool =
             if spare and spare.exists():
                 spare.replace(partial)
             with partial.open("r+b" if partial.exists() else "wb") as file:
-                for part in _parts(state):
+                for part in _parts(state, about):
                     file.write(part)
                 file.truncate()
             if durable:
@@ -65,10 +74,14 @@ def save(path: Path, state: State, spare: Path | None = None, *, durable: bool =
             sync(path.parent)
 
 
-def _parts(state: State) -> Iterator[bytes | memoryview]:
+def _parts(state: State, about: Mapping[str, Scalar] | None) -> Iterator[bytes | memoryview]:
     """Yield the file: u64 length of the header, the header as JSON, the leaves one after the other."""
     facts = json.dumps(state.facts, sort_keys=True)
-    header: dict[str, object] = {"__metadata__": {"facts": facts, "digest": _digest(state.tree, facts).hex()}}
+    metadata = {"facts": facts, "digest": _digest(state.tree, facts).hex()}
+    if about:
+        told = json.dumps(about, sort_keys=True)
+        metadata |= {"about": told, "about_digest": _about_digest(told, metadata["digest"])}
+    header: dict[str, object] = {"__metadata__": metadata}
     leaves = dict(sorted(state.tree.items(), key=lambda item: (-item[1].itemsize, item[0])))  # so that each is aligned
     end = 0
     for key, leaf in leaves.items():
@@ -101,6 +114,26 @@ def load(path: Path) -> State:
     return State(tree, json.loads(facts))
 
 
+def read_about(path: Path) -> dict[str, Scalar]:
+    """Return what a file says that it is of, empty where it says nothing; whether its tensors are whole is not asked.
+
+    Raises:
+        CorruptFile: It cannot be read, or says something else than when it was written.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        if "about" not in metadata:
+            return {}
+        about: dict[str, Scalar] = json.loads(metadata["about"])
+        whole = metadata["about_digest"] == _about_digest(metadata["about"], metadata["digest"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CorruptFile(f"{path}: {error}") from error
+    if not whole:
+        raise CorruptFile(f"{path}: what it says of itself is not as it was written")
+    return about
+
+
 def set_aside(path: Path) -> Path:
     """Rename a corrupt file so that it can be looked at and is never read again; return its new path.
 
@@ -114,6 +147,11 @@ def set_aside(path: Path) -> Path:
         path.rename(unused)
         drop_oldest(path.parent.glob("*.corrupt-*"))
     return unused
+
+
+def _about_digest(about: str, content: str) -> str:
+    """Bind what a file says of itself to its content."""
+    return digest([memoryview(f"{about}\n{content}".encode())]).hex()
 
 
 def _digest(tree: Tree, facts: str) -> bytes:

@@ -7,9 +7,11 @@ https://arxiv.org/abs/1610.02132, with the range taken from the values. With g_m
 
     Q(g) = sign(g) n_{u+1} with probability x - u, else sign(g) n_u
 
-so that E Q(g) = g and E (Q(g) - g)² = Δ² (x - u)(1 - x + u). Here `bits` is q, `low` is g_min, `high` is g_max. A value
-within a few units of its own last place of a knot is that knot, as x - u is nothing but rounding there. So Q(Q(g)) is
-Q(g), unless the numbers are so small that 32-bit floats lose digits of them.
+so that E Q(g) = g and E (Q(g) - g)² = Δ² (x - u)(1 - x + u). Here `bits` is q, `low` is g_min, `high` is g_max. With
+few bits, a value within a few units of its own last place of a knot is that knot, as x - u is nothing but rounding
+there. With more, those units are no small part of Δ: the neighbours are the knots as 32-bit floats hold them, which is
+what the receiver reads, and the chance is that between these two. So E Q(g) = g at every q, and Q(Q(g)) is Q(g), unless
+the numbers are so small that 32-bit floats lose digits of them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ MAX_BITS = 32
 _CHUNK = 1 << 14
 """Values worked on at a time: what lies between two steps stays in the cache, and torch does not split it over threads,
 which would wait for one another longer than they work."""
-_NARROW_BITS = 12
-"""Up to so many bits, 32-bit floats tell where between two knots a value lies; beyond them 64 are taken."""
+_NARROW_BITS = 8
+"""Up to so many bits, 32-bit floats tell where between two knots a value lies; beyond them the knots themselves do."""
+_SHORT_DRAW_BITS = 12
+"""Up to so many bits, what is drawn is a 32-bit float; beyond them one of 64."""
 _TABLE_BITS = 16
 """Up to so many bits, what each code stands for is looked up where there are more values than knots."""
 
@@ -78,11 +82,15 @@ def quantize_codes(values: Tensor, bits: int, low: float, high: float, generator
     flat = values.detach().flatten()
     found = torch.empty(flat.shape, dtype=_code_dtype(bits))
     scale = ((1 << bits) - 1) / (high - low) if high > low else 0.0
-    narrow = bits <= _NARROW_BITS and scale < torch.finfo(torch.float32).max and flat.dtype != torch.float64
-    dtype = torch.float32 if narrow else torch.float64
+    narrow = scale < torch.finfo(torch.float32).max and flat.dtype != torch.float64
+    dtype = torch.float32 if narrow and bits <= _SHORT_DRAW_BITS else torch.float64
     for start in range(0, len(flat), _CHUNK):
         part = flat[start : start + _CHUNK].to(dtype)
-        found[start : start + _CHUNK] = _codes(part, bits, low, scale, generator)
+        if bits <= _NARROW_BITS:
+            found[start : start + _CHUNK] = _codes(part, bits, low, scale, generator)
+        else:
+            chance = torch.rand(part.shape, generator=generator, dtype=dtype)
+            found[start : start + _CHUNK] = _exact_codes(part.double(), bits, (low, high), chance)
     return found.view(values.shape)
 
 
@@ -98,6 +106,20 @@ def _codes(values: Tensor, bits: int, low: float, scale: float, generator: Gener
     # Compared in place, the answers are floats: four times as quick as through a tensor of bools.
     below.add_(chance.gt_(torch.rand(values.shape, generator=generator, dtype=values.dtype)))
     return below.add_(rounding.copy_(values).lt_(0), alpha=1 << bits)
+
+
+def _exact_codes(values: Tensor, bits: int, limits: tuple[float, float], drawn: Tensor) -> Tensor:
+    """Return the codes, each of one of the two 32-bit knots between which the value lies, or of the one that it is."""
+    (low, high), top = limits, (1 << bits) - 1
+    magnitudes = values.abs()
+    below = (magnitudes - low).mul_(top / (high - low) if high > low else 0.0).clamp_(0, top).long()
+    under = _magnitudes(below, bits, low, high)
+    below = (below - (under > magnitudes).long()).clamp_(0, top)  # a knot that was rounded up, past the value
+    below += _magnitudes((below + 1).clamp_(max=top), bits, low, high) <= magnitudes
+    below.clamp_(max=top)
+    under, over = (_magnitudes(place, bits, low, high).double() for place in (below, (below + 1).clamp_(max=top)))
+    chance = torch.where(over > under, (magnitudes - under) / (over - under), 0.0)
+    return below.add_(chance > drawn).clamp_(max=top).add_((values < 0).long() << bits)
 
 
 def _code_dtype(bits: int) -> torch.dtype:

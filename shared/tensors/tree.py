@@ -106,6 +106,13 @@ def finish_mean(mean: Mean) -> Tree:
     return result
 
 
+def tree_norm(tree: Mapping[str, Tensor]) -> float:
+    """Return the Euclidean norm over all floating leaves; infinite where their squares are beyond float32."""
+    floating = (leaf for leaf in tree.values() if leaf.is_floating_point())
+    wide = (leaf.to(torch.promote_types(leaf.dtype, torch.float32)) for leaf in floating)
+    return math.hypot(*(torch.linalg.vector_norm(leaf).item() for leaf in wide))
+
+
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the tensor's bytes in C order; a view where it lies so already."""
     whole = tensor.detach().contiguous()  # of one value or none, whatever its strides are

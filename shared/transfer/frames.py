@@ -11,7 +11,8 @@ themselves may be lost anywhere.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -93,8 +94,13 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
     return _CHECKSUM.pack(state.intdigest())
 
 
-def check(transfer: Transfer, *, limit: int) -> None:
+def check(transfer: Transfer, *, limit: int, remedy: str = "") -> None:
     """Refuse a transfer that nobody should allocate for.
+
+    Args:
+        transfer: What is to come.
+        limit: Most bytes that are taken.
+        remedy: What to do where it is larger, for people.
 
     Raises:
         WireError: Its size is above `limit` bytes or its frames are not of a sane size.
@@ -102,7 +108,8 @@ def check(transfer: Transfer, *, limit: int) -> None:
     if len(transfer.digest) != DIGEST_BYTES:
         raise WireError(f"digest of {len(transfer.digest)} bytes, {DIGEST_BYTES} are needed")
     if not 0 < transfer.size <= limit:
-        raise WireError(f"payload of {transfer.size} bytes, at most {limit} are taken", reason="oversized")
+        problem = f"payload of {transfer.size} bytes, at most {limit} are taken"
+        raise WireError(f"{problem}; {remedy}" if remedy else problem, reason="oversized")
     if not is_frame_size(transfer.frame_bytes):
         raise WireError(f"frames of {transfer.frame_bytes} bytes", reason="oversized")
 
@@ -232,15 +239,71 @@ def pieces(want: Want, transfer: Transfer, most_bytes: int) -> list[tuple[int, i
         most_bytes: What the sender can put into a frame.
 
     Raises:
-        WireError: A range is not ascending, or names what does not exist, or no frame may be of that size.
+        WireError: The ranges are not ascending, or overlap, or are more than anybody asks for at once; or one names
+            what does not exist, or no frame may be of that size.
     """
     if not is_frame_size(want.frame_bytes):
         raise WireError(f"frames of {want.frame_bytes} bytes are wanted", reason="shape")
-    frame = min(want.frame_bytes, most_bytes) // BLOCK_BYTES
+    if len(want.ranges) > MAX_WINDOW:
+        raise WireError(f"{len(want.ranges)} ranges are wanted, at most {MAX_WINDOW} are sent at once", reason="shape")
+    frame, asked = min(want.frame_bytes, most_bytes) // BLOCK_BYTES, 0
     found: list[tuple[int, int]] = []
     for start, stop in want.ranges:
-        if not 0 <= start < stop <= transfer.blocks:
-            raise WireError(f"blocks {start} to {stop} of {transfer.blocks}", reason="shape")
+        if not asked <= start < stop <= transfer.blocks:
+            raise WireError(f"blocks {start} to {stop} of {transfer.blocks}, after {asked}", reason="shape")
         starts = range(start, stop, frame)[: MAX_WINDOW - len(found)]
         found.extend((begin, min(begin + frame, stop)) for begin in starts)
+        asked = stop
     return found
+
+
+class WaitingPieces:
+    """Pieces that wait to be sent to one receiver: at most a window of them, and none that overlap.
+
+    A receiver that asks for blocks anew, in frames of another size, takes the place of its earlier wish.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: dict[int, int] = {}
+
+    def add(self, start: int, stop: int) -> bool:
+        """Let a piece wait, if there is room; tell whether others were taken out for it."""
+        first = bisect_left(self._starts, start)
+        if first and self._stops[self._starts[first - 1]] > start:
+            first -= 1
+        last = bisect_left(self._starts, stop, lo=first)
+        gone = self._starts[first:last]
+        if not gone and len(self._starts) >= MAX_WINDOW:
+            return False
+        for each in gone:
+            del self._stops[each]
+        self._starts[first:last] = [start]
+        self._stops[start] = stop
+        return gone not in ([], [start])
+
+    def pop(self, start: int) -> int:
+        """Take out the piece that begins there; return where it ends."""
+        self._starts.remove(start)
+        return self._stops.pop(start)
+
+    def take(self) -> list[tuple[int, int]]:
+        """Take out all, in order."""
+        pieces = [(start, self._stops[start]) for start in self._starts]
+        self.clear()
+        return pieces
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._starts, self._stops = [], {}
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate where pieces begin, in order."""
+        return iter(self._starts)
+
+    def __contains__(self, start: int) -> bool:
+        """Tell whether a piece that begins there waits."""
+        return start in self._stops
+
+    def __len__(self) -> int:
+        return len(self._starts)

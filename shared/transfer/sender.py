@@ -79,14 +79,18 @@ class Sender:
         """
         return self._cut(self.pieces(want, max_payload_bytes))
 
-    def push(self, room: Room, max_payload_bytes: int) -> tuple[int, Iterator[bytes]]:
-        """Return how many blocks go unasked into a receiver's room, and their frames."""
+    def unasked(self, room: Room, max_payload_bytes: int) -> list[tuple[int, int]]:
+        """Return the runs of blocks that go unasked into a receiver's room, a frame each, from the first block on."""
         blocks = min(room.blocks, self.transfer.blocks)
         if blocks <= 0 or not frames.is_frame_size(room.frame_bytes):
-            return 0, iter(())
-        unasked = Want(digest=self.transfer.digest, frame_bytes=room.frame_bytes, ranges=[(0, blocks)])
-        pieces = self.pieces(unasked, max_payload_bytes)
-        return pieces[-1][1], self._cut(pieces)
+            return []
+        want = Want(digest=self.transfer.digest, frame_bytes=room.frame_bytes, ranges=[(0, blocks)])
+        return self.pieces(want, max_payload_bytes)
+
+    def push(self, room: Room, max_payload_bytes: int) -> tuple[int, Iterator[bytes]]:
+        """Return how many blocks go unasked into a receiver's room, and their frames."""
+        pieces = self.unasked(room, max_payload_bytes)
+        return pieces[-1][1] if pieces else 0, self._cut(pieces)
 
     def _cut(self, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         for start, stop in pieces:

@@ -37,12 +37,31 @@ class Presence:
     will: bytes
 
 
-class Inbox:
-    """What arrived for one subscription, in order. Waiting for the next delivery may be cancelled without loss."""
+ENTRY_BYTES = 1 << 10
+"""What a delivery takes in memory besides its payload, roughly."""
 
-    def __init__(self) -> None:
+
+class Inbox:
+    """What arrived for one subscription, in order. Waiting for the next delivery may be cancelled without loss.
+
+    Args:
+        most_bytes: What may wait here; more is dropped. None for no bound.
+    """
+
+    def __init__(self, *, most_bytes: int | None = None) -> None:
         self._queue: asyncio.Queue[Delivery] = asyncio.Queue()
-        self.put: Callable[[Delivery], None] = self._queue.put_nowait
+        self._most_bytes, self._bytes = most_bytes, 0
+        self.put: Callable[[Delivery], None] = self._put
+
+    def _put(self, delivery: Delivery) -> None:
+        size = len(delivery[1]) + ENTRY_BYTES
+        if self._most_bytes is None or self._bytes + size <= self._most_bytes:
+            self._bytes += size
+            self._queue.put_nowait(delivery)
+
+    def _took(self, delivery: Delivery) -> Delivery:
+        self._bytes -= len(delivery[1]) + ENTRY_BYTES
+        return delivery
 
     def divert(self, take: Callable[[Delivery], None]) -> None:
         """Hand what is here, and whatever comes from now on, to a function at once."""
@@ -53,14 +72,14 @@ class Inbox:
     def taken(self) -> Iterator[Delivery]:
         """Take what is here, without waiting for more."""
         while not self._queue.empty():
-            yield self._queue.get_nowait()
+            yield self._took(self._queue.get_nowait())
 
     def __aiter__(self) -> Inbox:
         return self
 
     async def __anext__(self) -> Delivery:
         """Wait for the next delivery; it never ends."""
-        return await self._queue.get()
+        return self._took(await self._queue.get())
 
 
 class Transport(Protocol):

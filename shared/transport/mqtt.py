@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -24,8 +24,24 @@ from shared.errors import TooLarge, Unreachable
 from shared.protocol.topics import matches
 from shared.runtime.executor import background
 from shared.transport.base import Broker, Inbox, Presence
-from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, PACKET_TOO_LARGE, SILENT, TAKEN_OVER, Connection
-from shared.transport.packet_limit import Limit, apply_connack, apply_connection_end, apply_delivery, apply_refusal
+from shared.transport.mqtt_client import Admits
+from shared.transport.mqtt_connection import (
+    MQTT_5,
+    NO_ANSWER,
+    PACKET_TOO_LARGE,
+    SILENT,
+    TAKEN_OVER,
+    Connection,
+    Incoming,
+)
+from shared.transport.packet_limit import (
+    MOST_RECEIVED_BYTES,
+    Limit,
+    apply_connack,
+    apply_connection_end,
+    apply_delivery,
+    apply_refusal,
+)
 from shared.transport.tcp_info import Traffic
 
 FIRST_S, LAST_S = 0.5, 30.0
@@ -46,7 +62,12 @@ def longest_wait(before_s: float, *, anew: bool) -> float:
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+HEAL_S = 1.0
+"""Between a false word about our presence and our own."""
 GOODBYE_S = 2.0
+MOST_TOPICS = 1024
+MOST_WAITING_BYTES = 256 << 20
+"""Of one subscription; what is more is dropped, as a broker drops what it cannot deliver."""
 ONE_EACH = "no two may have the same site and device name; rename one in its configuration, or stop it"
 
 
@@ -62,6 +83,9 @@ class MqttTransport:
         steady_s: A connection that lasts this long makes the waits before further attempts short again.
         connected: Set while there is a connection.
         traffic: What passes.
+        most_packet_bytes: The longest packet that is taken.
+        admits: Tells whether a large payload may come in on a topic now.
+        connections: How often the broker has accepted us.
     """
 
     broker: Broker
@@ -71,8 +95,12 @@ class MqttTransport:
     steady_s: float = STEADY_S
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     traffic: Traffic = field(default_factory=Traffic)
+    most_packet_bytes: int = MOST_RECEIVED_BYTES
+    admits: Admits = lambda _topic, _size: True
+    connections: int = 0
     _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
+    _heard_by: dict[str, list[Inbox]] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
     _born: Presence | None = None
     _speaks_3: bool = False
@@ -86,7 +114,7 @@ class MqttTransport:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[MqttTransport]:
         """Keep connected while the block lasts; then say goodbye with the will's own words."""
-        async with background(self._keep_connected()):
+        async with background(self._keep_connected(), self._keep_present()):
             try:
                 yield self
             finally:
@@ -101,6 +129,26 @@ class MqttTransport:
         except (Unreachable, TimeoutError):
             log.debug("no broker to say goodbye to")
 
+    async def _keep_present(self) -> None:
+        """Say anew that we are here where the broker retains another word of us: a false death, or none at all.
+
+        What comes in a short while is waited for, since a session's own birth follows whatever was retained before it.
+        """
+        await self.connected.wait()
+        if not self._born:
+            return
+        async with self.subscribe(self._born.topic) as inbox:
+            async for _, word in inbox:
+                await asyncio.sleep(HEAL_S)
+                last = [word, *(word for _, word in inbox.taken())][-1]
+                if last == self._born.birth or not self.connected.is_set():
+                    continue
+                self._tell_once(
+                    "presence", "somebody else speaks in our name to the broker: saying anew that we are here"
+                )
+                with suppress(Unreachable):
+                    await self.publish(self._born.topic, self._born.birth, retain=True)
+
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         connection, most = self._connection, self.max_payload_bytes
         if connection is None:
@@ -110,6 +158,8 @@ class MqttTransport:
             if assured:  # a frame is cut anew; a message cannot be
                 self._tell_once(topic, str(error))
             raise error
+        if not assured:
+            await connection.room(len(payload))
         if answer := connection.send(topic, payload, qos=int(assured), retain=retain):
             reasons = await connection.settled(answer)
             if self._refused("publishing to", [topic], reasons):
@@ -117,14 +167,16 @@ class MqttTransport:
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
-        entry = (patterns, Inbox())
+        entry = (patterns, Inbox(most_bytes=MOST_WAITING_BYTES))
         self._inboxes.append(entry)
+        self._heard_by.clear()
         try:
             if self._connection:  # else all are renewed on connecting
                 await self._tell_broker(self._connection, list(patterns))
             yield entry[1]
         finally:
             self._inboxes.remove(entry)
+            self._heard_by.clear()
             self._leave(set(patterns))
 
     def _patterns(self) -> set[str]:
@@ -183,9 +235,11 @@ class MqttTransport:
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
         self._born = born = self.presence() if self.presence else None
-        connection = Connection(self._spoken(), self.client_id, born, self._take, self.traffic)
+        incoming = Incoming(self._take, self.traffic, self._admit, self.most_packet_bytes)
+        connection = Connection(self._spoken(), self.client_id, born, incoming)
         try:
             await connection.open(self.connect_s)
+            self.connections += 1
             self._limit = apply_connack(self._limit, connection.packet_bytes)
             await self._renew(connection)
             if born:
@@ -211,14 +265,24 @@ class MqttTransport:
         self._leave(self._left)
 
     def _take(self, topic: str, payload: bytes) -> None:
-        heard = False
-        for patterns, inbox in self._inboxes:
-            if any(matches(pattern, topic) for pattern in patterns):
-                inbox.put((topic, payload))
-                heard = True
-        if not heard and self._connection and topic not in self._left:
+        inboxes = self._listening(topic)
+        for inbox in inboxes:
+            inbox.put((topic, payload))
+        if not inboxes and self._connection and topic not in self._left:
             # An earlier process of ours, killed before it could unsubscribe. Not now: this is the client's callback.
             asyncio.get_running_loop().call_soon(self._leave, {topic})
+
+    def _admit(self, topic: str, size: int) -> bool:
+        return self.admits(topic, size)
+
+    def _listening(self, topic: str) -> list[Inbox]:
+        """Return who hears a topic; remembered, since the same come again and again."""
+        if (found := self._heard_by.get(topic)) is None:
+            if len(self._heard_by) >= MOST_TOPICS:
+                self._heard_by.clear()
+            hears = (inbox for patterns, inbox in self._inboxes if any(matches(one, topic) for one in patterns))
+            self._heard_by[topic] = found = list(hears)
+        return found
 
     def _refused(self, deed: str, topics: list[str], reasons: list[str]) -> bool:
         """Tell whether the broker refused any of it; say so once each."""

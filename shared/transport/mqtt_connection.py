@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,7 +26,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import Unreachable
 from shared.transport.base import Broker, Presence
-from shared.transport.packet_limit import Carried
+from shared.transport.mqtt_client import Admits, BoundedClient
+from shared.transport.packet_limit import MOST_RECEIVED_BYTES, Carried
+from shared.transport.send_queue import SendQueue
 from shared.transport.tcp_info import Traffic
 
 
@@ -70,6 +74,8 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
 
 
 MISC_S = 1.0
+BREATH = 64
+"""Packets that are handled before whatever else the process has to do gets its turn."""
 MQTT_5 = 5
 NO_ANSWER = "no answer"
 PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
@@ -79,6 +85,23 @@ Answer: TypeAlias = "asyncio.Future[list[str]]"
 """For each thing asked why it was refused; the empty string where it was not."""
 
 
+@dataclass(frozen=True)
+class Incoming:
+    """What becomes of what comes.
+
+    Attributes:
+        take: Takes a message.
+        traffic: Is told when something comes.
+        admits: Tells whether a large one may come in.
+        most_bytes: The longest packet.
+    """
+
+    take: Take
+    traffic: Traffic
+    admits: Admits = lambda _topic, _size: True
+    most_bytes: int = MOST_RECEIVED_BYTES
+
+
 class Connection:
     """A client id's connection, from CONNECT to its loss; a new one is made for every attempt.
 
@@ -86,20 +109,24 @@ class Connection:
         lost: Done when the connection is gone; why.
         packet_bytes: Largest packet that the broker takes by its own word, None if it said nothing.
         carried: The large payloads that it carried.
+        unwritten: What waits to be written, or for the broker's answer.
     """
 
-    def __init__(self, broker: Broker, client_id: str, will: Presence | None, take: Take, traffic: Traffic) -> None:
-        self._broker, self._take, self._traffic = broker, take, traffic
+    def __init__(self, broker: Broker, client_id: str, will: Presence | None, incoming: Incoming) -> None:
+        self._broker, self._incoming, self._traffic = broker, incoming, incoming.traffic
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self.packet_bytes: int | None = None
-        self.carried = Carried()
+        self.carried, self.unwritten = Carried(), SendQueue()
         self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
         self._wants_to_write = self._waits_to_write = False
-        self.client = client = mqtt.Client(
+        self.client = client = BoundedClient(
             CallbackAPIVersion.VERSION2,
+            most_bytes=incoming.most_bytes,
+            admits=incoming.admits,
+            reads_ahead=lambda: not incoming.traffic.watched,
             client_id=client_id,
             protocol=mqtt.MQTTv5 if broker.version == MQTT_5 else mqtt.MQTTv311,
             clean_session=None if broker.version == MQTT_5 else broker.session_expiry_s == 0,
@@ -125,6 +152,7 @@ class Connection:
         if broker.version == MQTT_5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.SessionExpiryInterval = broker.session_expiry_s
+            properties.MaximumPacketSize = self._incoming.most_bytes
             extra = {"clean_start": False, "properties": properties}
         try:
             dial = partial(self.client.connect, broker.host, broker.port, broker.keepalive_s, **extra)
@@ -167,8 +195,21 @@ class Connection:
             raise Unreachable(mqtt.error_string(info.rc))
         if is_larger:
             self.carried.sent(info.mid, len(payload))
+        self.unwritten.add(info.mid, len(payload))
         self._write()
         return self._answer(info.mid) if qos else None
+
+    async def room(self, size: int) -> None:
+        """Wait until a frame of that many bytes may be queued behind what is not written yet.
+
+        Raises:
+            Unreachable: The connection was lost first.
+        """
+        while (written := self.unwritten.room(size)) is not None:
+            waiting: set[asyncio.Future[Any]] = {written, self.lost}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self.lost.done():
+                raise Unreachable("the connection was lost meanwhile")
 
     def subscribe(self, patterns: list[str]) -> Answer:
         """Ask for subscriptions with QoS 1; return what is done when the broker has them."""
@@ -235,12 +276,27 @@ class Connection:
                 self._loop.call_soon_threadsafe(function, *arguments)
 
     def _read(self) -> None:
+        """Handle what has come, a breath of it at a time."""
         self._traffic.begins()
         try:
-            self.client.loop_read()
-        except (OSError, ValueError) as error:
+            for _ in range(BREATH):
+                self.client.loop_read()
+                if not self.client.has_more:
+                    break
+            else:
+                self._loop.call_soon(self._read_on)
+        except (
+            OSError,
+            ValueError,
+            IndexError,
+            struct.error,
+        ) as error:  # the last two: of a packet that makes no sense
             self._lose(str(error))
         self._write()
+
+    def _read_on(self) -> None:
+        if self.client.has_more and self.client.socket():
+            self._read()
 
     def _write(self) -> None:
         """Write what waits; watch the socket only for what it does not take now."""
@@ -258,7 +314,12 @@ class Connection:
     def _on_socket_open(self, _client: object, _data: object, sock: Any) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._traffic.opened(sock)
-        self._here(self._loop.add_reader, sock.fileno(), self._read)
+        self._here(self._begin_reading, sock)
+
+    def _begin_reading(self, sock: Any) -> None:
+        """Read whatever comes, unless the socket was closed by the time that the loop gets here."""
+        if sock.fileno() >= 0:
+            self._loop.add_reader(sock.fileno(), self._read)
 
     def _on_socket_close(self, _client: object, _data: object, sock: Any) -> None:
         if sock.fileno() >= 0:
@@ -286,12 +347,16 @@ class Connection:
 
     def _on_message(self, _client: object, _data: object, message: Message) -> None:
         self._traffic.ended()
-        self._take(message.topic, bytes(message.payload))
+        if self.client.is_passing:
+            self.client.take_passed(message.topic)
+        else:
+            self._incoming.take(message.topic, bytes(message.payload))
 
     def _on_answer(
         self, _client: object, _data: object, mid: int, codes: ReasonCode | list[ReasonCode], _properties: object
     ) -> None:
         self.carried.arrived(mid)
+        self.unwritten.remove(mid)
         if (answer := self._answers.pop(mid, None)) and not answer.done():
             codes = codes if isinstance(codes, list) else [codes]
             answer.set_result([str(code) if code.is_failure else "" for code in codes])

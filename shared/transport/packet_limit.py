@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from shared.transfer.frames import MAX_FRAME_BYTES
+
 ROOM_BYTES = 256
 """What a packet needs besides its payload: MQTT's header and the topic."""
 MOST_BYTES = (1 << 28) - 1 - ROOM_BYTES
 """MQTT writes a packet's length in 28 bits."""
+MOST_RECEIVED_BYTES = MAX_FRAME_BYTES + (1 << 16)
+"""The longest packet that is taken: the largest frame, its header, and MQTT's."""
 LEAST_BYTES = (1 << 14) + ROOM_BYTES
 """No guess goes below this; a broker that takes less must say so."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from shared.protocol import wire
 from shared.protocol.messages import Status
@@ -24,13 +27,15 @@ class Session:
     """Counts the sessions of a device in a file, so that a late death cannot be taken for that of a new one.
 
     Where the file cannot be read or written, the numbers go on from those of this process; the server tells processes
-    apart by `instance`.
+    apart by `instance`. Of a server, `ended` are its runs that are over.
     """
 
     counter: Path
     device: str
     site: str
     instance: str
+    ended: tuple[str, ...] = ()
+    classes: Sequence[str] | None = None
     _last: int = 0
     _warned: bool = False
 
@@ -38,7 +43,7 @@ class Session:
         """Begin a new session: return its birth and its will, which carry the same number."""
         self._last = number = max(self._last, self._stored()) + 1
         self._store(number)
-        return build_presence(self.device, self.site, self.instance, number)
+        return build_presence(self.device, self.site, self.instance, number, ended=self.ended, classes=self.classes)
 
     def _stored(self) -> int:
         try:
@@ -63,7 +68,15 @@ class Session:
         self._warned = True
 
 
-def build_presence(device: str, site: str, instance: str, number: int) -> Presence:
+def build_presence(
+    device: str,
+    site: str,
+    instance: str,
+    number: int,
+    *,
+    ended: tuple[str, ...] = (),
+    classes: Sequence[str] | None = None,
+) -> Presence:
     """Build the birth and the will of a process's session.
 
     Args:
@@ -71,9 +84,12 @@ def build_presence(device: str, site: str, instance: str, number: int) -> Presen
         site: Id of the site.
         instance: A word that no other process has.
         number: Of the session; it only grows.
+        ended: Of a server: its runs that are over.
+        classes: Names of the device's classes, none for plain numbers; None where nobody knows.
     """
-    birth = Status(device=device, session=number, instance=instance, online=True, state="ready", version=_version())
     will = Status(device=device, session=number, instance=instance, online=False)
+    names = None if classes is None else list(classes)
+    birth = replace(will, online=True, state="ready", version=_version(), ended=ended, classes=names)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
 
 

@@ -26,6 +26,7 @@ QUICK_INSTANCES = 3
 COUNTS = (1, 3, 10, 32, 64)
 FEW, MANY, MOST = 64, 10_000, 1_000_000
 LEVELS, GRID = 2001, 300
+CERTIFIED = 1e-3
 
 
 @dataclass
@@ -55,6 +56,7 @@ def run(*, quick: bool = False) -> list[Figure]:
         *gaps_of_bandwidth(many),
         *gaps_of_blocks(many),
         *joint(many),
+        *equal_boards(max(1, many // 10)),
         *by_grid(many, (2, 5) if quick else (2, 5, 9)),
     ]
     return [*figures, *seconds((FEW, MANY) if quick else (FEW, MANY, MOST))]
@@ -136,6 +138,22 @@ def joint(many: int) -> Iterator[Figure]:
             yield Figure(name, 100 * worse, "%", "<= 1e-7")
         yield Figure(f"joint, {kind}: how often it is", times, f"of {len(won)}")
         yield Figure(f"joint, {kind}: alternation is above it, median", 100 * median(won), "%")
+
+
+def equal_boards(many: int) -> Iterator[Figure]:
+    """Certify the joint solver's gaps on fleets of one to five kinds of boards and of many; count what is missed."""
+    for count in (8, 30, FEW, 200, 1000):
+        gaps, worse = [], []
+        for kinds in (1, 2, 3, 5, 0):
+            for seed in range(many):
+                problem = instances.fleet(kinds, count, seed)
+                found = hcef_joint.solve(problem)
+                gaps.append(found.gap or 0.0)
+                worse.append(found.objective / min(alternations(terms(problem), seed)) - 1)
+        above = 100 * sum(gap > CERTIFIED for gap in gaps) / len(gaps)
+        yield Figure(f"joint, equal boards, N = {count}: certified gaps above 0.1 %", above, "%", "<= 1")
+        name = f"joint, equal boards, N = {count}: most that the best of ten alternations is better"
+        yield Figure(name, 100 * max(worse), "%", "<= 1e-7")
 
 
 def alternations(given: HcefTerms, seed: int) -> list[float]:

@@ -20,6 +20,7 @@ import cpu
 import cuts
 import energy
 import exact
+import floods
 import frozen
 import gap
 import idle
@@ -49,6 +50,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "idle": idle.run,
     "rounds": rounds.run,
     "memory": memory.run,
+    "floods": floods.run,
     "power-reads": power_reads.run,
     "energy": energy.run,
     "probing": probing.run,

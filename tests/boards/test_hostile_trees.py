@@ -12,7 +12,7 @@ from device_agent.probes import PROBES
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import load_for_board
 from tests.boards.test_fixtures import BOARDS, FOLDERS
-from tests.trees import as_nobody, busy
+from tests.machine import as_nobody, busy
 
 OPEN = 0o055
 GARBAGE = ("", "not a number\n", "-1\n", "99999999999999999999999\n", "\0\0\0", "NaN\n", "é\n")

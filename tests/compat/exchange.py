@@ -64,6 +64,8 @@ def filled(kind: shape.Type) -> Any:
             value = kind.values[-1]
         case shape.ListType():
             value = [filled(kind.item_type)]
+        case shape.VarTupleType():
+            value = (filled(kind.item_type),)
         case shape.TupleType():
             value = tuple(filled(one) for one in kind.item_types)
         case shape.DictType():

@@ -51,3 +51,25 @@ def test_every_round_counts_every_update(mixed, new, name):
     for agent in site.agents.values():
         processes = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children()]
         assert [one.cmdline()[0] for one in processes] == [str(agents.python)] * 2  # the agent and its trainer
+
+
+def test_agents_of_before_take_part_in_measuring_running_statistics(old, new, make_site):
+    """They send undropped features and train nothing; what they do not measure themselves, the server's log says."""
+    site = make_site(devices=FEDSPU.devices, data=FEDSPU.data, partition=FEDSPU.partition)
+    site.start_agents(old)
+    sections = {
+        "algorithm": 'name = "fedsl"\noptions = { cut = 2, period = 4, sparsity = 0.3, drop = 0.5 }',
+        "model": 'name = "vgg13"\noptions = { channels = 1, width = 0.1 }',
+        "hyper": "batch_size = 16\nlearning_rate = 0.1",
+        "evaluation": "every = 2\nstatistics_batches = 4",
+        "codec": 'name = "masked"',
+    }
+    run = site.serve(new, Method("normed", sections, data=FEDSPU.data, partition=FEDSPU.partition).plan(ROUNDS), "bn")
+    [shown] = new.commands(["show", run, "--format", "json"])
+    rounds = json.loads(shown)["rounds"]
+    assert [(one["statistics_batches"], one["failed"], one["refused"]) for one in rounds] == [
+        (None, {}, {}),
+        (4, {}, {}),
+        (4, {}, {}),
+    ]
+    assert "an agent of before" in (site.folder / "server-bn.log").read_text()

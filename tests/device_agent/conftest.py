@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -15,33 +15,21 @@ import pytest
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.upload import Delivery
 from device_agent.trainer.interface import Job
+from device_agent.trainer.process import TrainerProcess
 from shared.data.spec import Data
 from shared.protocol import payload
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Blob, Hyper, Payload, Spec, Task, Transfer
-from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
 from tests.device_agent.agent_side import Site
-from tests.device_agent.sender import DATA, Sender, download
-from tests.device_agent.server_side import Desk
+from tests.device_agent.server_side import MODEL, Desk, ModelServer, download
 
 T = TypeVar("T")
 Virtually = Callable[[Coroutine[Any, Any, T]], T]
 Story = Callable[[], Awaitable[None]]
 FRAME_BYTES = 1024
-
-
-@pytest.fixture
-def virtually() -> Virtually[Any]:
-    """Run a coroutine in virtual time: seconds cost nothing and are exact."""
-
-    def run(routine: Coroutine[Any, Any, T]) -> T:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(routine)
-
-    return run
 
 
 @pytest.fixture(scope="session")
@@ -167,13 +155,13 @@ def at_desk(desk: Desk, virtually) -> Callable[[Story], None]:
 
 
 @pytest.fixture
-def sender(describe, cut) -> Sender:
+def sender(describe, cut) -> ModelServer:
     """Return a server that sends 20 frames when asked."""
-    return Sender(MemoryTransport(), describe(DATA), cut)
+    return ModelServer(MemoryTransport(), describe(MODEL), cut)
 
 
 @pytest.fixture
-def fetch(sender: Sender, make_task, tmp_path: Path, virtually) -> Callable[..., tuple[bytes, int]]:
+def fetch(sender: ModelServer, make_task, tmp_path: Path, virtually) -> Callable[..., tuple[bytes, int]]:
     """Fetch from the sender in virtual time; return what lies in the file, and the bytes that came for it."""
 
     def run(*others: Coroutine[Any, Any, None], **fields: object) -> tuple[bytes, int]:
@@ -194,3 +182,12 @@ def device(tmp_path: Path, make_job):
     from tests.device_agent.agent_side import Device  # noqa: PLC0415
 
     return Device(tmp_path, make_job, Outbox(tmp_path / "outbox", tmp_path / "state"))
+
+
+@pytest.fixture(scope="module")
+def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, TrainerProcess]]:
+    """Return a trainer with its real child, which the tests of a module share."""
+    with asyncio.Runner() as runner:
+        trainer = TrainerProcess(tmp_path_factory.mktemp("board") / "lock", idle_s=600.0, memory_mb=0, threads=1)
+        yield runner, trainer
+        runner.run(trainer.close())

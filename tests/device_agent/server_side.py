@@ -1,8 +1,6 @@
-"""A server of split sessions as a device knows it: takes features, answers with gradients, forgets when told to.
+"""The server as a device knows it: downloads, split sessions and uploads that a test decides; a smart plug beside it.
 
-A device's outbox and delivery, and the server's ear beside them.
-
-A smart plug on loopback: answers over HTTP as a Shelly does, with watts that somebody else decides.
+The plug answers over HTTP as a Shelly does, with watts that somebody else decides.
 """
 
 from __future__ import annotations
@@ -15,15 +13,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from random import Random
 
 from device_agent.exchange import outbox as files
+from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.upload import FIRST_PATIENCE_S, Delivery
 from shared.protocol import wire
-from shared.protocol.messages import Ack, Features, Gradient, Skip, Status, Task, Transfer, Update, Want
+from shared.protocol.messages import BLOCK_BYTES, Ack, Features, Gradient, Skip, Status, Task, Transfer, Update, Want
 from shared.protocol.topics import topic
-from shared.runtime.executor import background
+from shared.runtime.executor import background, inline
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
@@ -90,7 +90,7 @@ class Server:
 
     async def _offered(self, offer: Features) -> None:
         if len(self.came) >= offer.step:
-            await self._answer(offer)
+            await self.answer(offer)
         elif self.receiving and self.receiving.transfer.digest == offer.params.digest:
             self.receiving.offered_again(offer.pushed, self._now())
         else:
@@ -106,10 +106,10 @@ class Server:
         if self.receiving.complete:
             self.came.append(bytes(self.receiving.finish()))
             self.receiving = None
-            await self._answer(self.offers[-1])
+            await self.answer(self.offers[-1])
         await self._ask()
 
-    async def _answer(self, offer: Features) -> None:
+    async def answer(self, offer: Features) -> None:
         self.down = Sender.of_parts([memoryview(self.answers(offer.step))], FRAME_BYTES)
         pushed, frames = self.down.push(offer.room, self.transport.max_payload_bytes)
         await self.tell(
@@ -235,3 +235,55 @@ def plugged(watts: Callable[[], float]) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+DOWNLOAD_WINDOW, PATIENCE_S = 6, 2.0
+MODEL = Random(5).randbytes(20 * 1024 - 100)
+OTHER = Random(6).randbytes(3 * 1024)
+
+
+@dataclass
+class ModelServer:
+    """The server's side: answers each frame asked for as `reply` says; the arguments are index and how often asked."""
+
+    transport: MemoryTransport
+    transfer: Transfer
+    cut: Callable[[bytes, Transfer, int], bytes]
+    data: bytes = MODEL
+    reply: Callable[[bytes, int, int], bytes | None] = lambda frame, _index, _asked: frame
+    pause_s: float = 0.0
+    receiver: str = DEVICE
+    asked: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    sent: int = 0
+    most_under_way: int = 0
+
+    async def run(self) -> None:
+        async with self.transport.subscribe(topic(SITE, DEVICE, "want")) as inbox:
+            waiting: asyncio.Queue[int] = asyncio.Queue()
+            async with background(self._listen(inbox, waiting)):
+                while True:
+                    await self._send(await waiting.get())
+
+    async def _listen(self, inbox: Inbox, waiting: asyncio.Queue[int]) -> None:
+        async for _, data in inbox:
+            want = wire.decode_as(Want, data)
+            assert want.digest == self.transfer.digest
+            for index, _ in chunks.pieces(want, self.transfer, BLOCK_BYTES):
+                self.asked.append(index)
+                waiting.put_nowait(index)
+            self.times.append(asyncio.get_running_loop().time())
+            self.most_under_way = max(self.most_under_way, len(self.asked) - self.sent)
+
+    async def _send(self, index: int) -> None:
+        await asyncio.sleep(self.pause_s)
+        self.sent += 1
+        frame = self.reply(self.cut(self.data, self.transfer, index), index, self.asked.count(index))
+        if frame is not None:
+            await self.transport.publish(topic(SITE, self.receiver, "model"), frame)
+
+
+def download(transport: MemoryTransport, folder: Path, limit: int = 1 << 20) -> Download:
+    clock = asyncio.get_running_loop().time
+    policy = Policy(DOWNLOAD_WINDOW, PATIENCE_S, limit)
+    return Download(transport, SITE, DEVICE, folder, inline, clock, policy=policy)

@@ -22,7 +22,7 @@ import torch
 
 from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.task import SplitTraining
+from device_agent.trainer.split_training import SplitTraining
 from device_agent.tuning.plan import CPUFREQ_FOLDER
 from shared.codecs.dense import dense
 from shared.errors import NoData
@@ -31,7 +31,7 @@ from shared.protocol.measurements import Provenance, Reading
 from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Task, Transfer, Update
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.durable import explain_disk_errors
-from tests.trees import grow
+from tests.machine import grow
 
 PROVENANCE = Provenance(source="given", quality="measured", uncertainty=0.02)
 

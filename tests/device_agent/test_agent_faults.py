@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,12 +40,35 @@ def test_parameters_too_large_for_this_device_are_a_failed_task(site, live, make
         huge = Transfer(digest=bytes(16), size=(1 << 20) + 1, frame_bytes=1024)
         await site.tell("task", make_task(params=huge), 0.5)
         (offer,) = site.offers
-        assert offer.failure.startswith("payload of 1048577 bytes, at most 1048576")
+        assert offer.failure == (
+            "payload of 1048577 bytes, at most 1048576 are taken; raise link.max_payload_mb of this agent"
+        )
         assert not (site.folder / "params").exists()
         await site.tell("task", make_task(round=2), 1.5)
         assert site.trainer.rounds == [2]
 
     live(story)
+
+
+@pytest.mark.parametrize("folder", ["", "outbox", "state"])
+def test_a_state_folder_that_is_deleted_is_made_anew(site, live, make_task, caplog, folder) -> None:
+    """While a task is under way, and while none is; the log says once what is lost."""
+
+    async def story() -> None:
+        await site.tell("task", make_task(round=1), 1.5)
+        shutil.rmtree(site.folder / folder)
+        await site.tell("task", make_task(round=2), 5.0)
+        await site.tell("task", make_task(round=3), 0.5)
+        shutil.rmtree(site.folder / folder)
+        await site.tell("task", make_task(round=4), 5.0)
+        assert site.offers[-1].failure is None
+        assert {2, 4} <= set(site.offered)
+        assert site.agent.phase == "idle"
+        assert (site.folder / "outbox").stat().st_mode & 0o777 == 0o700
+
+    live(story)
+    deleted = [one.message for one in caplog.records if "was deleted" in one.message]
+    assert len(deleted) == (0 if folder == "state" else 2)
 
 
 def test_a_disk_that_refuses_is_a_failed_task(site, live, make_task) -> None:

@@ -55,7 +55,23 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     assert config.broker == Broker(host="gateway", port=8883, version=3)
     assert config.trainer == TrainerConfig(idle_s=1.5, memory_mb=700, threads=2)
     assert config.link == LinkConfig(frame_bytes=4096, window=5, patience_s=0.5, max_payload_mb=64)
-    assert (config.data.path, config.data.partition.index) == ("x.csv", 3)
+    assert (config.data.path, config.data.partition.index) == (str(tmp_path / "x.csv"), 3)
+
+
+def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch) -> None:
+    """From whatever folder the agent is started; absolute ones stay, and so does the id of a profile."""
+    monkeypatch.chdir("/")
+    path = tmp_path / "agent.toml"
+    path.write_text(
+        'device = "b"\nstate_dir = "state"\n[data]\nsource = "folder"\npath = "../pictures"\n'
+        '[board]\nprofile = "mine.toml"\nroot = "copy"\n'
+    )
+    config = load(path)
+    assert config.state_dir == str(tmp_path / "state")
+    assert config.data.path == str(tmp_path / "../pictures")
+    assert (config.board.profile, config.board.root) == (str(tmp_path / "mine.toml"), str(tmp_path / "copy"))
+    path.write_text(f'{PLAIN}[board]\nprofile = "auto"\nroot = "/"\n{DATA}')
+    assert load(path) == AgentConfig(device="board", state_dir="/var/lib/board", data=Data(source="digits"))
 
 
 @pytest.mark.parametrize("key", ["device", "state_dir", "data"])

@@ -57,9 +57,10 @@ async def serve(inbox: Inbox, transport: MqttTransport, parameters: bytes, cut, 
             return
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize(("command", "part"), [("run", "agent"), ("probe", "diagnosis.record_board")])
+def test_importing_a_command_loads_nothing_heavy(command: str, part: str) -> None:
     """A fresh interpreter: neither torch nor what comes with it, so that an idle agent stays small."""
-    code = "import device_agent.__main__, device_agent.commands.run, sys; print(' '.join(sys.modules))"
+    code = f"import device_agent.__main__, device_agent.commands.{command}, sys; print(' '.join(sys.modules))"
 
     async def story() -> set[str]:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=PIPE)
@@ -67,8 +68,8 @@ def test_importing_it_loads_nothing_heavy() -> None:
         return set(out.decode().split())
 
     loaded = asyncio.run(story())
-    assert "device_agent.agent" in loaded
-    assert not {"torch", "numpy", "safetensors", "onnxruntime", "sklearn"} & loaded
+    assert f"device_agent.{part}" in loaded
+    assert not {"torch", "numpy", "safetensors", "onnxruntime", "sklearn", "rich"} & loaded
 
 
 def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) -> None:
@@ -87,6 +88,8 @@ def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) 
 
     asyncio.run(story())
     assert {path.name for path in (tmp_path / "state").iterdir()} >= {"outbox", "state", "session"}
+    others = [path for path in (tmp_path / "state").rglob("*") if path.stat().st_mode & 0o077]
+    assert others == [], "states and updates are for the agent's user alone"
 
 
 @pytest.mark.parametrize(

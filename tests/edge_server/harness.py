@@ -163,12 +163,12 @@ class Site:
     server: Server
     store: SqliteStore
     run: asyncio.Task[State]
-    _stack: AsyncExitStack
+    stack: AsyncExitStack
 
     async def device(self, name: str, *, online: bool = True) -> Puppet:
         """Connect a device."""
-        tasks = await self._stack.enter_async_context(self.broker.subscribe(topic(SITE, name, "task")))
-        acks = await self._stack.enter_async_context(self.broker.subscribe(topic(SITE, name, "ack")))
+        tasks = await self.stack.enter_async_context(self.broker.subscribe(topic(SITE, name, "task")))
+        acks = await self.stack.enter_async_context(self.broker.subscribe(topic(SITE, name, "ack")))
         puppet = Puppet(name, self.broker, tasks, acks)
         if online:
             await puppet.status(online=True)
@@ -180,8 +180,13 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, broker: MemoryTransport | None = None, **plan: Any) -> AsyncIterator[Site]:
-    """Run the real server on a plan beside the block, on virtual time; what it stored before, it goes on with."""
+async def site(
+    folder: Path, broker: MemoryTransport | None = None, *, started: str = "", **plan: Any
+) -> AsyncIterator[Site]:
+    """Run the real server on a plan beside the block, on virtual time; what it stored before, it goes on with.
+
+    A run that is not `started` at a calendar time is taken for a replay's.
+    """
     loaded = load(write_plan(folder, **plan), folder)
     broker = broker or MemoryTransport()
     store = SqliteStore(folder / RUN, durable=False)
@@ -189,7 +194,7 @@ async def site(folder: Path, broker: MemoryTransport | None = None, **plan: Any)
     async with AsyncExitStack() as stack:
         stack.callback(store.close)
         await stack.enter_async_context(server.listening())
-        work = run_plan(loaded, RUN, server, store, LinkConfig(frame_bytes=1024), started="")
+        work = run_plan(loaded, RUN, server, store, LinkConfig(frame_bytes=1024), started=started)
         run = asyncio.create_task(work, name="run")
         try:
             yield Site(loaded, broker, server, store, run, stack)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 
+from edge_server.__main__ import main
 from edge_server.fleet import broker
-from edge_server.journal.checkpoints import checkpoint_path
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
+from edge_server.journal.runs import checkpoint_path
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.plan.plan import Plan, share
 from edge_server.replay.run import replay
@@ -37,6 +39,16 @@ TINY = {
     "evaluation": "every = 1\non_device = true",
     "more": '[partition]\nkind = "even"',
 }
+
+
+def called(*arguments: object) -> int:
+    """Run the command line in this process; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["edge-server", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 @contextmanager

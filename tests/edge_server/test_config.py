@@ -15,7 +15,7 @@ def write(folder, text, name="server.toml"):
     return path
 
 
-def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
+def test_every_key_is_read_and_paths_start_at_the_file(tmp_path):
     """The file may be named from any folder."""
     text = """
         plan = "plans/one.toml"
@@ -43,8 +43,8 @@ def test_every_key_is_read_and_the_plan_is_found_beside_the_file(tmp_path):
     assert load(write(tmp_path, text)) == ServerConfig(
         plan=str(tmp_path / "plans/one.toml"),
         run="first",
-        data_dir="d",
-        data_root="r",
+        data_dir=str(tmp_path / "d"),
+        data_root=str(tmp_path / "r"),
         site="hall-2",
         threads=3,
         log_level="debug",

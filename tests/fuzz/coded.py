@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from random import Random
 
@@ -11,6 +12,7 @@ import torch
 from shared.codecs import CODECS
 from shared.errors import WireError
 from shared.protocol import payload
+from shared.protocol.messages import Blob, Payload
 from shared.tensors.tree import Tree
 from tests.fuzz import payloads
 from tests.fuzz.payloads import PREFIX, whole
@@ -99,3 +101,95 @@ def _packed(codec: str, entries: list, bodies: dict[str, bytes]) -> bytes:
             size *= extent
         data += bytes(-len(data) % payload.ALIGN) + body[:size].ljust(min(size, 4096), b"\0")
     return data
+
+
+def _blob(dtype: str, shape: tuple[int, ...], data: bytes = b"") -> Blob:
+    return Blob(dtype, shape, memoryview(bytearray(data)))
+
+
+def _floats(*numbers: float) -> bytes:
+    return torch.tensor(numbers, dtype=torch.float32).numpy().tobytes()
+
+
+QUANTIZED = [  # a leaf of 3 x 5 values and 4 bits, 10 bytes of codes
+    ({"bits": _blob("u8", (0, 0))}, "malformed"),
+    ({"bits": _blob("u8", (0, 17))}, "malformed"),
+    ({"bits": _blob("u8", (0, (1 << 64) - 1))}, "shape"),
+    ({"bits": _blob("u8", (2, 4), bytes(8))}, "malformed"),
+    ({"bits": _blob("u8", (0, 5))}, "shape"),
+    ({"bits": _blob("u8", (0,))}, "malformed"),
+    ({"bits": None}, "malformed"),
+    ({"codes": _blob("u8", (9,), bytes(9))}, "shape"),
+    ({"codes": _blob("u8", (11,), bytes(11))}, "shape"),
+    ({"codes": _blob("i8", (10,), bytes(10))}, "malformed"),
+    ({"codes": _blob("u8", (10,), bytes(9) + b"\xff")}, "malformed"),
+    ({"codes": None}, "malformed"),
+    ({"range": _blob("f32", (1, 2), _floats(0, math.inf))}, "not-finite"),
+    ({"range": _blob("f32", (1, 2), _floats(math.nan, 1))}, "not-finite"),
+    ({"range": _blob("f32", (1, 2), _floats(0, math.nan))}, "not-finite"),
+    ({"range": _blob("f32", (1, 2), _floats(-1, 1))}, "malformed"),
+    ({"range": _blob("f32", (1, 2), _floats(2, 1))}, "malformed"),
+    ({"range": _blob("f32", (2, 2), _floats(0, 1, 0, 1))}, "shape"),
+    ({"range": _blob("f32", (0, 2))}, "shape"),
+    ({"range": _blob("f32", (2, 1), _floats(0, 1))}, "shape"),
+    ({"~w": None}, "shape"),
+    ({"~w": _blob("i32", (0, 3, 5))}, "dtype"),
+    ({"~w": _blob("c64", (0, 3, 5))}, "dtype"),
+    ({"~w": _blob("f32", (0, 3, 6))}, "shape"),
+    ({"~w": _blob("f32", (1, 3, 5), bytes(60))}, "shape"),
+    ({"~w": _blob("f32", (), bytes(4))}, "shape"),
+    ({"~w": _blob("f32", (0, 1 << 62, 1 << 62))}, "shape"),
+    ({"~v": _blob("f32", (0, (1 << 64) - 1, 0))}, "shape"),
+    ({"=w": _blob("f32", (1,), bytes(4))}, "shape"),
+    ({"more": _blob("u8", (0,))}, "malformed"),
+    ({"": _blob("u8", (0,))}, "malformed"),
+]
+MASKED = [  # a leaf of 2 x 5 values, of which 3 are not zero
+    ({"bitmap": None}, "malformed"),
+    ({"bitmap": _blob("u8", (1,), b"\x09")}, "shape"),
+    ({"bitmap": _blob("u8", (3,), b"\x09\x02\0")}, "shape"),
+    ({"bitmap": _blob("u8", (2, 1), b"\x09\x02")}, "malformed"),
+    ({"bitmap": _blob("u8", (2,), b"\x09\x06")}, "malformed"),  # a bit behind the tenth
+    ({"bitmap": _blob("u8", (2,), b"\x0b\x02")}, "shape"),  # four bits
+    ({"bitmap": _blob("u8", (2,), b"\x01\x02")}, "shape"),  # two
+    ({"dense/w": None}, "unknown-tensor"),
+    ({"dense/w": _blob("f32", (4,), bytes(16))}, "shape"),
+    ({"dense/w": _blob("f32", (3, 1), bytes(12))}, "shape"),
+    ({"dense/w": _blob("f16", (3,), bytes(6))}, "dtype"),
+    ({"dense/w": _blob("i32", (3,), bytes(12))}, "dtype"),
+    ({"dense/v": _blob("f32", (3,), bytes(12))}, "unknown-tensor"),
+    ({"dense/~w": _blob("f32", (0, 3))}, "unknown-tensor"),
+    ({"sparse/w": _blob("f32", (3,), bytes(12))}, "malformed"),
+    ({"~w": None}, "shape"),
+    ({"~w": _blob("f32", (0, 2, 9))}, "shape"),
+    ({"~w": _blob("f32", (0, 1 << 62, 1 << 62))}, "shape"),
+    ({"~w": _blob("f64", (0, 2, 5))}, "dtype"),
+    ({"~w": _blob("bool", (0, 2, 5))}, "dtype"),
+    ({"=w": _blob("f32", (2, 5), bytes(40))}, "shape"),
+]
+"""What of a payload is replaced, or taken away, and why it is refused."""
+
+
+def damages() -> dict[str, tuple[bytes, str]]:
+    """Return payloads whose sizes, counts, dtypes, bits or ranges do not fit one another."""
+    sparse = torch.tensor([[1.0, 0.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0, 3.0]])
+    sent = {
+        "quantize": (CODECS["quantize"](bits=4).encode({"w": torch.ones(3, 5)}, None)[0], QUANTIZED),
+        "masked": (CODECS["masked"]().encode({"w": sparse}, None)[0], MASKED),
+    }
+    found = {}
+    for codec, (good, cases) in sent.items():
+        for blobs, reason in cases:
+            both = good.blobs | {name: blob for name, blob in blobs.items() if blob}
+            left = {name: blob for name, blob in both.items() if blobs.get(name, True)}
+            what = ", ".join(
+                f"{name}: {blob and (blob.dtype, blob.shape, bytes(blob.data))}" for name, blob in blobs.items()
+            )
+            found[f"{codec}, {what}"] = whole(Payload(codec=codec, blobs=left)), reason
+    ones, float16 = CODECS["masked"]().encode({"w": torch.ones(3)}, None)[0].blobs, torch.ones(2, dtype=torch.float16)
+    twice = Payload(codec="masked", blobs={"~w": _blob("f32", (0, 0, 2)), **ones})
+    small = CODECS["quantize"]().encode({"w": float16}, None)[0].blobs
+    large = Payload(codec="quantize", blobs=small | {"range": _blob("f32", (1, 2), _floats(0, 1e5))})
+    found["a leaf as it is and in an outline of no value"] = whole(twice), "shape"
+    found["a range that the dtype cannot hold"] = whole(large), "not-finite"
+    return found

@@ -152,6 +152,21 @@ def _written(spool: Receiver[FileSink], transfer: Transfer, data: bytes, here: b
     return "accepted: new" if new else "accepted: again"
 
 
+def single_seeds() -> list[bytes]:
+    """Return a frame of a few bytes, and the golden one."""
+    return [chunks.encode(TRANSFERS[2], 4, [memoryview(b"abcde")]), golden()["frame"]]
+
+
+def read_single(data: bytes) -> str:
+    """A frame or a WireError."""
+    try:
+        found = chunks.decode(data)
+    except WireError as error:
+        return f"{error.reason}: {error}"
+    assert found.size == len(data)
+    return "accepted: frame"
+
+
 def mutate(data: bytes, random: Random) -> bytes:
     """Damage one frame, mostly with a checksum that holds; or repeat, drop and shuffle frames; or damage the bytes."""
     frames = list(cut(data)) or [golden()["frame"]]

@@ -14,6 +14,7 @@ from edge_server.journal.records import (
     Evaluated,
     Joined,
     Left,
+    LeftOut,
     Measured,
     Noted,
     Rewound,
@@ -55,6 +56,7 @@ def seeds() -> list[bytes]:
         Joined(device="a", at=5.5, cause="restarted", version="0.1.0"),
         Left(device="a", at=6.0),
         Sensed(device="a", at=6.5, readings={"cpu.f_hertz": 1.5e9}, ages={"cpu.f_hertz": 2.0}, facts={"mode": "15W"}),
+        LeftOut(device="a", instance="f00d", cause="no such folder", round=1, at=2.0),
         Noted(what="a gap"),
         RunClosed(outcome="finished"),
     ]

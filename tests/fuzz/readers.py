@@ -7,10 +7,13 @@ without being a typed refusal, or AssertionError where bytes were accepted that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
-from tests.fuzz import coded, configs, frames, journals, payloads, tensors, wires
+from tests.fuzz import coded, configs, damages, frames, journals, payloads, tensors, texts, wires
+from tests.fuzz.files import FILES
+from tests.fuzz.texts import TEXTS
+from tests.fuzz.trees import cut_and_spliced
 
 Mutate = Callable[[bytes, Random], bytes]
 
@@ -26,22 +29,69 @@ class Reader:
         bytes_per_byte: The bound on what reading may allocate, for every byte read.
         bytes_besides: The same, whatever the length.
         longest: Bytes of the longest input that is tried.
+        places: At how many places of an input damage is tried.
+        notices: What a reader notices wherever it is: nothing, that bytes are missing ("cut") or too many as well
+            ("length"), or any change of a bit ("all").
+        is_choosy: Whether it refuses what is of another kind.
+        damages: Bytes by the name of what is wrong with them, and how the words begin that must come of them.
     """
 
     seeds: Callable[[], list[bytes]]
     read: Callable[[bytes], str]
-    mutate: Mutate
-    bytes_per_byte: int
+    mutate: Mutate = cut_and_spliced
+    bytes_per_byte: int = 64
     bytes_besides: int = 64 << 10
     longest: int = 2048
+    places: int = 400
+    notices: str = ""
+    is_choosy: bool = True
+    damages: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
+
+
+def _of_file(name: str, notices: str = "", found: damages.Damages | None = None) -> Reader:
+    """Return the reader of a file on disk, which may use a library's buffers and tables."""
+    return Reader(
+        FILES[name].seeds, FILES[name].read, notices=notices, places=60, bytes_besides=4 << 20, damages=found or {}
+    )
 
 
 READERS: Mapping[str, Reader] = {
     "frame": Reader(frames.seeds, frames.read, frames.mutate, 4, 128 << 10, longest=8192),
+    "single frame": Reader(
+        frames.single_seeds, frames.read_single, notices="all", bytes_per_byte=4, damages=damages.of_frames()
+    ),
     "config": Reader(configs.seeds, configs.read, configs.mutate, 64, 256 << 10),
-    "wire": Reader(wires.seeds, wires.read, wires.mutate, 32),
-    "payload": Reader(payloads.seeds, payloads.read, payloads.mutate, 64),
-    "coded": Reader(coded.seeds, coded.read, coded.mutate, 160, 256 << 10),
-    "journal": Reader(journals.seeds, journals.read, journals.mutate, 64),
-    "tensorfile": Reader(tensors.seeds, tensors.read, tensors.mutate, 64, 128 << 10),
+    "wire": Reader(wires.seeds, wires.read, wires.mutate, 32, notices="length", damages=damages.of_messages()),
+    "payload": Reader(
+        payloads.seeds, payloads.read, payloads.mutate, 64, notices="length", damages=damages.of_payloads()
+    ),
+    "coded": Reader(coded.seeds, coded.read, coded.mutate, 160, 256 << 10, notices="length", damages=coded.damages()),
+    "journal": Reader(
+        journals.seeds, journals.read, journals.mutate, 64, notices="length", damages=damages.of_records()
+    ),
+    "tensorfile": Reader(
+        *(tensors.seeds, tensors.read, tensors.mutate, 64, 128 << 10),
+        notices="all",
+        damages=damages.of_tensor_files(),
+    ),
+    "npz": _of_file("npz", "cut"),
+    "idx": _of_file("idx", "length"),
+    "idx.gz": _of_file("idx.gz", "cut"),
+    "csv": _of_file("csv"),
+    "picture": _of_file("picture"),
+    "link trace": _of_file("link trace"),
+    "trace": _of_file("trace", found={name: (b"\0" + data, to) for name, (data, to) in damages.of_figures().items()}),
+    "profile": _of_file("profile", found=damages.of_figures()),
+    "calibration": _of_file("calibration", found=damages.of_figures()),
+    "update": _of_file("update", "all"),
+    "update's payload": _of_file("update's payload", "all"),
+    "run": _of_file("run"),
+    "report's form": _of_file("report's form", "length", damages.of_parts()),
+    "report's row": _of_file("report's row", "length", damages.of_parts()),
+    **{
+        name: Reader(
+            text.seeds, text.read, texts.mutate, bytes_besides=1 << 20, is_choosy=name not in ("answer", "cgroups")
+        )
+        for name, text in TEXTS.items()
+    },
 }

@@ -35,7 +35,8 @@ def read(data: bytes) -> str:
     try:
         state = file.load(path)
     except CorruptFile as error:
-        return f"corrupt: {error.__cause__ or str(error).partition(': ')[2]}"
+        place, _, why = str(error).partition(": ")
+        return f"corrupt: {error.__cause__ or why}" if place == str(path) else f"no place: {error}"
     file.save(path, state)
     again = file.load(path)
     assert again.facts == state.facts

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 120.0
 ENGINE = (
     "tests/shared/transfer",
-    "tests/edge_server/rounds/test_fanout.py",
+    "tests/test_damaged_inputs.py",
     "tests/device_agent/exchange",
     "tests/edge_server/rounds/split",
     "tests/edge_server/rounds/test_broadcast.py",
@@ -39,8 +39,9 @@ BARRIER = tuple(
     f"tests/edge_server/rounds/split/test_{name}.py"
     for name in ("device_session", "barrier", "session", "session_races")
 )
-OUTBOX = tuple(
-    f"tests/device_agent/exchange/test_{name}.py" for name in ("outbox", "outbox_disk", "outbox_torn", "upload")
+OUTBOX = (
+    *(f"tests/device_agent/exchange/test_{name}.py" for name in ("outbox", "outbox_disk", "upload")),
+    "tests/test_damaged_inputs.py",
 )
 TARGETS: dict[str, tuple[int, tuple[str, ...]]] = {
     "shared/transfer/frames.py": (10, ENGINE),

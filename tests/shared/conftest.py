@@ -1,20 +1,32 @@
-"""Any value of a message type, so that a field added tomorrow is tested the day it is added; virtual time."""
+"""Any value of a message type, virtual time, recorded data sets, and rounds of an algorithm without a network between.
+
+A message's values follow from its type, so that a field added tomorrow is tested the day it is added.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec.inspect as shape
 import pytest
+import torch
 from hypothesis import strategies as st
 
+from shared.algorithms.base import Algorithm, Cohort
+from shared.data.examples import Examples
+from shared.data.load import load
+from shared.data.spec import Data
+from shared.errors import ConfigError
+from shared.models.build import blank, initial
 from shared.protocol.messages import Assignment, Hyper, Report
-from shared.runtime.clock import VirtualLoop
+from shared.tensors.tree import State
+from tests.shared.algorithms.sessions import MLP, Own, drive
 
 T = TypeVar("T")
 
+ROUND = Hyper(local_epochs=2, batch_size=4, learning_rate=0.1)
 _HYPERS = st.builds(
     Hyper,
     local_epochs=st.integers(0, 100),
@@ -34,6 +46,7 @@ _MAKERS: dict[type, Callable[..., st.SearchStrategy[object]]] = {
     shape.StructType: lambda kind: _structs(kind.cls),
     shape.UnionType: lambda kind: st.one_of([_values(one) for one in kind.types]),
     shape.ListType: lambda kind: st.lists(_values(kind.item_type), max_size=4),
+    shape.VarTupleType: lambda kind: st.lists(_values(kind.item_type), max_size=4).map(tuple),
     shape.TupleType: lambda kind: st.tuples(*map(_values, kind.item_types)),
     shape.DictType: lambda kind: st.dictionaries(_values(kind.key_type), _values(kind.value_type), max_size=4),
 }
@@ -73,12 +86,93 @@ def same() -> Callable[[object, object], bool]:
     return equal
 
 
+@pytest.fixture
+def recorded(data_root: Path) -> Callable[[str], str]:
+    """Return the path of a recorded data set's file or folder, or skip the test."""
+
+    def find(name: str) -> str:
+        path = data_root / name
+        if not path.exists():
+            pytest.skip(f"{path} is absent; set FIELDFLEET_DATA to the folder of data sets")
+        return str(path)
+
+    return find
+
+
+@pytest.fixture
+def refused() -> Callable[..., str]:
+    """Return the message with which `load` refuses a spec."""
+
+    def message(**fields: object) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(Data(**fields))
+        return str(caught.value)
+
+    return message
+
+
 @pytest.fixture(scope="session")
-def virtually() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """Run a coroutine in virtual time: seconds cost nothing and are exact."""
+def fleet() -> dict[str, Examples]:
+    """Return three devices with 5, 9 and 16 examples of three classes that a line can part."""
+    generator = torch.Generator().manual_seed(3)
+    centres = 2 * torch.randn(3, 6, generator=generator)
+    made = {}
+    for device, count in (("a", 5), ("b", 9), ("c", 16)):
+        labels = torch.arange(count) % 3
+        made[device] = Examples(centres[labels] + torch.randn(count, 6, generator=generator), labels)
+    return made
 
-    def run(routine: Coroutine[Any, Any, T]) -> T:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(routine)
 
-    return run
+@pytest.fixture(scope="session")
+def model() -> Callable[[], object]:
+    """Return a maker of the same model."""
+    return lambda: initial(MLP, 5)
+
+
+@pytest.fixture(scope="session")
+def hyper() -> Hyper:
+    return ROUND
+
+
+@pytest.fixture(scope="session")
+def own() -> Callable[[Examples, Hyper, int], Own]:
+    """Return a maker of a device's batches, in the order that a seed gives."""
+    return lambda data, hyper, seed: Own(data, Assignment(seed=seed, hyper=hyper))
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[..., State]:
+    """Return a function that plays rounds: assign, broadcast, local, absorb in device order, aggregate."""
+
+    def rounds(
+        algorithm: Algorithm,
+        fleet: Mapping[str, Examples],
+        number: int = 1,
+        hyper: Hyper = ROUND,
+        order: str = "",
+        kept: dict[str, State] | None = None,
+    ) -> State:
+        state, devices = algorithm.init(initial(MLP, 5), 5), {device: State() for device in fleet}
+        cohort = Cohort(tuple(fleet), hyper, seed=11, rounds=number)
+        for round_number in range(1, number + 1):
+            mean = algorithm.empty(state)
+            told = algorithm.assign(state, cohort, {}, round_number)
+            batches_of = {device: Own(fleet[device], one) for device, one in told.items()}
+            if algorithm.split:
+                driven = drive(algorithm, blank(MLP), state, told, batches_of, before=devices)
+                state, devices, results = driven.state, driven.devices, driven.results
+            else:
+                results = {}
+                for device, one in told.items():
+                    start = algorithm.broadcast(state, device, one)
+                    outcome = algorithm.local(initial(MLP, 6), devices[device], start, batches_of[device], one)
+                    assert isinstance(outcome, tuple)
+                    devices[device], results[device] = outcome
+            for device in order or sorted(fleet):
+                mean = algorithm.absorb(mean, device, told[device], results[device])
+            state = algorithm.aggregate(state, mean)
+        if kept is not None:
+            kept |= devices
+        return state
+
+    return rounds

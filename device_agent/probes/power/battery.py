@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.hardware.files import read_text
-from device_agent.probes.base import describe_absence, read_number
-from device_agent.probes.power.rails import RailReader, Rails, multiply
+from device_agent.hardware.bounds import VOLTS
+from device_agent.hardware.files import list_folder, read_text
+from device_agent.probes.base import describe_absence, read_number, read_within
+from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
 
 SUPPLIES = "sys/class/power_supply"
 DISCHARGING = "Discharging"
+RESTING = frozenset({"Charging", "Not charging", "Full", "Unknown"})
+SUPPLY_TYPES = frozenset(
+    {"Battery", "UPS", "Mains", "USB", "USB_DCP", "USB_CDP", "USB_ACA", "USB_C", "USB_PD", "USB_PD_DRP", "BrickID"}
+    | {"Wireless", "Unknown"}
+)
+"""All that the kernel's class has (include/linux/power_supply.h); another word is none, and may hide a battery."""
+MOST_AMPERES = 200.0
 MICRO = 1e-6
 
 
 def open_sensor(root: Path) -> RailReader:
-    """Return a reader of all batteries of the machine; raises NoData where there is none."""
-    batteries = {supply.name: supply for supply in sorted((root / SUPPLIES).glob("*")) if _is_machine_battery(supply)}
+    """Return a reader of all batteries of the machine; raises NoData where there is none, or may be one more."""
+    batteries = {supply.name: supply for supply in list_folder(root / SUPPLIES) if _is_machine_battery(supply)}
     if not batteries:
         raise NoData(f"no battery of this machine below {root / SUPPLIES}")
 
@@ -25,7 +33,7 @@ def open_sensor(root: Path) -> RailReader:
         watts, lacks = {}, {}
         for name, supply in batteries.items():
             try:
-                if read_text(supply / "status") == DISCHARGING:
+                if _is_discharging(supply):
                     watts[name] = _read_watts(supply)
             except NoData as error:
                 lacks[name] = describe_absence(error)
@@ -37,23 +45,43 @@ def open_sensor(root: Path) -> RailReader:
 
 
 def _is_machine_battery(supply: Path) -> bool:
-    """Tell a battery of the machine from a charger, and from that of a mouse, whose scope is `Device`."""
+    """Tell a battery of the machine from a charger, and from that of a mouse, whose scope is `Device`.
+
+    Raises:
+        NoData: It does not say what it is: without one of several batteries, the rest is not what the machine draws.
+    """
     try:
-        if read_text(supply / "type") != "Battery":
+        kind = read_text(supply / "type")
+    except NoData as error:
+        if error.lack == "not_present":
             return False
-    except NoData:
+        raise
+    if kind not in SUPPLY_TYPES:
+        raise NoData(f"{supply}/type: {kind[:40]!r} is no kind of supply", lack="invalid")
+    if kind != "Battery":
         return False
     try:
         return read_text(supply / "scope") != "Device"
-    except NoData:
-        return True
+    except NoData as error:
+        if error.lack == "not_present":
+            return True
+        raise
+
+
+def _is_discharging(supply: Path) -> bool:
+    """Return whether the machine draws from a battery; raises NoData where it does not say so."""
+    status = read_text(supply / "status")
+    if status != DISCHARGING and status not in RESTING:
+        raise NoData(f"{supply}/status: {status[:40]!r} is no word about its direction", lack="invalid")
+    return status == DISCHARGING
 
 
 def _read_watts(supply: Path) -> float:
     """Read watts; drivers differ in the sign, and the direction is known from the status."""
     try:
-        return abs(multiply(read_number(supply / "power_now", MICRO)))
+        return abs(read_number(supply / "power_now", MICRO))
     except NoData as error:
         if error.lack != "not_present":
             raise
-    return abs(multiply(read_number(supply / "current_now", MICRO), read_number(supply / "voltage_now", MICRO)))
+    amperes = read_within(supply / "current_now", (-MOST_AMPERES, MOST_AMPERES), MICRO)
+    return abs(amperes) * read_within(supply / "voltage_now", VOLTS, MICRO)

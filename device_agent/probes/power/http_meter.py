@@ -20,7 +20,7 @@ from shared.runtime.clock import Clock
 
 TIMEOUT_S = 2.0
 MAX_BYTES = 1 << 16
-UNBOUNDED_W = (0.0, float("inf"))
+WALL_W = (0.0, 1e5)
 UNCERTAINTY_W = 1.0
 """Of such a plug at the few watts of a board."""
 HTTP_OK = 200
@@ -78,7 +78,7 @@ METER_KINDS: Mapping[str, tuple[str, Callable[[bytes], float]]] = {
 def parse_watts(kind: str, data: bytes) -> float:
     """Parse the watts in a meter's answer; raises NoData where there are none."""
     try:
-        return validate_watts(METER_KINDS[kind][1](data), UNBOUNDED_W)
+        return validate_watts(METER_KINDS[kind][1](data), WALL_W)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise NoData(f"no answer of a {kind} meter: {error}", lack="invalid") from error
 

@@ -6,40 +6,48 @@ power. JetPack 4 has one of NVIDIA's own below iio, with power in milliwatts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from device_agent.hardware.files import read_text
-from device_agent.probes.base import describe_absence
-from device_agent.probes.power.rails import RailReader, Rails, multiply
+from device_agent.hardware.bounds import AMPERES, VOLTS, Bounds
+from device_agent.hardware.files import find_paths, list_folder, read_text
+from device_agent.hardware.hwmon import CHIP_FOLDER, find_chips
+from device_agent.probes.base import describe_absence, parse_number
+from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
 
-HWMON, DRIVER, IIO = "sys/class/hwmon", "sys/bus/i2c/drivers/ina3221", "sys/bus/i2c/drivers/ina3221x"
+DRIVER, IIO = "sys/bus/i2c/drivers/ina3221", "sys/bus/i2c/drivers/ina3221x"
 CHIP = "ina3221"
 UNCONNECTED = frozenset({"", "NC"})
 CHANNELS = 3
 """in4 to in7 and curr4 of hwmon are shunt voltages and sums across channels, parts and wholes together."""
 
 
-class Channel(msgspec.Struct, frozen=True):
-    """One rail: files whose product is its power, and what a product of one is in watts."""
+MILLI = 1e-3
+NO_BOUNDS: Bounds = (-math.inf, math.inf)
 
-    files: tuple[Path, ...]
-    scale: float
+
+class Channel(msgspec.Struct, frozen=True):
+    """One rail: files in thousandths whose product is its power, each with the bounds of what it can hold."""
+
+    files: tuple[tuple[Path, Bounds], ...]
 
 
 def open_sensor(root: Path) -> RailReader:
     """Return a reader of all rails of all chips; raises NoData where there is none."""
     rails: dict[str, Channel] = {}
     twice: set[str] = set()
-    for label, channel in [*_find_hwmon_channels(root)] or [*_find_iio_channels(root)]:
+    chips = find_chips(root, (CHIP,))
+    folders = [folder for folder, _ in chips.folders] or find_paths(root, f"{DRIVER}/*-*/hwmon/hwmon*")
+    for label, channel in [*_find_hwmon_channels(folders)] or [*_find_iio_channels(root)]:
         twice |= {label} & rails.keys()
         rails[label] = channel
     if not rails:
-        raise NoData(f"no rail of an {CHIP} below {root / HWMON} or {root / IIO}")
+        raise chips.refusal or NoData(f"no rail of an {CHIP} below {root / CHIP_FOLDER} or {root / IIO}")
 
     def ask(labels: Collection[str] | None) -> Rails:
         watts: dict[str, float] = {}
@@ -54,23 +62,23 @@ def open_sensor(root: Path) -> RailReader:
     return ask
 
 
-def _find_hwmon_channels(root: Path) -> Iterator[tuple[str, Channel]]:
+def _find_hwmon_channels(folders: Iterable[Path]) -> Iterator[tuple[str, Channel]]:
     """Yield labels and channels of the kernel's driver; the same chips lie below its folder and below the class."""
-    folders = [one for one in sorted((root / HWMON).glob("hwmon*")) if _text_or_empty(one / "name") == CHIP]
-    for folder in folders or sorted((root / DRIVER).glob("*-*/hwmon/hwmon*")):
+    for folder in folders:
         for number in range(1, CHANNELS + 1):
             label = _text_or_empty(folder / f"in{number}_label")
             if label not in UNCONNECTED:
-                yield label, Channel((folder / f"in{number}_input", folder / f"curr{number}_input"), 1e-6)
+                volts, amperes = folder / f"in{number}_input", folder / f"curr{number}_input"
+                yield label, Channel(((volts, VOLTS), (amperes, AMPERES)))
 
 
 def _find_iio_channels(root: Path) -> Iterator[tuple[str, Channel]]:
-    for chip in sorted((root / IIO).glob("*-*")):
-        folders = sorted(chip.glob("iio:device*")) or [chip / "iio_device"]
+    for chip in list_folder(root / IIO, "*-*"):
+        folders = list_folder(chip, "iio:device*") or [chip / "iio_device"]
         for number in range(CHANNELS):
             label = _text_or_empty(folders[0] / f"rail_name_{number}")
             if label not in UNCONNECTED:
-                yield label, Channel((folders[0] / f"in_power{number}_input",), 1e-3)
+                yield label, Channel(((folders[0] / f"in_power{number}_input", NO_BOUNDS),))
 
 
 def _text_or_empty(path: Path) -> str:
@@ -81,11 +89,10 @@ def _text_or_empty(path: Path) -> str:
 
 
 def _read_watts(channel: Channel) -> float:
-    factors = [channel.scale]
-    for path in channel.files:
-        content = read_text(path)
-        try:
-            factors.append(float(int(content.partition(" ")[0])))  # some drivers put the unit behind the figure
-        except (ValueError, OverflowError):
-            raise NoData(f"{path}: {content[:40]!r} is no whole number", lack="invalid") from None
-    return multiply(*factors)
+    watts = 1.0
+    for path, (low, high) in channel.files:
+        value = parse_number(read_text(path).partition(" ")[0], path) * MILLI  # some drivers put the unit behind it
+        if not low <= value <= high:
+            raise NoData(f"{path}: {value:g} V or A is nothing that a rail has", lack="invalid")
+        watts *= value
+    return watts

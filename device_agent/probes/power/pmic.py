@@ -6,14 +6,15 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from device_agent.probes import firmware
+from device_agent.hardware import firmware
 from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
 
 QUESTION = "pmic_read_adc"
 RAIL_LINE = re.compile(
-    r"^\s*(\S+)_([AV])\s+(current|volt)\(\d+\)=(\d{1,3}(?:\.\d{1,12})?)([AV])\s*$", re.ASCII | re.MULTILINE
+    r"^[ \t]*(\S{1,40})_([AV])[ \t]+(current|volt)\(\d{1,4}\)=(\d{1,3}(?:\.\d{1,12})?)([AV])[ \t\r]*$",
+    re.ASCII | re.MULTILINE,
 )
 FALSE_ABOVE_A = {"3V3_DAC": 0.1, "3V3_ADC": 0.1}
 """Firmware of 2023 says 0.61 A of a channel that carries microamperes."""

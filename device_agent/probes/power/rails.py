@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from device_agent.hardware.bounds import LEAST_RAIL_W
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
@@ -27,7 +28,7 @@ class Rails(msgspec.Struct, frozen=True, kw_only=True):
     whole: tuple[str, ...] = ()
 
 
-MAX_RAIL_W = 1e6
+NAME_PROFILE = "name the board's firmware profile in [board], see `device-agent profile list`"
 
 RailReader: TypeAlias = Callable[[Collection[str] | None], Rails]
 """Asks a sensor for some of its rails, or with None for all of them; raises NoData."""
@@ -49,7 +50,7 @@ def choose_summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[st
     labels = power.total if power.total and (by_profile or named) else rails.whole
     if not labels:
         known = ", ".join(sorted(rails.watts)) or "none"
-        raise NoData(f"nothing says which of the rails ({known}) make the total", lack="invalid")
+        raise NoData(f"nothing says which of the rails ({known}) make the total: {NAME_PROFILE}", lack="invalid")
     if twice := find_double_count(labels, {rail.label: rail.child_of for rail in power.rails}):
         raise NoData(f"the total would count {twice} twice", lack="invalid")
     return labels
@@ -78,12 +79,22 @@ def sum_rails(labels: Sequence[str], rails: Rails) -> float:
     return math.fsum(rails.watts[label] for label in labels)
 
 
-def multiply(*factors: float) -> float:
-    """Multiply volts and amperes to a rail's watts; raises NoData where the product is beyond all measure."""
-    watts = math.prod(factors)
-    if not abs(watts) < MAX_RAIL_W:
-        raise NoData(f"{watts:g} W is nothing that a rail carries", lack="invalid")
-    return watts
+def refuse_implausible(rails: Rails, most_w: float) -> Rails:
+    """Return rails without those whose watts cannot be, each a lack then.
+
+    Args:
+        rails: What a sensor reads.
+        most_w: What the whole board cannot exceed, and so none of its rails.
+    """
+    untrue = {
+        label: Absent(lack="invalid", cause=f"{watts:g} W is nothing that a rail of this board carries")
+        for label, watts in rails.watts.items()
+        if not LEAST_RAIL_W <= watts <= most_w
+    }
+    if not untrue:
+        return rails
+    kept = {label: watts for label, watts in rails.watts.items() if label not in untrue}
+    return Rails(watts=kept, lacks=rails.lacks | untrue, whole=rails.whole)
 
 
 def correct_watts(watts: float, power: Power) -> float:

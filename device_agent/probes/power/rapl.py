@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.hardware.files import read_text
-from device_agent.probes.base import ProbeResult, describe_absence, read_number
+from device_agent.hardware.files import list_folder, read_text
+from device_agent.probes.base import ProbeResult, describe_absence, read_number, read_within
 from device_agent.probes.power.rails import correct_watts, validate_watts
 from device_agent.profile.schema import Power
 from shared.errors import NoData
@@ -29,6 +29,7 @@ REMEDY = (
     "`z /sys/class/powercap/intel-rapl*:*/energy_uj 0440 root powercap`"
 )
 MICRO = 1e-6
+RANGE_JOULES = (1.0, 1e15)
 SHORTEST_S = 0.05
 """Counters tick once a millisecond: of a shorter time they say little."""
 MAX_OVER_LIMIT = 3.0
@@ -58,8 +59,8 @@ def find_zones(root: Path) -> dict[str, Zone]:
             label = name if top == key else f"{read_text(folder.with_name(f'{control}:{top}') / 'name')}-{name}"
             found[f"{label}-{key}" if label in found else label] = Zone(
                 folder=folder,
-                part=_classify(name),
-                range_joules=read_number(folder / "max_energy_range_uj", MICRO),
+                part=_classify(name, is_top=top == key),
+                range_joules=read_within(folder / "max_energy_range_uj", RANGE_JOULES, MICRO),
                 limit_w=_read_limit(folder),
             )
         if found:
@@ -69,14 +70,19 @@ def find_zones(root: Path) -> dict[str, Zone]:
 
 def _find_ids(folder: Path, control: str) -> list[str]:
     """Return the zones' ids, each before those below it: hexadecimal, such as `a` and `a:0`."""
-    keys = [one.name.removeprefix(f"{control}:") for one in folder.glob(f"{control}:*")]
+    keys = [one.name.removeprefix(f"{control}:") for one in list_folder(folder, f"{control}:*")]
     return sorted((key for key in keys if re.fullmatch(r"[0-9a-f]+(:[0-9a-f]+)?", key)), key=lambda key: key.split(":"))
 
 
-def _classify(name: str) -> Part:
-    if name == "psys":
-        return "machine"
-    return "memory" if name == "dram" else "package" if name.startswith("package") else "inside"
+def _classify(name: str, *, is_top: bool) -> Part:
+    """Return what a zone counts; raises NoData for one that is nobody's part, without which no sum is a whole."""
+    if is_top:
+        if name == "psys":
+            return "machine"
+        if name.startswith("package"):
+            return "package"
+        raise NoData(f"RAPL: {name[:40]!r} is no zone that makes a part of the total", lack="invalid")
+    return "memory" if name == "dram" else "inside"
 
 
 def _read_limit(zone: Path) -> float:
@@ -89,7 +95,7 @@ def _read_limit(zone: Path) -> float:
 def read_joules(zone: Zone) -> float:
     """Read a zone's counter; raises NoData, with the remedy where it is denied."""
     try:
-        return read_number(zone.folder / "energy_uj", MICRO)
+        return read_within(zone.folder / "energy_uj", (0, zone.range_joules), MICRO)
     except NoData as error:
         remedy = f"; {REMEDY}" if error.lack == "denied" else ""
         raise NoData(f"{error}{remedy}", lack=error.lack) from error

@@ -13,7 +13,15 @@ from device_agent.probes.base import ProbeResult, describe_absence
 from device_agent.probes.power import battery, ina2xx, ina3221, pmic, rapl, tegrastats
 from device_agent.probes.power.http_meter import HttpMeter
 from device_agent.probes.power.model import ModelSource
-from device_agent.probes.power.rails import RailReader, Rails, choose_summands, correct_watts, sum_rails, validate_watts
+from device_agent.probes.power.rails import (
+    RailReader,
+    Rails,
+    choose_summands,
+    correct_watts,
+    refuse_implausible,
+    sum_rails,
+    validate_watts,
+)
 from device_agent.profile.schema import Power, PowerModel, Profile
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Provenance, Quality, Reading
@@ -21,7 +29,7 @@ from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
-SENSORS: Mapping[str, Callable[[Path], RailReader]] = {
+OPENERS: Mapping[str, Callable[[Path], RailReader]] = {
     "ina3221": ina3221.open_sensor,
     "pmic": pmic.open_sensor,
     "ina2xx": ina2xx.open_sensor,
@@ -70,7 +78,7 @@ class SensorSource:
     def __init__(self, name: str, root: Path, power: Power, clock: Clock) -> None:
         """Find the sensor and read it; raises NoData where it gives no total."""
         self._name, self._power, self._clock = name, power, clock
-        self._ask = SENSORS[name](root)
+        self._ask = open_sensor(name, root, power)
         self._labels = _choose_labels(name, power, self._ask(None))
         self.provenance = describe_total(name, power, self._labels)
         self.period_s = max(sample_period_s(power), SHORTEST_PERIOD_S.get(name, 0.0))
@@ -80,6 +88,21 @@ class SensorSource:
 
     def read(self) -> Reading:
         return compute_total(self._name, self._power, self._ask(self._labels), self._clock())
+
+
+def open_sensor(name: str, root: Path, power: Power) -> RailReader:
+    """Open a sensor of rails, of which those whose watts cannot be are lacks.
+
+    Args:
+        name: Of the sensor.
+        root: The board's root folder.
+        power: The profile's table of power, which knows what the board cannot exceed.
+
+    Raises:
+        NoData: There is none.
+    """
+    ask = OPENERS[name](root)
+    return lambda labels: refuse_implausible(ask(labels), power.valid_w[1])
 
 
 def open_source(
@@ -136,7 +159,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
             refusals[name] = error
             continue
         readings, missing = found.readings | readings, found.absent | missing
-        if name in SENSORS and TOTAL_WATTS not in found.readings:
+        if name in OPENERS and TOTAL_WATTS not in found.readings:
             refusals[name] = NoData(missing[TOTAL_WATTS].cause, lack=missing.pop(TOTAL_WATTS).lack)
             continue
         facts = found.facts
@@ -227,7 +250,7 @@ def _read_once(name: str, root: Path, profile: Profile, at: float) -> ProbeResul
         )
     if name == "http":
         raise NoData("a meter is read by its own address")
-    rails = SENSORS[name](root)(None)
+    rails = open_sensor(name, root, profile.power)(None)
     readings = {
         f"power.{label}_watts": Reading(value=watts, unit="watts", source=f"{name} {label}", quality="measured", at=at)
         for label, watts in rails.watts.items()

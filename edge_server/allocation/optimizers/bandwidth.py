@@ -44,11 +44,12 @@ def allocation(given: BandwidthTerms, share: Array, multiplier: float) -> Shares
     sent = share * compute + full
     with np.errstate(all="ignore"):
         kept = np.where(full > 0, share * slack / sent, slack / compute)
-    whole = given.takes_part & filled & (spare >= full)
+    whole = given.takes_part & filled & (spare >= full) & ~given.held
     kept = np.where(given.takes_part, np.where(whole, 1.0, np.minimum(kept, 1.0)), 0.0)
     at_floor = (share <= given.floor) & ~filled
     bound = np.where(at_floor, np.where(share > 0, Bound.FLOOR, Bound.NOTHING), Bound.INTERIOR)
-    bound = np.where(whole, Bound.FULL, np.where(filled, Bound.TIME, bound))
+    at_most = np.where(given.held, Bound.FAIRNESS, Bound.TIME)
+    bound = np.where(whole, Bound.FULL, np.where(filled, at_most, bound))
     bound = np.where(given.takes_part, bound, np.where(given.told, Bound.OUT, Bound.UNKNOWN)).astype(np.int8)
     with np.errstate(all="ignore"):
         more = np.where(full > 0, share / sent, np.where(kept < 1, 1 / compute, 0.0))

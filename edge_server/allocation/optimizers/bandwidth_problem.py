@@ -13,9 +13,10 @@ With s_k = T_th - T_per_k - T_W_k (the warm-up that (46) omits is in it) and u_k
     cap_k = min(1, u_k / (s_k - c_k)) if s_k > c_k else 1: more would not be used
     floor_k = (1 - rho_max) u_k / (s_k - (1 - rho_max) c_k): what rho_k <= rho_max needs
 
-b_k is a ramp in x = 1 / sqrt(lambda), a jump where c_k = 0: water-filling finds x exactly. Devices with s_k <= 0 or no
-rate take no part. Where the floors do not fit together the dearest are dropped, so that one hopeless device costs
-nobody else its floor, and `enough_s` says with which T_th all would fit.
+Both are at most b_max, where no device may have more of the uplink; the paper has no such limit, b_max = 1. b_k is a
+ramp in x = 1 / sqrt(lambda), a jump where c_k = 0: water-filling finds x exactly. Devices with s_k <= 0 or no rate take
+no part. Where the floors do not fit together the dearest are dropped, so that one hopeless device costs nobody else its
+floor, and `enough_s` says with which T_th all would fit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_server.allocation.optimizers.base import Array, Codes, Mask, column, known
+from edge_server.allocation.optimizers.base import Array, Codes, Mask, bounded, column, known
 
 NEWTON_STEPS, ROUNDING = 60, 1e-12
 
@@ -43,6 +44,7 @@ class Bandwidth:
         upload_bits: W, of the whole global part.
         threshold_s: T_th.
         most_pruned: rho_max; 1 for no floor.
+        most_share: b_max, of the uplink for one device.
     """
 
     up_bits_per_s: Array
@@ -52,6 +54,7 @@ class Bandwidth:
     upload_bits: ArrayLike
     threshold_s: float
     most_pruned: float = 0.95
+    most_share: float = 1.0
 
     @classmethod
     def of_clocks(  # noqa: PLR0913 - the paper's symbols
@@ -131,6 +134,7 @@ class BandwidthTerms:
         floor: Least b_k, zero where it does not fit.
         wanted: Least b_k, were there room for the floors of all.
         cap: Most b_k.
+        held: Whose b_k could be larger, were it not for b_max.
         told: Whose figures can be true.
         takes_part: Who has time, a link and a clock.
         feasible: As in the allocation.
@@ -143,6 +147,7 @@ class BandwidthTerms:
     floor: Array
     wanted: Array
     cap: Array
+    held: Mask
     told: Mask
     takes_part: Mask
     feasible: bool
@@ -154,24 +159,27 @@ def terms(problem: Bandwidth) -> BandwidthTerms:
     count = len(problem.up_bits_per_s)
     rate, compute = column(problem.up_bits_per_s, count), column(problem.compute_s, count)
     personal, warm, bits = (column(x, count) for x in (problem.personal_s, problem.warm_up_s, problem.upload_bits))
+    threshold, most = bounded(problem.threshold_s), problem.most_share
     told, before, kept = known(rate, compute, personal, warm, bits), personal + warm, 1.0 - problem.most_pruned
     with np.errstate(all="ignore"):
-        full, slack = bits / rate, problem.threshold_s - before
+        full, slack = bits / rate, threshold - before
         able = told & np.isfinite(compute + before) & np.isfinite(full)
         within = able & (slack > 0)
         slack, full = np.where(within, slack, 1.0), np.where(within, full, 1.0)
         compute = np.where(within, compute, 0.0)
         least = kept * full / np.maximum(slack - kept * compute, 0.0)
         cap = np.where(slack - compute >= full, full / (slack - compute), 1.0)
-    cap = np.where(within & (full > 0), cap, 0.0)  # who has nothing to send needs no share
+    held = within & (cap > most)
+    cap = np.where(within & (full > 0), np.minimum(cap, most), 0.0)  # who has nothing to send needs no share
     has_floor = within & (least <= 1.0)  # false for NaN: nothing to send, and no time for the steps
     wanted = floor = np.where(has_floor, np.minimum(least, cap), 0.0)
+    has_floor &= least <= most
     feasible = bool(floor.sum() <= 1.0 and has_floor[able].all()) if kept else bool(within[able].all())
     if floor.sum() > 1.0:
         rising = np.sort(floor)
         floor = np.where(floor < rising[np.argmax(np.cumsum(rising) > 1.0)], floor, 0.0)
-    enough = problem.threshold_s if feasible else _enough(problem, able, kept)
-    return BandwidthTerms(slack, full, compute, floor, wanted, cap, told, within, feasible, enough)
+    enough = threshold if feasible else _enough(problem, able, kept)
+    return BandwidthTerms(slack, full, compute, floor, wanted, cap, held, told, within, feasible, enough)
 
 
 def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:
@@ -184,8 +192,8 @@ def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:
         column(x, count)[able] for x in (problem.personal_s, problem.warm_up_s, problem.compute_s)
     )
     least = personal + warm + kept * compute
-    needs = kept * column(problem.upload_bits, count)[able] / problem.up_bits_per_s[able]
-    at = float(np.max(least + needs, initial=0.0))
+    needs = kept * column(problem.upload_bits, count)[able] / column(problem.up_bits_per_s, count)[able]
+    at = float(np.max(least + needs / problem.most_share, initial=0.0))
     least, needs = least[needs > 0], needs[needs > 0]
     at = float(np.nextafter(at, np.inf)) if len(needs) else at  # what is needed may be lost in the rounding of the rest
     for _ in range(NEWTON_STEPS):

@@ -37,12 +37,28 @@ class Bound(IntEnum):
     """Its own joules."""
     MEMORY = 8
     """Its memory."""
+    SETTLED = 9
+    """What it was given once and for all."""
+    FAIRNESS = 10
+    """The largest share of what all share that a device may have."""
+
+
+LEAST, MOST = 1e-30, 1e30
+"""Beyond these, a figure counts as none at all or as infinite: products of seven of them are doubles still."""
 
 
 def column(values: ArrayLike, count: int) -> Array:
-    """Return a column of doubles; one value stands for all devices."""
+    """Return a column of doubles within bounds; one value stands for all devices."""
     given = np.asarray(values, np.float64)
-    return given if given.shape == (count,) else np.ascontiguousarray(np.broadcast_to(given, (count,)))
+    given = given if given.shape == (count,) else np.ascontiguousarray(np.broadcast_to(given, (count,)))
+    size = np.abs(given)
+    odd = ((size < LEAST) & (size > 0)) | ((size > MOST) & (size < np.inf))
+    return np.where(odd, np.where(size < LEAST, 0.0, np.copysign(np.inf, given)), given) if odd.any() else given
+
+
+def bounded(value: float) -> float:
+    """Return one figure within the bounds of a column."""
+    return float(column(value, 1)[0])
 
 
 def known(*columns: Array) -> Mask:

@@ -9,13 +9,14 @@ What a run's budget leaves for the next edge round, if the rest of the run looks
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_server.allocation.optimizers.base import Array, Bound, Codes, Mask, column, known
+from edge_server.allocation.optimizers.base import MOST, Array, Bound, Codes, Mask, bounded, column, known
 
 TIGHT = 1e-9
 
@@ -144,27 +145,27 @@ def terms(problem: Hcef) -> HcefTerms:
     told = known(mu, nu, alpha, tx) & ~np.isnan(deadline)
     able = told & np.isfinite(mu) & np.isfinite(nu) & np.isfinite(alpha) & np.isfinite(tx)
     mu, nu, alpha, tx = (np.where(able, x, 0.0) for x in (mu, nu, alpha, tx))
-    rho, theta = problem.least_steps, problem.least_sent
+    rho, theta, budget = problem.least_steps, problem.least_sent, bounded(problem.energy_joules)
     step_s, send_s = np.where(able, problem.tau * mu, 1.0), np.where(able, nu, 1.0)
     step_joules, send_joules = problem.tau * alpha, tx * nu
     least_s = rho * step_s + theta * send_s
     on_time = able & (least_s <= deadline)
     floors = rho * step_joules + theta * send_joules
     enough = float(floors.sum())
-    affordable = enough <= problem.energy_joules
-    part = problem.energy_joules / max(1, count) if problem.energy_joules > 0 else 0.0
+    affordable = enough <= budget
+    part = budget / max(1, count) if budget > 0 else 0.0
     dear = (floors > part) & (not affordable)
     charged = np.where(dear, part / np.where(dear, floors, 1.0), 1.0)
     step_joules, send_joules = charged * step_joules, charged * send_joules
     planned = float((charged * floors).sum())
-    sigma2, g2 = max(0.0, problem.sigma2), max(0.0, problem.g2)
+    sigma2, g2 = _within_bounds(problem.sigma2, problem.g2)
     return HcefTerms(
         step_s=step_s,
         send_s=send_s,
         step_joules=step_joules,
         send_joules=send_joules,
         deadline_s=np.where(on_time & ~dear, deadline, least_s),
-        energy_joules=max(planned, problem.energy_joules),
+        energy_joules=max(planned, budget),
         noise=sigma2 + g2,
         bend=problem.weight_add * g2,
         least=(rho, theta),
@@ -176,6 +177,13 @@ def terms(problem: Hcef) -> HcefTerms:
         enough_s=np.where(able, least_s, np.inf),
         enough_joules=enough,
     )
+
+
+def _within_bounds(*moments: float) -> tuple[float, ...]:
+    """Return figures that are not below zero; where one is too large to reckon with, all divided by the same."""
+    known_ones = [min(max(0.0, one), sys.float_info.max) for one in moments]
+    largest = max(known_ones)
+    return tuple(bounded(one / largest * MOST if largest > MOST else one) for one in known_ones)
 
 
 def sent_cap(given: HcefTerms, steps: Array) -> Array:

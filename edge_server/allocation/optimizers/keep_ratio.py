@@ -2,7 +2,7 @@
 
     keep_k = max p  subject to
     seconds_k(p) = steps_k step_s_k curve(p) + 8 (up(p) / R_up_k + down(p) / R_down_k) <= deadline_k
-    joules_k(p) = steps_k step_joules_k curve(p) + tx_w_k 8 up(p) / R_up_k <= energy_k
+    joules_k(p) = steps_k step_joules_k curve(p) + 8 (tx_w_k up(p) / R_up_k + rx_w_k down(p) / R_down_k) <= energy_k
     memory(p) <= memory_k
 
 All three rise with p. `curve` is the time of a step relative to the full model's; where nobody measured it, that of
@@ -35,12 +35,13 @@ class KeepRatio:
         down_bits_per_s: R_down_k; infinite where that is not counted.
         deadline_s: Infinite for none.
         step_joules: Joules of a step on the full model.
-        tx_w: Watts while sending.
+        tx_w, rx_w: Watts while sending and while receiving.
         energy_joules: Infinite for no limit.
         memory_bytes: Table of what training takes; rises.
         memory_limit_bytes: Infinite for no limit.
         curve: Table of a step's time relative to the full model's; rises. None for (2 + p^2) / 3.
         continuous: Whether ratios between the candidates may be chosen.
+        settled: The ratio of a device that has it once and for all; NaN for one that has not.
     """
 
     step_s: Array
@@ -53,11 +54,13 @@ class KeepRatio:
     deadline_s: ArrayLike = math.inf
     step_joules: ArrayLike = 0.0
     tx_w: ArrayLike = 0.0
+    rx_w: ArrayLike = 0.0
     energy_joules: ArrayLike = math.inf
     memory_bytes: ArrayLike = 0.0
     memory_limit_bytes: ArrayLike = math.inf
     curve: ArrayLike | None = None
     continuous: bool = False
+    settled: ArrayLike = math.nan
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class KeepAllocation:
         fits: Whether that is within its limits, by device.
         feasible: Whether it is for all.
         gain_per_s, gain_per_joule, gain_per_byte: What one more of each would add to p_k, where that alone binds.
-        enough_s, enough_joules, enough_bytes: What the smallest ratio takes.
+        enough_s, enough_joules, enough_bytes: What the smallest ratio takes, or the one that a device has for good.
     """
 
     keep: Array
@@ -103,12 +106,17 @@ def solve(problem: KeepRatio) -> KeepAllocation:
     least = np.minimum.reduce(reached)
     keep = least if problem.continuous else _rung(ratios, least)
     keep = np.maximum(np.where(told & able, keep, 0.0), ratios[0])
+    settled = column(problem.settled, count)
+    has_own = settled > 0
+    keep = np.where(has_own, settled, keep)
     taken = [_at(ratios, cost, keep) for cost in costs]
-    fits = told & able & (least >= ratios[0])
+    least_costs = [np.where(has_own, cost, all_of[:, 0]) for cost, all_of in zip(taken, costs, strict=True)]
+    fits = told & able & (least >= np.where(has_own, keep, ratios[0]))
     binds = [Bound.TIME, Bound.ENERGY, Bound.MEMORY]
     code = np.array(binds, np.int8)[np.argmin(reached, axis=0)]
     code = np.where((keep >= ratios[-1]) & fits, Bound.FULL, code)
-    bound = np.where(told, np.where(able, code, Bound.OUT), Bound.UNKNOWN).astype(np.int8)
+    bound = np.where(told, np.where(able, code, Bound.OUT), Bound.UNKNOWN)
+    bound = np.where(has_own, Bound.SETTLED, bound).astype(np.int8)
     gains = [np.where(bound == kind, _slope(ratios, cost, keep), 0.0) for kind, cost in zip(binds, costs, strict=True)]
     table = np.broadcast_to(np.asarray(problem.up_bytes, np.float64), (count, len(ratios)))
     return KeepAllocation(
@@ -123,9 +131,9 @@ def solve(problem: KeepRatio) -> KeepAllocation:
         gain_per_s=gains[0],
         gain_per_joule=gains[1],
         gain_per_byte=gains[2],
-        enough_s=costs[0][:, 0],
-        enough_joules=costs[1][:, 0],
-        enough_bytes=costs[2][:, 0],
+        enough_s=least_costs[0],
+        enough_joules=least_costs[1],
+        enough_bytes=least_costs[2],
     )
 
 
@@ -133,11 +141,12 @@ def _costs(problem: KeepRatio, ratios: Array) -> tuple[list[Array], Mask]:
     """Return seconds, joules and bytes of every device at every ratio, and whose figures can be true."""
     count = len(problem.step_s)
     columns = (
-        problem.step_s, problem.steps, problem.up_bits_per_s, problem.down_bits_per_s, problem.step_joules, problem.tx_w
+        problem.step_s, problem.steps, problem.up_bits_per_s, problem.down_bits_per_s, problem.step_joules,
+        problem.tx_w, problem.rx_w,
     )  # fmt: skip
-    step, steps, up, down, joules, tx = (column(one, count)[:, None] for one in columns)
+    step, steps, up, down, joules, tx, rx = (column(one, count)[:, None] for one in columns)
     limits = (problem.deadline_s, problem.energy_joules, problem.memory_limit_bytes)
-    told = known(step, steps, up, down, joules, tx)[:, 0] & known(*(column(one, count) for one in limits))
+    told = known(step, steps, up, down, joules, tx, rx)[:, 0] & known(*(column(one, count) for one in limits))
     curve = (2 + ratios**2) / 3 if problem.curve is None else np.asarray(problem.curve, np.float64)
     up_bits, down_bits = 8 * np.asarray(problem.up_bytes, np.float64), 8 * np.asarray(problem.down_bytes, np.float64)
     with np.errstate(all="ignore"):
@@ -145,6 +154,7 @@ def _costs(problem: KeepRatio, ratios: Array) -> tuple[list[Array], Mask]:
         coming = np.where(down_bits > 0, down_bits / down, 0.0)
         seconds = steps * step * curve + sending + coming
         spent = np.where(steps * joules > 0, steps * joules * curve, 0.0) + np.where(tx > 0, tx * sending, 0.0)
+        spent = spent + np.where(rx > 0, rx * coming, 0.0)
     shape = count, len(ratios)
     memory = np.broadcast_to(np.asarray(problem.memory_bytes, np.float64), shape)
     return [np.broadcast_to(seconds, shape), np.broadcast_to(spent, shape), memory], told

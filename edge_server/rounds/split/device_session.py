@@ -8,11 +8,12 @@ absent. One that has `failed` is out for good.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from shared.protocol.messages import Features
 from shared.tensors.tree import Tree
+from shared.transfer.frames import WaitingPieces
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender
@@ -81,7 +82,7 @@ class DeviceSession:
         receiver: Of these features, until they are read.
         features: Those that are read, until the step is served.
         gradient: Its last one; nothing while a step is being computed.
-        queued: Runs of the gradient's frames that wait to be sent.
+        waiting: Pieces of the gradient that wait to be sent.
     """
 
     device: str
@@ -96,7 +97,7 @@ class DeviceSession:
     receiver: Receiver[MemorySink] | None = None
     features: Tree | None = None
     gradient: Sender | None = None
-    queued: int = 0
+    waiting: WaitingPieces = field(default_factory=WaitingPieces)
 
     def follow(self, event: Event) -> None:
         """Go on to the state after an event.
@@ -128,6 +129,7 @@ class DeviceSession:
         """Part for good, with all that is here."""
         self.follow("fail")
         self.receiver = self.features = self.gradient = None
+        self.waiting.clear()
 
     def close(self, step: int) -> None:
         """Note that a step was served, with this device if it had delivered.
@@ -150,4 +152,5 @@ class DeviceSession:
         """Part with the features of the step that was served, and with the gradient of the one before: it has that."""
         assert self.features is not None, "who has delivered has features"
         features, self.features, self.gradient = self.features, None, None
+        self.waiting.clear()
         return features

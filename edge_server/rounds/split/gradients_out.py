@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge_server.rounds.split.device_session import DeviceSession
 from shared.errors import Unreachable
 from shared.protocol import wire
-from shared.protocol.messages import Features, Gradient, Room, Want
+from shared.protocol.messages import Features, Gradient, Want
 from shared.protocol.topics import topic
 from shared.transfer.pace import Pace
 from shared.transfer.receiver import room
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
-
-MOST_WANTS = 16
-"""Of one device that wait to be sent, pushes among them; a receiver has half as many under way, and asks again."""
 
 
 @dataclass
@@ -28,7 +25,7 @@ class GradientsOut:
 
     site: str
     transport: Transport
-    _frames: asyncio.Queue[tuple[DeviceSession, Iterator[bytes]]] = field(default_factory=asyncio.Queue)
+    _turns: asyncio.Queue[DeviceSession] = field(default_factory=asyncio.Queue)
 
     async def announce(self, session: DeviceSession, offer: Features, pace: Pace, window: int) -> None:
         """Announce a device's gradient, and send at once what it has room for.
@@ -42,8 +39,7 @@ class GradientsOut:
         gradient = session.gradient
         if gradient is None:
             return
-        unasked = offer.room if session.queued < MOST_WANTS else Room()
-        pushed, frames = gradient.push(unasked, self.transport.max_payload_bytes)
+        pieces = [] if session.waiting else gradient.unasked(offer.room, self.transport.max_payload_bytes)
         header = Gradient(
             run=offer.run,
             round=offer.round,
@@ -52,43 +48,49 @@ class GradientsOut:
             step=offer.step,
             answers=offer.params.digest,
             params=gradient.transfer,
-            pushed=pushed,
+            pushed=pieces[-1][1] if pieces else 0,
             room=room(pace, window),
         )
         announcing = self.transport.publish(topic(self.site, session.device, "gradient"), wire.encode(header))
         ended, _ = await asyncio.gather(
-            announcing, self._push(session, frames), return_exceptions=True
+            announcing, self._push(session, pieces), return_exceptions=True
         )  # in this order
         if isinstance(ended, Unreachable):
             log.debug("not announced, %s will offer again: %s", session.device, ended)
         elif ended is not None:
             raise ended
 
-    async def _push(self, session: DeviceSession, frames: Iterator[bytes]) -> None:
+    async def _push(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
         """Queue frames right behind the header, without waiting until the broker has acknowledged that."""
-        self._queue(session, frames)
+        self._queue(session, pieces)
 
     def answer(self, session: DeviceSession, want: Want) -> None:
-        """Send what a device asks for.
+        """Send what a device asks for: at most a window of it waits at once, and nothing of it twice.
 
         Raises:
             WireError: It asks for what does not exist.
         """
         gradient = session.gradient
-        if gradient and gradient.transfer.digest == want.digest and session.queued < MOST_WANTS:
-            self._queue(session, gradient.answer(want, self.transport.max_payload_bytes))
+        if gradient and gradient.transfer.digest == want.digest:
+            self._queue(session, gradient.pieces(want, self.transport.max_payload_bytes))
 
-    def _queue(self, session: DeviceSession, frames: Iterator[bytes]) -> None:
-        session.queued += 1
-        self._frames.put_nowait((session, frames))
+    def _queue(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
+        if pieces and not session.waiting:
+            self._turns.put_nowait(session)
+        for start, stop in pieces:
+            session.waiting.add(start, stop)
 
     async def send(self) -> None:
-        """Send the frames that are due, one device's after the other's, until cancelled."""
+        """Send the frames that are due, a frame of each device in turn, until cancelled."""
         while True:
-            session, frames = await self._frames.get()
-            session.queued -= 1
+            session = await self._turns.get()
+            start = next(iter(session.waiting), None)
+            if start is None or session.gradient is None:
+                continue  # that step is over
+            frame = session.gradient.frame(start, session.waiting.pop(start))
+            if session.waiting:
+                self._turns.put_nowait(session)
             try:
-                for frame in frames:
-                    await self.transport.publish(topic(self.site, session.device, "gradient"), frame, assured=False)
+                await self.transport.publish(topic(self.site, session.device, "gradient"), frame, assured=False)
             except Unreachable as error:
-                log.debug("frames for %s not sent, they will be asked for again: %s", session.device, error)
+                log.debug("a frame for %s not sent, it will be asked for again: %s", session.device, error)

@@ -96,6 +96,10 @@ class SplitRound:
             self._refuse(session, error)
         self._wake.set()  # from now on a silence is to be noticed
 
+    def awaits(self, device: str) -> bool:
+        """Tell whether frames of a device may come."""
+        return self.barrier.is_member(device)
+
     async def frame(self, device: str, data: bytes) -> None:
         """Take a frame of features that were offered.
 

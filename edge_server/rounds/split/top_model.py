@@ -67,16 +67,19 @@ class TopModel:
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
         """Do one step with the devices that take part, in order of name; return the gradient for each.
 
+        In a session that measures running statistics nothing is trained, and the answers are empty.
+
         Args:
             step: Number of the step in the round.
             ups: What came up, by device.
             frame_bytes: The largest frame of what goes down.
         """
-        assert self.algorithm.split
+        split = self.algorithm.split
+        assert split
+        measures = any(told.measures_statistics for told in self.assignments.values())
+        take_step = split.measure if measures and split.measure else split.serve
         with seeded(mix(self.seed, self.before + step, SERVER)):
-            self.state, downs = self.algorithm.split.serve(
-                self.model, self.state, self.assignments, dict(sorted(ups.items()))
-            )
+            self.state, downs = take_step(self.model, self.state, self.assignments, dict(sorted(ups.items())))
         return {
             device: Sender.of_parts(payload.pack(self.codec.encode(down, None)[0]), frame_bytes)
             for device, down in downs.items()

@@ -177,7 +177,7 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
         absorb=partial(absorb, settings),
         aggregate=aggregate,
         check_update=partial(check_update, settings),
-        personal=Personal(partial(network_in_use, settings)),
+        personal=Personal(partial(network_in_use, settings), own_statistics=settings.split != "all_global"),
         resources=Resources(
             frozenset({"prune"} if settings.prunes else ()), timed_step=partial(train_unpruned, settings)
         ),

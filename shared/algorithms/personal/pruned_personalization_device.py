@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.algorithms.base import Batch, Batches, Outcome, Result
+from shared.algorithms.fedavg import require_finite_loss
 from shared.algorithms.local_training import first, require_finite
 from shared.algorithms.personal import sparse_update
 from shared.errors import ConfigError, TaskFailed, WireError
@@ -184,6 +185,7 @@ class Training:
     momenta: Tree
     loss_sum: float = 0.0
     seen: int = 0
+    steps: int = 0
     _global_momenta: Tree = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -215,7 +217,8 @@ class Training:
 
     def count(self, batch: Batch, loss: float) -> None:
         """Add a step's loss to the round's."""
-        self.loss_sum += loss * len(batch[1])
+        self.steps += 1
+        self.loss_sum += require_finite_loss(loss, self.steps) * len(batch[1])
         self.seen += len(batch[1])
 
     def importance(self, settings: PersonalizationSettings, batches: Batches) -> Tensor:

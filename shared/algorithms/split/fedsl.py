@@ -30,14 +30,17 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Resources, Result, Split, assign_alike
 from shared.algorithms.split.fedsl_device import local
-from shared.algorithms.split.fedsl_server import check_features, serve
+from shared.algorithms.split.fedsl_server import check_features, measure, serve
 from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, FedslSettings
 from shared.errors import ConfigError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment
+from shared.protocol.messages import Assignment, Scalar
 from shared.tensors import tree
 from shared.tensors.feature_dropout import Granularity
 from shared.tensors.tree import Mean, State, Tree
+
+UNDROPPED: Mapping[str, Scalar] = {"drop": 0.0, "sparsity": 0.0}
+"""Options of a session in which running statistics are measured; without a mask, which would have nothing to do."""
 
 
 def init(settings: FedslSettings, model: Model, _seed: int) -> State:
@@ -130,7 +133,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
         local=partial(local, settings),
         absorb=partial(absorb, settings),
         aggregate=aggregate,
-        split=Split(partial(serve, settings), partial(check_features, settings)),
+        split=Split(partial(serve, settings), partial(check_features, settings), partial(measure, settings), UNDROPPED),
         resources=Resources(frees_memory=settings.recompute),
     )
 

@@ -17,7 +17,6 @@ with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -33,7 +32,9 @@ from shared.codecs import bits
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
-from shared.protocol.messages import Assignment, Missed, mix
+from shared.models.running_statistics import measure_batch, statistics_of
+from shared.protocol.messages import STATISTICS_BATCHES, Assignment, Missed, mix
+from shared.tensors.counts import floor_share
 from shared.tensors.feature_dropout import draw_delta, drop, undrop
 from shared.tensors.pruning import IMPORTANCE, Channels, apply_mask, max_prunable, select_kept, sparsity
 from shared.tensors.quantizer import dequantize, quantize
@@ -206,7 +207,7 @@ class Mask:
         active, fresh = self.active[: bottom.count], self._zeros is None
         zeros = _zeros(weights) if self._zeros is None else self._zeros
         now = sparsity(-(-step // self._settings.steps_per_round), self._rounds, self._settings.sparsity)
-        wanted = min(math.floor(now * bottom.count), max_prunable(bottom.layers))
+        wanted = min(floor_share(now, bottom.count), max_prunable(bottom.layers))
         if zeros < wanted:
             importance = IMPORTANCE[self._settings.importance](weights, gradient)
             active.copy_(select_kept(importance, weights, wanted, bottom.layers))
@@ -249,6 +250,14 @@ def local(
     """
     if not batches.num_examples:
         raise TaskFailed("no examples to train on")
+    session = _measure if assignment.measures_statistics else _train
+    return (yield from session(settings, model, state, start, batches, assignment))
+
+
+def _train(
+    settings: FedslSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
+) -> Session:
+    """Train step by step."""
     bottom = Bottom(model, settings.cut_of(model), start, recompute=settings.recompute)
     del start  # a file's pages, which need not stay in memory
     mask = Mask(settings, state, bottom, assignment) if settings.sparsity and bottom.count else None
@@ -283,6 +292,29 @@ def local(
             settings, bottom, mask, settings.step_size(assignment, now), assignment.hyper.weight_decay, generator
         )
     return _make_result(settings, state, bottom, mask, tally, batches.num_examples)
+
+
+def _measure(
+    settings: FedslSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
+) -> Session:
+    """Send the features of some batches, none of them dropped, and measure the running statistics below the cut."""
+    network, due, counted, missed = model.below(settings.cut_of(model)), 1, 0, 0
+    for step, (inputs, labels) in enumerate(islice(batches, assignment.steps), 1):
+        if step < due:
+            continue
+        features, after = measure_batch(network, start, inputs, counted)
+        down = yield _make_upload(settings, features, None, labels)
+        due = step + (down.steps if isinstance(down, Missed) else 1)
+        if isinstance(down, Missed):
+            missed += min(due, assignment.steps + 1) - step
+        else:
+            start, counted = after, counted + 1
+    return state, Result(
+        tree={name: start[name] for name in statistics_of(network)},
+        weight=1.0,
+        num_examples=batches.num_examples,
+        metrics={STATISTICS_BATCHES: float(counted), "missed_steps": float(missed)},
+    )
 
 
 def _make_upload(settings: FedslSettings, features: Tensor, delta: Tensor | None, labels: Tensor) -> Tree:

@@ -27,7 +27,8 @@ from shared.codecs import bits
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
-from shared.protocol.messages import Assignment
+from shared.models.running_statistics import measure_batch, statistics_of
+from shared.protocol.messages import STATISTICS_BATCHES, Assignment
 from shared.tensors.feature_dropout import gather, spread
 from shared.tensors.tree import State, Tree, check_like
 
@@ -291,6 +292,31 @@ def serve(
     if total:
         top.move(total, rate / counted, decay * counted)
     return State({**state.tree, **top.buffers}, {**state.facts, "step": step}), down
+
+
+def measure(
+    settings: FedslSettings, model: Model, state: State, _told: Mapping[str, Assignment], ups: Mapping[str, Tree]
+) -> tuple[State, dict[str, Tree]]:
+    """Measure the server part's running statistics over one batch more of every device; see `Split.measure`.
+
+    The answers are empty: they have no loss, and so no device moves. What is not finite does not count.
+
+    Args:
+        settings: The method's, in which nothing is dropped.
+        model: The whole network, without storage.
+        state: The server's; its facts count the batches so far.
+        _told: What the devices were told.
+        ups: What came up, by device.
+    """
+    network = model.above(settings.cut_of(model))
+    names = statistics_of(network)
+    tree, counted = state.tree, state.facts.get(STATISTICS_BATCHES, 0)
+    assert isinstance(counted, int)
+    for up in ups.values():
+        _, after = measure_batch(network, tree, unpack_features(settings, up).features, counted)
+        if all(is_finite(after[name]) for name in names):
+            tree, counted = after, counted + 1
+    return State(tree, {**state.facts, STATISTICS_BATCHES: counted}), {device: {} for device in ups}
 
 
 def _passes(top: Top, group: Mapping[str, Smashed]) -> Iterator[Pass]:

@@ -37,6 +37,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
+from shared.algorithms.fedavg import require_finite_loss
 from shared.algorithms.local_training import Stopping, stops_early
 from shared.algorithms.subnetwork.random_dropout import parameters_in_use
 from shared.algorithms.subnetwork.server_half import (
@@ -51,8 +52,9 @@ from shared.algorithms.subnetwork.server_half import (
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.neurons import ROUNDING, Active, Index, build_narrowed, extract, first_neurons, read_chain
+from shared.subnetworks.neurons import Active, Index, build_narrowed, extract, first_neurons, read_chain
 from shared.tensors import tree as trees
+from shared.tensors.counts import is_at_most
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Mean, State, Tree, check_like
 
@@ -83,7 +85,7 @@ class Widths:
 
     def up_to(self, share: float) -> int:
         """Return the number of the largest width up to a share; the smallest one's where there is none."""
-        return max((width for width, one in enumerate(self.shares) if one <= share + ROUNDING), default=0)
+        return max((width for width, one in enumerate(self.shares) if is_at_most(one, share)), default=0)
 
     def is_last(self, width: int) -> bool:
         """Tell whether a width is that of the whole network."""
@@ -196,7 +198,7 @@ class Nested:
         generator = torch.Generator().manual_seed(told.seed)
         weights = [(key, leaf) for key, leaf in self.leaves.items() if leaf.requires_grad]
         momenta, seen, loss_sum = Tree(), 0, 0.0
-        for inputs, labels in batches:
+        for step, (inputs, labels) in enumerate(batches, start=1):
             width = int(torch.randint(len(self.layers), (), generator=generator))
             targets, said = labels, None
             if distil:
@@ -208,7 +210,7 @@ class Nested:
             loss.backward()
             descend(weights, momenta, told.hyper)
             seen += len(labels)
-            loss_sum += (loss if said is None else said).item() * len(labels)
+            loss_sum += require_finite_loss((loss if said is None else said).item(), step) * len(labels)
         return loss_sum / seen if seen else None
 
 

@@ -8,8 +8,9 @@ https://arxiv.org/abs/2403.11464): they differ in which neurons matter. At a dev
     w_k     the part that belongs to S: the remaining epochs train that alone, in a network that is physically smaller
     up      the part, and one bit a neuron: sum_l ceil(n_l / 8) + 4 |A_k| bytes
 
-Ever after both ways carry the part alone, as FedSPU's do. Each coordinate is averaged over those who hold it; a device
-uses its part as it left it. The authors' code ranks a network that it has just made anew, after one step or none, so
+Ever after both ways carry the part alone, as FedSPU's do, whatever p_k is decided later: a device keeps the share of
+its first participation, and its tasks say so. Each coordinate is averaged over those who hold it; a device uses its
+part as it left it. The authors' code ranks a network that it has just made anew, after one step or none, so
 that its choice has nothing to do with data; here, as their text says, the received model is trained and ranked.
 
 Which neurons matter most: figures of merit, neuron by neuron, and the share of each layer that has the highest.
@@ -69,7 +70,7 @@ from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort
 from shared.algorithms.local_training import Stopping, Tally, epochs, require_finite, stops_early
 from shared.algorithms.subnetwork import server_half
 from shared.algorithms.subnetwork.random_dropout import build_smaller, parameters_in_use, train_what_came
-from shared.algorithms.subnetwork.server_half import CHAIN, keep_share, read_download, stored_chain
+from shared.algorithms.subnetwork.server_half import CHAIN, KEEP, keep_share, read_download, stored_chain
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar
@@ -119,8 +120,8 @@ def select_strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Ten
     }
 
 
-MASK = "mask/"
-"""What the server remembers of a device: its bitmaps, as hexadecimal digits."""
+MASK, KEPT = "mask/", "kept/"
+"""What the server remembers of a device: its bitmaps, as hexadecimal digits, and of which share they are."""
 
 
 def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
@@ -162,7 +163,12 @@ def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
         personal=Personal(
             _used, lambda state, device, told: built.broadcast(state, device, told) if chooses(told) else {}
         ),
-        resources=replace(built.resources, step_share=_step_share, timed_step=partial(train_what_came, Stopping())),
+        resources=replace(
+            built.resources,
+            step_share=_step_share,
+            timed_step=partial(train_what_came, Stopping()),
+            settled=settled_share,
+        ),
     )
 
 
@@ -180,9 +186,27 @@ def chosen_neurons(state: State, device: str, _assignment: Assignment) -> Active
         device: Its name.
         _assignment: Its task.
     """
-    hidden = stored_chain(state.facts).hidden
+    return _remembered(state, device, stored_chain(state.facts).hidden)
+
+
+def _remembered(state: State, device: str, hidden: Mapping[str, int]) -> Active:
     mask = state.facts.get(MASK + device)
     return all_neurons(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)
+
+
+def settled_share(state: State, device: str) -> dict[str, float]:
+    """Return the share of the neurons that a device has chosen, as `keep`; nothing before it did.
+
+    Of a run begun before shares were remembered, the least share that has as many neurons.
+    """
+    if MASK + device not in state.facts:
+        return {}
+    if (kept := state.facts.get(KEPT + device)) is not None:
+        return {KEEP: float(kept)}
+    layout = stored_chain(state.facts)
+    active = _remembered(state, device, layout.hidden)
+    shares = [(len(active[name]), len(active[name]) / count) for name, count in layout.hidden.items()]
+    return {KEEP: max([share for held, share in shares if held > 1] or [min(share for _, share in shares)])}
 
 
 def _used(model: Model, state: State, down: Tree, told: Assignment) -> Tree:
@@ -202,13 +226,12 @@ def chooses(assignment: Assignment) -> bool:
 
 
 def _build_assign(built: Algorithm) -> Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]:
-    """Send along, to those who are to choose, by what their update will be checked."""
+    """Tell those who have chosen what they keep; send the others along by what their update will be checked."""
 
     def assign(state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
+        chain = {CHAIN: str(state.facts[CHAIN])}
         return {
-            device: one
-            if MASK + device in state.facts
-            else msgspec.structs.replace(one, values=one.values | {CHAIN: str(state.facts[CHAIN])})
+            device: msgspec.structs.replace(one, values=one.values | (settled_share(state, device) or chain))
             for device, one in built.assign(state, cohort, allocation, number).items()
         }
 
@@ -272,7 +295,7 @@ def _build_absorb(built: Algorithm) -> Callable[[Mean, str, Assignment, Result],
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
         if chooses(assignment):
             masks = {key: leaf for key, leaf in result.tree.items() if key.startswith(PREFIX)}
-            told: dict[str, Scalar] = {MASK + device: _to_hex(masks)}
+            told: dict[str, Scalar] = {MASK + device: _to_hex(masks), KEPT + device: keep_share(assignment)}
             values = {key: leaf for key, leaf in result.tree.items() if key not in masks}
             mean, result = replace(mean, facts=mean.facts | told), replace(result, tree=values)
         return built.absorb(mean, device, assignment, result)
@@ -284,7 +307,7 @@ def _build_aggregate(built: Algorithm) -> Callable[[State, Mean], State]:
     """Remember what devices have chosen."""
 
     def aggregate(state: State, mean: Mean) -> State:
-        masks = {key: fact for key, fact in mean.facts.items() if key.startswith(MASK)}
+        masks = {key: fact for key, fact in mean.facts.items() if key.startswith((MASK, KEPT))}
         after = built.aggregate(state, mean)
         return State(after.tree, after.facts | masks)
 

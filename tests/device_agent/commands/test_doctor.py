@@ -20,7 +20,7 @@ from device_agent.probes import runtime
 from edge_server.fleet.broker import free_port, running
 from shared.runtime.processes import hold_lock
 from tests.device_agent.agent_side import write_config
-from tests.trees import as_nobody, grow, open_to_all
+from tests.machine import as_nobody, grow, open_to_all
 
 SIGILL = "import os; os.kill(os.getpid(), 4)"
 FINE = {

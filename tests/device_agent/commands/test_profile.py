@@ -18,7 +18,7 @@ from device_agent.tuning.apply import JOURNAL_NAME
 from edge_server.fleet.broker import free_port
 from tests.device_agent.agent_side import write_config
 from tests.device_agent.sources import JETSON, clocks, content, with_clocks, with_modes
-from tests.trees import grow
+from tests.machine import grow
 
 LIMIT_S = 60
 COMMAND = (sys.executable, "-m", "device_agent")

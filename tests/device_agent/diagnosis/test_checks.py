@@ -10,7 +10,7 @@ from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Match, Permissions, Profile
 from shared.protocol.measurements import Absent, Reading
 from shared.transport.base import Broker
-from tests.trees import profile
+from tests.machine import profile
 
 MIB = doctor.MIB
 

@@ -12,30 +12,39 @@ import pytest
 
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Leave, Transfer, Want
+from shared.protocol.messages import Leave, Transfer
 from shared.protocol.topics import topic
 from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transport.memory import MemoryTransport
-from tests.device_agent.sender import DATA, DEVICE, OTHER, PATIENCE_S, SITE, WINDOW, Sender, download
+from tests.device_agent.server_side import (
+    DEVICE,
+    DOWNLOAD_WINDOW,
+    MODEL,
+    OTHER,
+    PATIENCE_S,
+    SITE,
+    ModelServer,
+    download,
+)
 
 
 def test_each_frame_is_asked_once_where_nothing_is_lost(sender, fetch) -> None:
     data, received = fetch()
-    assert data == DATA
+    assert data == MODEL
     assert sender.asked == list(range(20))
-    assert received == len(DATA) + 20 * frames.HEADER_BYTES
+    assert received == len(MODEL) + 20 * frames.HEADER_BYTES
 
 
 def test_never_more_than_the_window_is_under_way_and_the_window_is_used(sender, fetch) -> None:
     sender.pause_s = 0.5
-    assert fetch()[0] == DATA
-    assert sender.most_under_way == WINDOW
+    assert fetch()[0] == MODEL
+    assert sender.most_under_way == DOWNLOAD_WINDOW
 
 
 def test_lost_frames_are_asked_again_after_the_patience_and_no_others(sender, fetch) -> None:
     sender.reply = lambda frame, index, asked: None if index in (3, 19) and asked < 2 else frame
-    assert fetch()[0] == DATA
+    assert fetch()[0] == MODEL
     assert sorted(sender.asked) == sorted([*range(20), 3, 19])
     assert [moment for moment in sender.times if moment] == [PATIENCE_S] * 2  # a small window at first
 
@@ -43,7 +52,7 @@ def test_lost_frames_are_asked_again_after_the_patience_and_no_others(sender, fe
 def test_pauses_double_while_nothing_comes_and_are_short_again_after_frames(sender, fetch) -> None:
     """The first three questions for a frame go unanswered, then frames come and one among them is missed soon."""
     sender.reply = lambda frame, index, asked: frame if asked > 3 and (index, asked) != (1, 4) else None
-    assert fetch()[0] == DATA
+    assert fetch()[0] == MODEL
     moments = sorted(set(sender.times))
     pauses = [after - before for before, after in pairwise(moments)]
     assert pauses[1:3] == [2 * pauses[0], 4 * pauses[0]]
@@ -53,8 +62,8 @@ def test_pauses_double_while_nothing_comes_and_are_short_again_after_frames(send
 def test_on_a_slow_link_frames_are_not_asked_again_for_ever(sender, fetch) -> None:
     """A frame takes longer than the patience: only the first window is doubted, then the pace is known."""
     sender.pause_s = 2.5 * PATIENCE_S
-    assert fetch()[0] == DATA
-    assert len(sender.asked) <= 20 + 2 * WINDOW
+    assert fetch()[0] == MODEL
+    assert len(sender.asked) <= 20 + 2 * DOWNLOAD_WINDOW
 
 
 def test_frames_for_others_do_not_delay_asking_again(sender, fetch, describe, cut) -> None:
@@ -66,8 +75,8 @@ def test_frames_for_others_do_not_delay_asking_again(sender, fetch, describe, cu
             await asyncio.sleep(PATIENCE_S / 4)
             await sender.transport.publish(topic(SITE, "_all", "model"), frame)
 
-    sender.reply = lambda frame, index, asked: None if index < WINDOW and asked < 2 else frame
-    assert fetch(traffic(), shared=True)[0] == DATA
+    sender.reply = lambda frame, index, asked: None if index < DOWNLOAD_WINDOW and asked < 2 else frame
+    assert fetch(traffic(), shared=True)[0] == MODEL
     assert max(sender.times) < 30
 
 
@@ -86,7 +95,7 @@ def test_told_to_leave_the_shared_topic_it_goes_on_alone(sender, fetch) -> None:
 
     sender.receiver = "_all"
     sender.reply = reply
-    assert fetch(shared=True)[0] == DATA
+    assert fetch(shared=True)[0] == MODEL
     assert heard[0] == ("_all", 1)
     assert heard[-1] == (DEVICE, 0)
 
@@ -99,7 +108,7 @@ def test_a_word_to_leave_another_payload_is_no_word_for_us(sender, fetch) -> Non
         return wire.encode(Leave(digest=bytes(16))) if index == 2 and asked == 1 else frame
 
     sender.reply = reply
-    assert fetch(shared=True)[0] == DATA
+    assert fetch(shared=True)[0] == MODEL
     assert set(listeners) == {1}
 
 
@@ -109,7 +118,10 @@ def test_a_fetch_that_is_cancelled_leaves_no_subscription_and_the_next_one_works
     """A newer task cuts the fetch of a larger payload short; the file then holds the newer one, no byte more."""
 
     async def routine() -> bytes:
-        mine, newer = download(sender.transport, tmp_path), Sender(sender.transport, describe(OTHER), sender.cut, OTHER)
+        mine, newer = (
+            download(sender.transport, tmp_path),
+            ModelServer(sender.transport, describe(OTHER), sender.cut, OTHER),
+        )
         sender.pause_s = 1.0
         async with background(sender.run()):
             fetching = asyncio.create_task(mine.fetch(make_task(params=sender.transfer)))
@@ -153,57 +165,23 @@ def test_a_fetch_cancelled_during_its_check_ends_after_the_check(sender, make_ta
     asyncio.run(routine())
 
 
-def test_a_damaged_frame_is_dropped_and_asked_again(sender, fetch) -> None:
-    """One bit of the body, one of the header, a frame cut short, one of another version, and no frame at all."""
-    damages = {
-        0: lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
-        1: lambda frame: frame[:20] + bytes([frame[20] ^ 1]) + frame[21:],
-        2: lambda frame: frame[:100],
-        3: lambda frame: frame[:2] + b"\x09" + frame[3:],
-        4: lambda _frame: b"",
-        5: lambda _frame: b"hello",
-        6: lambda _frame: wire.encode(Want(digest=bytes(16), frame_bytes=1024, ranges=[])),
-        7: lambda _frame: b"FM\x01\xc1",
-    }
-    sender.reply = lambda frame, index, asked: damages[index](frame) if index in damages and asked == 1 else frame
-    assert fetch()[0] == DATA
-    assert sorted(sender.asked) == sorted([*range(20), *damages])
-
-
-def test_frames_that_do_not_fit_the_transfer_are_dropped(sender, fetch, describe, cut) -> None:
-    """Another payload's frames, and frames of ours with a false count or length, reach neither file nor count."""
-
-    def wrong(frame: bytes, index: int, asked: int) -> bytes:
-        if asked > 1 or index > 2:
-            return frame
-        if index == 0:
-            return cut(OTHER, describe(OTHER), 0)
-        if index == 1:
-            return frames.encode(describe(DATA + bytes(9999)), index, [memoryview(frame)[frames.HEADER_BYTES :]])
-        return frames.encode(sender.transfer, index, [memoryview(b"short")])
-
-    sender.reply = wrong
-    assert fetch()[0] == DATA
-    assert sorted(sender.asked) == sorted([*range(20), 0, 1, 2])
-
-
 def test_a_whole_that_is_damaged_is_fetched_again(sender, fetch) -> None:
     """Every checksum holds and yet the digest does not: all is asked for a second time, and every byte counts."""
     right = sender.cut
 
     def wrong(data: bytes, transfer: Transfer, index: int) -> bytes:
-        return right(bytes(len(DATA)) if sender.asked.count(index) == 1 else data, transfer, index)
+        return right(bytes(len(MODEL)) if sender.asked.count(index) == 1 else data, transfer, index)
 
     sender.cut = wrong
     data, received = fetch()
-    assert data == DATA
+    assert data == MODEL
     assert sorted(sender.asked) == sorted([*range(20)] * 2)
-    assert received == 2 * (len(DATA) + 20 * frames.HEADER_BYTES)
+    assert received == 2 * (len(MODEL) + 20 * frames.HEADER_BYTES)
 
 
 def test_a_whole_that_stays_damaged_is_given_up(sender, fetch, tmp_path) -> None:
     """A server whose bytes never match its own digest costs a failed task, not an endless download."""
-    sender.data = bytes(len(DATA))
+    sender.data = bytes(len(MODEL))
     with pytest.raises(WireError, match="damaged 3 times"):
         fetch()
     assert len(sender.asked) == 3 * 20
@@ -240,7 +218,7 @@ def test_a_broker_that_is_away_is_waited_for(sender, make_task, tmp_path, virtua
         async with background(sender.run()):
             return (await download(sender.transport, tmp_path).fetch(make_task(params=sender.transfer)))[0]
 
-    assert virtually(routine()).read_bytes() == DATA
+    assert virtually(routine()).read_bytes() == MODEL
     assert set(sender.times) == {6.0}
 
 

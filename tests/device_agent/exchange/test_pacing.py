@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_agent.exchange.upload import BURST_S, Bucket
+from device_agent.exchange.upload import BURST_S, LEAST_BITS_PER_S, MOST_WAIT_S, Bucket
 from shared.protocol.messages import Assignment, Hyper, Want
-from tests.device_agent.server_side import DATA
+from tests.device_agent.server_side import DATA, ack
 
 
 def seconds(bucket: Bucket, sizes: list[int], link_bits_per_s: float = math.inf, now: float = 0.0) -> float:
@@ -71,6 +71,35 @@ def test_what_is_no_rate_is_no_limit(rate):
     bucket = Bucket(1e3)
     bucket.tune(rate)
     assert seconds(bucket, [10**6]) == 0.0
+
+
+@pytest.mark.parametrize(("rate", "share"), [(1e-6, None), (5e-324, None), (1e-6, 0.5), (1e-300, 1e-300)])
+def test_no_rate_is_so_low_that_a_frame_never_goes(rate, share):
+    bucket = Bucket()
+    bucket.tune(rate, share or 0.0)
+    assert seconds(bucket, [1000, 1000]) == pytest.approx(8 * 2000 / LEAST_BITS_PER_S, rel=0.6)
+
+
+def test_a_rate_does_not_outlive_its_task(desk, at_desk, describe) -> None:
+    """While frames wait at a rate that is far too low, an ack ends their sending, and the next task's rate counts."""
+    desk.put(1, DATA, describe(DATA))
+    want = Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 6)])
+
+    async def story() -> None:
+        desk.delivery.clock = asyncio.get_running_loop().time
+        desk.delivery.allow(Assignment(seed=0, hyper=Hyper(), values={"up_bits_per_s": 1e-6}))
+        await desk.tell(want, pause_s=1.0)
+        assert desk.frames == []
+        desk.delivery.allow(Assignment(seed=0, hyper=Hyper()))
+        await asyncio.sleep(MOST_WAIT_S)
+        assert desk.frames == list(range(6))
+        desk.delivery.allow(Assignment(seed=0, hyper=Hyper(), values={"up_bits_per_s": 1e-6}))
+        await desk.tell(want, pause_s=1.0)
+        await desk.tell(ack(1), pause_s=0.1)
+        assert not desk.outbox.entries()
+        assert desk.frames == list(range(6))
+
+    at_desk(story)
 
 
 def test_a_delivery_keeps_to_the_rate_of_the_newest_task(desk, at_desk, describe) -> None:

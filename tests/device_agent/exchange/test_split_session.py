@@ -13,7 +13,7 @@ import pytest
 from device_agent.exchange.split_session import Splitting
 from shared.errors import SessionLost
 from shared.protocol import wire
-from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Status, Task, Want
+from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Status, Task
 from shared.protocol.topics import topic
 from shared.runtime.executor import background
 from shared.transfer.sender import Sender
@@ -64,8 +64,8 @@ def test_steps_go_up_and_come_down_and_from_the_second_on_nothing_is_asked_for(l
         assert server.heard == {"Features": 3, "frame": 3 * 7}
         assert [offer.pushed for offer in server.offers] == [0, 98, 98, 98]
         overhead = 1 + 36 / FRAME_BYTES
-        assert exchange.carried[0] <= 400_000 * overhead + 36 * 4
-        assert exchange.carried[1] <= 240_000 * overhead + 36 * 4
+        assert 400_000 < exchange.carried[0] <= 400_000 * overhead + 36 * 4
+        assert 240_000 < exchange.carried[1] <= 240_000 * overhead + 36 * 4
 
     live(story)
 
@@ -166,7 +166,7 @@ def test_what_was_said_of_another_step_or_another_session_changes_nothing(live, 
             other = {"run": "other", "round": 9, "start": b"0" * 16, "device": "other", "offered": 1}
             for name, value in other.items():
                 await server.tell(msgspec.structs.replace(right, **{name: value}))
-            await server._answer(msgspec.structs.replace(offer, params=task.params))
+            await server.answer(msgspec.structs.replace(offer, params=task.params))
             await server.tell(msgspec.structs.replace(right, step=2))
             await asyncio.sleep(0.1)
             assert not doing.done()
@@ -207,18 +207,3 @@ def test_an_answer_that_nobody_should_allocate_for_is_dropped(live, task, caplog
 
     live(story, answers=lambda _: bytes(POLICY.limit + 1))
     assert "at most 4194304 are taken" in caplog.text
-
-
-def test_garbage_on_the_topic_costs_the_garbage(live, task, caplog) -> None:
-    async def story(server: Server, splitting: Splitting) -> None:
-        async with splitting.session(task) as exchange:
-            await steps(exchange, [1])
-            for data in (b"", b"FC", b"FM\x01\x80", b"\xff" * 50):
-                await server.transport.publish(topic(SITE, DEVICE, "gradient"), data)
-            bad = Want(digest=b"x" * 16, frame_bytes=3, ranges=[(5, 1)])
-            doing = asyncio.create_task(steps(exchange, [2]))
-            await server.tell(bad)
-            assert await doing == [gradient(2)]
-
-    live(story)
-    assert "step 2: dropped" in caplog.text

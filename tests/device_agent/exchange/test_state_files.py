@@ -67,3 +67,16 @@ def test_a_repeated_round_changes_the_newest_state_alone(promote, tmp_path) -> N
     promote(2, b"two again")
     assert before(tmp_path, 2) == b"one"
     assert before(tmp_path, 3) == b"two again"
+
+
+def test_what_is_kept_of_ended_runs_goes_but_the_newest_state(tmp_path) -> None:
+    """Of the run that is going on everything stays; a name with a path in it is no run of ours."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    kept = ["older", "older@000003", "newer", "newer@000002", "now", "now@000001"]
+    for name in kept:
+        (folder / name).write_bytes(b"a model")
+    (tmp_path / "secret").write_bytes(b"not ours")
+    state_files.forget(folder, ["never-here", "newer", "../secret", "older"])
+    assert sorted(path.name for path in folder.iterdir()) == ["newer", "now", "now@000001"]
+    assert (tmp_path / "secret").exists()

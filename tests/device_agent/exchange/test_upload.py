@@ -9,8 +9,10 @@ from itertools import pairwise
 import pytest
 
 from device_agent.exchange.upload import FIRST_PATIENCE_S, LAST_PATIENCE_S
-from shared.protocol.messages import Ack, Status, Want
+from shared.errors import Unreachable
+from shared.protocol.messages import Ack, Status, Update, Want
 from shared.transfer import frames
+from shared.transport.memory import MemoryTransport
 from tests.device_agent.server_side import DATA, DEVICE, PAST_JITTER_S, ack
 
 
@@ -28,6 +30,20 @@ def test_what_waits_is_offered_at_start_and_a_new_one_when_woken(desk, at_desk, 
         desk.delivery.wake.set()
         await asyncio.sleep(0.1)
         assert desk.rounds == [1, 1, 2]
+
+    at_desk(story)
+
+
+def test_states_of_runs_that_the_server_says_are_over_go(desk, at_desk, tmp_path) -> None:
+    """Two files of a model's size stayed of every run, on every board, for ever."""
+    states = desk.delivery.outbox.states
+    for run in ("long-ago", "long-ago@000002", "before", "before@000007", "now"):
+        (states / run).write_bytes(b"a model")
+
+    async def story() -> None:
+        over = Status(device="_server", session=1, instance="x", online=True, ended=("before", "long-ago"))
+        await desk.tell(over)
+        assert sorted(path.name for path in states.iterdir()) == ["before", "now"]
 
     at_desk(story)
 
@@ -142,3 +158,77 @@ def test_an_empty_outbox_is_silent(desk, at_desk) -> None:
 
     at_desk(story)
     assert desk.offers == []
+
+
+def test_a_want_for_what_is_not_here_is_harmless(desk, at_desk, describe) -> None:
+    """An unknown digest, a failure without payload, a payload that has gone from the disk: the next want is served."""
+    desk.outbox.add(Update(run="trial", round=1, device=DEVICE, params=None, failure="no"))
+    desk.put(2, DATA, describe(DATA))
+    desk.put(3, b"other", describe(b"other"))
+
+    async def story() -> None:
+        await desk.tell(Want(digest=bytes(16), frame_bytes=1024, ranges=[(0, 1)]))
+        (desk.outbox.entries()[2].payload).unlink()
+        await desk.tell(Want(digest=describe(b"other").digest, frame_bytes=1024, ranges=[(0, 1)]))
+        assert desk.frames == []
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 1)]))
+        assert desk.frames == [0]
+
+    at_desk(story)
+
+
+def test_an_acknowledgement_nobody_waits_for_is_harmless(desk, at_desk, describe) -> None:
+    """With an empty outbox, and twice for one update: the next update goes out as ever."""
+
+    async def story() -> None:
+        await desk.tell(ack(1))
+        desk.put(1, DATA, describe(DATA))
+        desk.delivery.wake.set()
+        await asyncio.sleep(0.1)
+        await desk.tell(ack(1))
+        await desk.tell(ack(1))
+        desk.put(2, DATA, describe(DATA))
+        desk.delivery.wake.set()
+        await asyncio.sleep(0.1)
+        assert desk.rounds == [1, 2]
+
+    at_desk(story)
+
+
+def test_a_broker_that_is_away_only_delays(desk, at_desk, describe) -> None:
+    """An offer and a frame that cannot be sent are no end: the offer is repeated, the frame asked for again."""
+    refusing = [True]
+
+    class Shaky(MemoryTransport):
+        async def publish(self, topic: str, payload: bytes, **options: bool) -> None:
+            if refusing[0] and topic.endswith("/update"):
+                raise Unreachable("away")
+            await super().publish(topic, payload, **options)
+
+    desk.transport = desk.delivery.transport = Shaky()
+    desk.put(1, DATA, describe(DATA))
+
+    async def story() -> None:
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 2)]))
+        assert desk.offers == []
+        assert desk.frames == []
+        refusing[0] = False
+        await asyncio.sleep(PAST_JITTER_S)
+        assert desk.rounds == [1]
+        await desk.tell(Want(digest=describe(DATA).digest, frame_bytes=1024, ranges=[(0, 2)]))
+        assert desk.frames == [0, 1]
+
+    at_desk(story)
+
+
+def test_ending_it_leaves_no_task_behind(desk, virtually, describe) -> None:
+    """Nothing that it started waits on for the inbox after it was cancelled."""
+    desk.put(1, DATA, describe(DATA))
+
+    async def routine() -> None:
+        async with desk.running():
+            pass
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtually(routine())

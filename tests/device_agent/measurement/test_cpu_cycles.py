@@ -16,7 +16,7 @@ from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.probes import cputime
 from device_agent.probes.clocks import CpuClock
 from device_agent.profile.schema import Cpu, Profile
-from tests.trees import grow
+from tests.machine import grow
 
 POLICIES = "sys/devices/system/cpu/cpufreq"
 

@@ -87,7 +87,7 @@ def test_both_ways_are_measured_through_the_broker(tmp_path, embedded, version) 
                 async with transport.subscribe(topic("lab", "board", "probe")) as inbox:
                     await transport.publish("unrelated", b"")
                     await asyncio.sleep(0.1)
-                    assert inbox._queue.empty()
+                    assert not [*inbox.taken()]
 
     asyncio.run(routine())
 
@@ -97,4 +97,22 @@ def test_without_a_broker_both_figures_are_absent_and_say_where_none_was(tmp_pat
     found = asyncio.run(probe_link(config(tmp_path, port), connect_s=0.1))
     assert not found.readings
     assert set(found.absent) == NAMES
-    assert all(f":{port}" in one.cause for one in found.absent.values())
+    assert all(f":{port}: " in one.cause and one.cause.partition(f":{port}: ")[2] for one in found.absent.values())
+
+
+def test_a_rate_that_ends_as_it_began_by_luck_has_the_spread_of_what_lay_between() -> None:
+    """6 and 10 Mbit/s by turns: both thirds have 8, which no moment of them had."""
+    rates = compute_sustained(points((1, 8), *[(0.5, 6), (0.5, 10)] * 3))
+    assert abs(rates.first - rates.last) < 0.2e6
+    assert 0.5e6 < rates.uncertainty < 2.5e6
+
+
+def test_no_rate_is_surer_than_the_test_is_good() -> None:
+    """A link without any jitter: two per cent of it all the same."""
+    rates = compute_sustained(points((4, 8)))
+    assert rates.uncertainty >= 0.02 * rates.last
+
+
+def test_a_link_that_slows_down_is_as_unsure_as_its_thirds_are_apart() -> None:
+    rates = compute_sustained(points((3, 50), (2, 8)))
+    assert rates.uncertainty >= rates.first - rates.last

@@ -10,8 +10,8 @@ from device_agent.probes import clocks, cpufreq
 from device_agent.probes import cpufreq as time_in_state
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
+from tests.machine import as_nobody, busy, grow, open_to_all
 from tests.shared_data import shared
-from tests.trees import as_nobody, busy, grow, open_to_all
 
 POLICIES = "sys/devices/system/cpu/cpufreq"
 PI = Cpu(sources=("firmware", "cpufreq"))
@@ -77,13 +77,13 @@ def test_a_policy_whose_cpus_are_off_costs_only_its_own_clock(tmp_path):
 
 def test_cpus_that_are_off_are_not_counted(tmp_path):
     grow(tmp_path, {"sys/devices/system/cpu/online": "0,3-5\n"})
-    assert clocks.count_online(tmp_path) == 4
+    assert clocks.read_online_count(tmp_path) == (4, "sys/devices/system/cpu/online")
 
 
 def test_without_a_list_the_processors_are_counted(tmp_path):
     """A TX2 in a saving mode lists 0, 3, 4 and 5."""
     grow(tmp_path, {"proc/cpuinfo": "".join(f"processor\t: {one}\nCPU part\t: 0xd07\n\n" for one in (0, 3, 4, 5))})
-    assert clocks.count_online(tmp_path) == 4
+    assert clocks.read_online_count(tmp_path) == (4, "proc/cpuinfo")
 
 
 @pytest.mark.parametrize("said", ["", "3-1", "0-", "a", "0-99999", "0;1", "-1"])

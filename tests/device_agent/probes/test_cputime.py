@@ -11,7 +11,7 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes import cputime
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from tests.trees import grow
+from tests.machine import grow
 
 PROFILE = Profile(schema=1, id="test", name="test")
 STAT = """cpu  400 10 60 5000 30 5 25 40 100 0

@@ -10,7 +10,7 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes.disk import make_probe, read
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from tests.trees import as_nobody, open_to_all
+from tests.machine import as_nobody, open_to_all
 
 PROFILE = Profile(schema=1, id="test", name="test")
 

@@ -11,8 +11,8 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes import memory
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
+from tests.machine import grow
 from tests.shared_data import shared
-from tests.trees import grow
 
 PROFILE = Profile(schema=1, id="test", name="test")
 MIB = 1 << 20
@@ -108,9 +108,41 @@ def test_a_group_that_is_over_its_limit_has_no_room_not_a_negative_one(tmp_path)
     assert got["memory.available_bytes"] == 0
 
 
-def test_groups_of_garbage_are_passed_over(tmp_path):
-    files = {f"{V2}/own/memory.max": "lots", f"{V2}/own/memory.current": "", "proc/self/cgroup": "garbage\n0::/own\n::"}
-    assert values(grow(tmp_path, BOARD | files))["memory.available_bytes"] == 4096 * MIB
+def test_lines_of_groups_that_are_garbage_are_passed_over(tmp_path):
+    files = {"proc/self/cgroup": "garbage\n0::/own\n::"} | below(f"{V2}/own", v2(1024 * MIB, 1000 * MIB))
+    assert values(grow(tmp_path, BOARD | files))["memory.available_bytes"] == 24 * MIB
+
+
+@pytest.mark.parametrize("limit", ["lots", "-1", "0", "1_073_741_824", "#lack denied"])
+def test_a_limit_that_is_there_and_not_known_leaves_the_least_room_unknown(tmp_path, limit):
+    """Neither the limit nor what is available is told: 4096 MiB would be the room that the group does not leave."""
+    files = {"proc/self/cgroup": "0::/own"} | below(f"{V2}/own", v2(limit, 100 * MIB))
+    found = memory.read(grow(tmp_path, BOARD | files), PROFILE, 0.0)
+    lack = "denied" if "denied" in limit else "invalid"
+    assert {found.absent[f"memory.{name}_bytes"].lack for name in ("limit", "available")} == {lack}
+    assert not {"memory.limit_bytes", "memory.available_bytes"} & found.readings.keys()
+
+
+def test_usage_that_cannot_be_read_leaves_the_room_unknown_and_the_limit_known(tmp_path):
+    files = {"proc/self/cgroup": "0::/own"} | below(f"{V2}/own", v2(1024 * MIB, -5))
+    found = memory.read(grow(tmp_path, BOARD | files), PROFILE, 0.0)
+    assert found.readings["memory.limit_bytes"].value == 1024 * MIB
+    assert found.absent["memory.available_bytes"].lack == "invalid"
+
+
+@pytest.mark.parametrize(("total", "free", "used"), [(0, 0, 0), (4096, 1024, 3072)])
+def test_swap(tmp_path, total, free, used):
+    """A board without swap has none of it used, which is a figure."""
+    got = values(
+        grow(tmp_path, {"proc/meminfo": f"{BOARD['proc/meminfo']}\nSwapTotal: {total} kB\nSwapFree: {free} kB"})
+    )
+    assert (got["memory.swap_total_bytes"], got["memory.swap_used_bytes"]) == (total * 1024, used * 1024)
+
+
+def test_swap_that_cannot_be_is_none(tmp_path):
+    files = {"proc/meminfo": f"{BOARD['proc/meminfo']}\nSwapTotal: 1 kB\nSwapFree: 2 kB"}
+    found = memory.read(grow(tmp_path, files), PROFILE, 0.0)
+    assert found.absent["memory.swap_used_bytes"].lack == "invalid"
 
 
 def test_an_old_kernel_does_not_say_what_is_available(tmp_path):

@@ -15,13 +15,13 @@ from device_agent.profile.load import UNKNOWN_PROFILE, load_all, load_file, load
 from device_agent.profile.match import choose_profile, is_match
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
+from tests.machine import grow
 from tests.shared_data import shared
-from tests.trees import grow
 
-JETSONS = "nano tx1 tx2 xavier-nx agx-xavier orin-nano orin-nano-super orin-nx agx-orin agx-thor"
+JETSONS = "nano tx1 tx2 tx2-nx xavier-nx agx-xavier orin-nano orin-nano-super orin-nx agx-orin agx-thor"
 PIS = "3b 3b-plus 4b 5 zero-2w"
 BOARDS = {*(f"jetson-{one}" for one in JETSONS.split()), *(f"raspberry-pi-{one}" for one in PIS.split())}
-GENERIC = {"generic-arm", "generic-x86"}
+GENERIC = {"generic-arm", "generic-x86", "generic-jetson", "generic-raspberry-pi"}
 FOLDER = resources.files("firmware_profiles")
 SHIPPED = sorted(file.name.removesuffix(".toml") for file in FOLDER.iterdir() if file.name.endswith(".toml"))
 ARM, X86 = "processor\t: 0\nCPU implementer\t: 0x41", "processor\t: 0\nvendor_id\t: GenuineIntel"
@@ -37,6 +37,54 @@ RECORDED = [
     ("rpi-5", "dt_compatible_8-NK.txt", "raspberry-pi-5"),
     ("rpi-5", "dt_compatible_8acvqG.txt", "raspberry-pi-5"),
 ]
+DEVICE_TREES = {
+    "nvidia,p2597-0000+p3310-1000 nvidia,tegra186": "jetson-tx2",
+    "nvidia,quill nvidia,p2597-0000+p3310-1000 nvidia,tegra186": "jetson-tx2",
+    "nvidia,p2597-0000+p3489-0000 nvidia,tegra186": "jetson-tx2",
+    "nvidia,storm nvidia,tegra186": "jetson-tx2",
+    "nvidia,storm nvidia,p2597-0000+p3489-0000 nvidia,tegra186": "jetson-tx2",
+    "nvidia,p2597-0000+p3489-0888 nvidia,tegra186": "jetson-tx2",
+    "nvidia,lightning nvidia,tegra186": "jetson-tx2",
+    "nvidia,p2771-0000 nvidia,tegra186": "jetson-tx2",
+    "nvidia,p3509-0000+p3636-0001 nvidia,tegra186": "jetson-tx2-nx",
+    "nvidia,p2597-0000+p2180-1000 nvidia,jetson-cv nvidia,tegra210": "jetson-tx1",
+    "nvidia,p2371-2180 nvidia,tegra210": "jetson-tx1",
+    "nvidia,p3449-0000-a02+p3448-0000-a02 nvidia,jetson-nano nvidia,tegra210": "jetson-nano",
+    "nvidia,p3449-0000-b00+p3448-0002-b00 nvidia,tegra210": "jetson-nano",
+    "nvidia,p3542-0000+p3448-0003 nvidia,jetson-nano-2gb nvidia,tegra210": "jetson-nano",
+    "nvidia,p3509-0000+p3668-0001 nvidia,tegra194": "jetson-xavier-nx",
+    "lenovo,thinkedge-se70 nvidia,p3668-0001 nvidia,tegra194": "jetson-xavier-nx",
+    "nvidia,p3449-0000+p3668-0003 nvidia,tegra194": "jetson-xavier-nx",
+    "nvidia,p2822-0000+p2888-0006 nvidia,tegra194": "jetson-agx-xavier",
+    "nvidia,p2972-0006 nvidia,tegra194": "jetson-agx-xavier",
+    "nvidia,galen-industrial nvidia,jetson-xavier-industrial nvidia,tegra194": "jetson-agx-xavier",
+    "nvidia,e3900-0000+p2888-0004 nvidia,tegra194": "jetson-agx-xavier",
+    "nvidia,p3509-0000+p3767-0000 nvidia,tegra234": "jetson-orin-nx",
+    "nvidia,p3768-0000+p3767-0001 nvidia,p3767-0001 nvidia,tegra234": "jetson-orin-nx",
+    "nvidia,p3768-0000+p3767-0000-super nvidia,p3767-0000 nvidia,tegra234": "jetson-orin-nx",
+    "nvidia,p3509-0000+p3767-0004 nvidia,tegra234": "jetson-orin-nano",
+    "nvidia,p3768-0000+p3767-0005 nvidia,p3767-0005 nvidia,tegra234": "jetson-orin-nano",
+    "nvidia,p3509-0000+p3767-0005-super nvidia,p3767-0005 nvidia,tegra234": "jetson-orin-nano-super",
+    "nvidia,p3768-0000+p3767-0004-super nvidia,tegra234": "jetson-orin-nano-super",
+    "nvidia,p3737-0000+p3701-0008 nvidia,p3701-0008 nvidia,tegra234": "jetson-agx-orin",
+    "nvidia,p3740-0002+p3701-0008 nvidia,tegra234": "jetson-agx-orin",
+    "nvidia,p3737-0000+p3701-0005 nvidia,tegra234": "jetson-agx-orin",
+    "nvidia,p4071-0000+p3834-0008 nvidia,p3834-0008 nvidia,tegra264": "jetson-agx-thor",
+    "nvidia,p3971-0050+p3834-0005 nvidia,tegra264": "jetson-agx-thor",
+    "acme,carrier nvidia,tegra234": "generic-jetson",
+    "raspberrypi,3-compute-module brcm,bcm2837": "raspberry-pi-3b",
+    "raspberrypi,3-compute-module-lite brcm,bcm2837": "raspberry-pi-3b",
+    "raspberrypi,3-model-a-plus brcm,bcm2837": "raspberry-pi-3b-plus",
+    "raspberrypi,4-compute-module brcm,bcm2711": "raspberry-pi-4b",
+    "raspberrypi,4-compute-module kunbus,revpi-connect-4": "raspberry-pi-4b",
+    "raspberrypi,4-compute-module-s brcm,bcm2711": "raspberry-pi-4b",
+    "raspberrypi,400 brcm,bcm2711": "raspberry-pi-4b",
+    "raspberrypi,500 brcm,bcm2712": "raspberry-pi-5",
+    "raspberrypi,5-compute-module brcm,bcm2712d0": "raspberry-pi-5",
+    "raspberrypi,model-zero-2-w brcm,bcm2837": "raspberry-pi-zero-2w",
+    "raspberrypi,2-model-b brcm,bcm2836": "generic-raspberry-pi",
+}
+"""What device trees of vendors say: L4T, Linux, and the firmware of a Raspberry Pi; the profile files say whose."""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +114,30 @@ def test_each_token_chooses_its_own_profile_and_no_other_boards(tmp_path, profil
             id_,
             "generic-arm",
         }
+
+
+@pytest.mark.parametrize(("tokens", "id_"), DEVICE_TREES.items())
+def test_what_vendors_trees_say_chooses_the_modules_profile(tmp_path, profiles, tokens, id_):
+    """On whatever carrier; by parsing only the likely files, and by parsing all of them."""
+    root = board(tmp_path, *tokens.split())
+    assert load_for_board(root).id == id_
+    chosen = choose_profile(profiles.values(), read_identity(root))
+    assert chosen
+    assert chosen.id == id_
+
+
+def test_of_two_modules_the_one_named_first_counts(tmp_path):
+    """Overlays name several; a board that does is no reason to refuse to run."""
+    assert load_for_board(board(tmp_path, "nvidia,p3767-0000", "nvidia,p3767-0003")).id == "jetson-orin-nx"
+
+
+@pytest.mark.parametrize("id_", SHIPPED)
+def test_every_token_of_a_board_says_where_it_is_from(id_):
+    """By a comment in its line; the chips of the families by one above them."""
+    lines = (FOLDER / f"{id_}.toml").read_text().splitlines()
+    tokens = [line for line in lines if re.match(r'(compatible = \[)?\s*"[a-z]+,', line)]
+    assert tokens or id_.startswith("generic-")
+    assert [line for line in tokens if "#" not in line and not id_.startswith("generic-")] == []
 
 
 @pytest.mark.parametrize(("folder", "name", "id_"), RECORDED)

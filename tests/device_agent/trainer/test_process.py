@@ -9,24 +9,14 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Spec
 from tests.device_agent.agent_side import ENDLESS, START_S, Host, is_alive, is_locked, until
-
-
-@pytest.fixture(scope="module")
-def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, TrainerProcess]]:
-    with asyncio.Runner() as runner:
-        trainer = TrainerProcess(tmp_path_factory.mktemp("board") / "lock", idle_s=600.0, memory_mb=0, threads=1)
-        yield runner, trainer
-        runner.run(trainer.close())
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Spec
+from shared.runtime.memory import usual_limit
 from tests.device_agent.agent_side import START_S, Host, is_alive, until
 
 
@@ -46,19 +49,46 @@ def test_closing_ends_the_child_also_when_it_is_busy(tmp_path) -> None:
 
 
 def test_a_model_too_large_for_the_limit_is_out_of_memory_and_no_more(tmp_path, make_job, make_task) -> None:
-    """2 GB of parameters under a limit of 1 GB: the task fails with the cause and the remedy; a small one works."""
+    """2 GB of parameters under a limit of 1 GB: the task fails with the cause and the remedy; a small one works.
+
+    With a method that leaves the parameters to the device, so that no shape is wrong.
+    """
     large = Spec(name="mlp", options={"features": 4, "hidden": 80_000_000, "classes": 2})
 
     async def story() -> None:
         trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=1024, threads=1)
         host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
         with pytest.raises(TaskFailed, match=r"out of memory.*raise trainer\.memory_mb"):
-            await host.train(make_task(round=1, model=large))
+            await host.train(make_task(round=1, model=large, algorithm=Spec(name="local_only")))
         await host.train(make_task(round=2))
         assert [entry.update.round for entry in host.outbox.entries()] == [2]
         await trainer.close()
 
     asyncio.run(asyncio.wait_for(story(), 2 * START_S))
+
+
+def data_limit(pid: int) -> str:
+    """Return the soft limit of a process's data, as the system words it."""
+    return Path(f"/proc/{pid}/limits").read_text().partition("Max data size")[2].split()[0]
+
+
+def test_a_trainer_takes_four_fifths_of_the_board_at_most(tmp_path) -> None:
+    """Unless its file says otherwise: a server that asks for more does not take the board down."""
+
+    async def story() -> list[int]:
+        found = []
+        for memory_mb in (0, 1234):
+            trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=memory_mb, threads=1)
+            await trainer.ready()
+            host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), None)
+            await until(lambda pid=host.pid: data_limit(pid).isdigit(), START_S)
+            found.append(int(data_limit(host.pid)))
+            await trainer.close()
+        return found
+
+    usual, given = asyncio.run(asyncio.wait_for(story(), START_S))
+    assert given == 1234 << 20
+    assert usual == usual_limit() <= 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, make_task) -> None:

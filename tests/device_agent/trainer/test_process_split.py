@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,6 @@ import pytest
 
 from device_agent.exchange import outbox as files
 from device_agent.exchange.outbox import Outbox
-from device_agent.trainer.process import TrainerProcess
 from device_agent.trainer.task import begin_split_training
 from shared.algorithms import ALGORITHMS
 from shared.errors import SessionLost, TaskFailed, TrainerDied
@@ -37,14 +35,6 @@ class Site(Host):
         job = self.make_job(task, draft)
         await self.trainer(msgspec.structs.replace(job, params=below(self.folder, self.parameters)), exchange)
         self.outbox.commit(draft)
-
-
-@pytest.fixture(scope="module")
-def shared_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Runner, TrainerProcess]]:
-    with asyncio.Runner() as runner:
-        trainer = TrainerProcess(tmp_path_factory.mktemp("board") / "lock", idle_s=600.0, memory_mb=0, threads=1)
-        yield runner, trainer
-        runner.run(trainer.close())
 
 
 @pytest.fixture

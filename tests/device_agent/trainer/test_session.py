@@ -10,7 +10,8 @@ import torch
 
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import ProcessMeter
-from device_agent.trainer.task import SplitTraining, begin_split_training
+from device_agent.trainer.split_training import SplitTraining
+from device_agent.trainer.task import begin_split_training
 from shared.codecs.dense import dense
 from shared.errors import Superseded, TaskFailed
 from shared.protocol.messages import Missed, Spec, mix
@@ -62,7 +63,7 @@ def test_sessions_that_take_turns_in_one_process_learn_what_each_learns_alone(be
         finish(work)
         alone[name] = (draft / outbox.PAYLOAD).read_bytes()
     works = {name: begin(run=f"{name}2", device=name, round=number + 1)[0] for number, name in enumerate("ab")}
-    drafts = {name: device.outbox._folder / f".{name}2@{number + 1:06d}" for number, name in enumerate("ab")}
+    drafts = {name: device.folder / "outbox" / f".{name}2@{number + 1:06d}" for number, name in enumerate("ab")}
     for draft in drafts.values():
         draft.mkdir(exist_ok=True)  # making a draft cleans away those of others
     with ExitStack() as stack:

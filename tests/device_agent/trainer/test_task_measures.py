@@ -17,7 +17,7 @@ from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
 from tests.device_agent.agent_side import update_of
 from tests.device_agent.sources import Hand
-from tests.trees import grow
+from tests.machine import grow
 
 
 def test_real_steps_are_timed_and_nothing_is_kept(device, make_task) -> None:

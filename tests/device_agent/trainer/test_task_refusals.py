@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
 
 from device_agent.exchange import outbox
 from shared.codecs.base import to_blob
-from shared.errors import ConfigError, FieldFleetError, Superseded, WireError
+from shared.data.spec import Data
+from shared.errors import ConfigError, Superseded, WireError
 from shared.protocol import payload
-from shared.protocol.messages import Payload, Spec
+from shared.protocol.messages import Assignment, Hyper, Payload, Spec
 from shared.tensors.tree import Tree
 from tests.device_agent.agent_side import update_of
 
@@ -42,7 +45,7 @@ def test_parameters_of_another_model_are_refused(device, make_task, tree: Tree, 
     with pytest.raises(WireError) as caught:
         device.perform(make_task(), params=device.params(tree))
     assert caught.value.reason == reason
-    assert not (device.outbox._folder / ".trial@000001" / outbox.UPDATE).exists()
+    assert not (device.folder / "outbox" / ".trial@000001" / outbox.UPDATE).exists()
     assert update_of(device.perform(make_task())).num_examples == 30
 
 
@@ -50,8 +53,75 @@ def test_parameters_that_lack_a_layer_are_refused(device, make_task) -> None:
     """FedAvg trains the whole model; a part of it is an error of the server's, not a model half at random."""
     tree = like()
     del tree["3.bias"]
-    with pytest.raises((RuntimeError, FieldFleetError), match=r"3\.bias"):
+    with pytest.raises(WireError, match=r"3\.bias"):
         device.perform(make_task(), params=device.params(tree))
+
+
+def test_a_network_is_not_built_for_parameters_that_are_not_its_own(device, make_task) -> None:
+    """A payload of 44 bytes had one of gigabytes built first."""
+    vast = Spec(name="mlp", options={"features": 4, "hidden": 200_000_000, "classes": 2})
+    with pytest.raises(WireError, match="is missing"):
+        device.perform(make_task(model=vast), params=device.params({}))
+    with pytest.raises(WireError) as caught:
+        device.perform(make_task(model=vast))
+    assert caught.value.reason == "shape"
+    assert device.workspace.models == {}
+
+
+def test_a_network_for_which_there_is_no_memory_is_not_built(device, make_task) -> None:
+    """Also where a method sends a part of it, so that no shape tells."""
+    vast = Spec(name="mlp", options={"features": 4, "hidden": 1 << 40, "classes": 2})
+    with pytest.raises(ConfigError, match="model mlp: out of memory: it takes"):
+        device.perform(make_task(model=vast, algorithm=Spec(name="local_only")), params=device.params({}))
+    assert device.workspace.models == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("1,2,3,0", r"table\.csv: model: it does not take examples of shape \(3,\)"),
+        ("1,2,3,4,7", r"table\.csv: model: 2 outputs for labels up to 7; set its option `classes` to 8"),
+    ],
+)
+def test_examples_that_do_not_fit_fail_the_task_in_our_words(device, make_task, line: str, cause: str) -> None:
+    """With the path and what to change; torch's own words name neither."""
+    path = device.folder / "table.csv"
+    path.write_text(",".join([*"abcdefg"[: line.count(",")], "label"]) + f"\n{line}\n{line}\n")
+    with pytest.raises(ConfigError, match=cause):
+        device.perform(make_task(), data=Data(source="csv", path=str(path)))
+
+
+def test_examples_that_do_not_fit_are_told_once_more(device, make_task, examples) -> None:
+    """What was looked at once is remembered, what was refused is not."""
+    path = device.folder / "table.csv"
+    path.write_text("a,b,c,d,label\n1,2,3,4,7\n")
+    bad = Data(source="csv", path=str(path))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="2 outputs"):
+            device.perform(make_task(), data=bad)
+    assert update_of(device.perform(make_task(), data=examples)).num_examples == 30
+
+
+def test_examples_that_were_deleted_meanwhile_fail_the_task(device, make_task, examples) -> None:
+    """They had been read once, and nobody looked again; they are read anew when they are back."""
+    path = device.folder / "copy.csv"
+    path.write_bytes(Path(examples.path).read_bytes())
+    mine = msgspec.structs.replace(examples, path=str(path))
+    device.perform(make_task(), data=mine)
+    path.rename(device.folder / "away.csv")
+    with pytest.raises(ConfigError, match=r"copy\.csv: is not there; put the examples back"):
+        device.perform(make_task(), data=mine)
+    (device.folder / "away.csv").rename(path)
+    assert update_of(device.perform(make_task(), data=mine)).num_examples == 30
+
+
+def test_a_class_that_the_run_does_not_know_fails_the_task(device, make_task) -> None:
+    """Also where the device could not tell its classes when it connected."""
+    path = device.folder / "table.csv"
+    path.write_text("a,b,c,d,label\n1,2,3,4,cat\n4,3,2,1,bird\n")
+    task = make_task(assignment=Assignment(seed=3, hyper=Hyper(batch_size=8), classes=["cat", "dog"]))
+    with pytest.raises(ConfigError, match=r"class 'bird' is not among the run's: here bird, cat; there cat, dog"):
+        device.perform(task, data=Data(source="csv", path=str(path)))
 
 
 @pytest.mark.parametrize("data", [b"", b"FP", b"nonsense" * 40, b"FP\x01\x00\xff\xff\xff\xff"])
@@ -93,7 +163,7 @@ def test_a_superseded_task_ends_at_the_next_batch(device, make_task) -> None:
     with pytest.raises(Superseded):
         device.perform(make_task(), superseded=lambda: next(answers))
     assert next(answers, None) is None
-    assert not (device.outbox._folder / ".trial@000001" / outbox.UPDATE).exists()
+    assert not (device.folder / "outbox" / ".trial@000001" / outbox.UPDATE).exists()
     assert (device.perform(make_task(round=9)) / outbox.PAYLOAD).read_bytes() == reference
 
 

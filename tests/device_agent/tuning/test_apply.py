@@ -16,7 +16,7 @@ from device_agent.tuning.apply import JOURNAL_NAME, apply_steps, hold_target, re
 from device_agent.tuning.plan import CPUFREQ_FOLDER, Target, Write
 from shared.errors import ConfigError, NoData, Unwritable
 from tests.device_agent.sources import JETSON, clocks, content, with_clocks, with_modes
-from tests.trees import as_nobody, grow, open_to_all, profile
+from tests.machine import as_nobody, grow, open_to_all, profile
 
 BOARD = profile()
 CAP = Target(governor="powersave", max_hertz=1e9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from random import Random
 
 import msgspec
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from edge_server.allocation.coordinator import decide
 from edge_server.allocation.inputs import Case, recorded_case
-from edge_server.journal.decision import Decision, Figure
+from edge_server.journal.decision import Decision, Figure, Given
 from edge_server.plan.sections import OptimizerPlan
+from shared.errors import ConfigError
 
 LIMITS = {
     "deadline_s": 10.0,
@@ -102,6 +104,68 @@ def test_a_device_that_cannot_is_left_out_and_the_flag_says_what_would_do(figure
     assert decision.enough["deadline_s"] > 10.0
     longer_s = 1.001 * decision.enough["deadline_s"]
     assert decide(table, band({"slow": figures, "good": (1e5, 0.1)}, deadline_s=longer_s)).feasible
+
+
+def test_nobody_in_a_feasible_decision_is_late_with_its_marks_and_biases():
+    """Also where there is no floor, so that devices flip between nothing and something and the marks never settle."""
+    table, limits = OptimizerPlan(name="bandwidth", options={"most_pruned": 1.0}), {"dense_bytes": 120.0}
+    for seed in range(150):
+        random = Random(seed)
+        figures = {f"d{place}": (10 ** random.uniform(3, 5.5), 10 ** random.uniform(-2.5, 0)) for place in range(9)}
+        case = band(figures, **limits, deadline_s=10 ** random.uniform(0, 2))
+        for device, one in decide(table, case).devices.items():
+            kept, share = 1 - one.values["prune"], one.values["share"]
+            if kept and share:
+                marks = 800 * min(1, 32 * kept) * (kept < 1) + 8 * 120.0
+                extra = marks / (share * figures[device][0])
+                bits_s = 32 * 800 / (share * figures[device][0]) * kept
+                step = figures[device][1]
+                took = (5 * 0.2 + 0.8 * (kept < 1)) * step + kept * 4 * step + bits_s + extra
+                assert took <= case.limits["deadline_s"] * (1 + 1e-9), (seed, device)
+
+
+SLOW = {"slow": (350.0, 0.3), **{f"d{place}": (8000.0, 0.3) for place in range(5)}}
+
+
+def test_fairness_caps_what_the_floor_of_one_slow_device_takes_from_the_others():
+    """Without it, as in the paper, most of the uplink is the slow one's; capped it is told so, and what would do."""
+    case = band(SLOW, deadline_s=11.0)
+    paper = decide(OptimizerPlan(name="bandwidth", options={"most_pruned": 0.9, "marks": False}), case)
+    table = OptimizerPlan(name="bandwidth", options={"most_pruned": 0.9, "marks": False, "fairness": 2.0})
+    fair = decide(table, case)
+    assert paper.devices["slow"].values["share"] > 0.5
+    assert (paper.devices["slow"].binding, paper.feasible) == ("floor", True)
+    assert fair.devices["slow"].values["share"] == pytest.approx(2 / 6)
+    assert (fair.devices["slow"].binding, fair.feasible) == ("fairness", False)
+    for device in SLOW.keys() - {"slow"}:
+        assert fair.devices[device].values["prune"] < paper.devices[device].values["prune"] - 0.1
+        assert fair.devices[device].values["share"] <= 2 / 6 + 1e-12
+    longer = band(SLOW, deadline_s=1.001 * fair.enough["deadline_s"])
+    assert decide(table, longer).feasible
+    assert not decide(table, band(SLOW, deadline_s=0.98 * fair.enough["deadline_s"])).feasible
+
+
+def test_equal_parts_at_most_are_equal_parts():
+    table = OptimizerPlan(name="bandwidth", options={"most_pruned": 1.0, "fairness": 1.0})
+    shares = [one.values["share"] for one in decide(table, band(SLOW)).devices.values()]
+    assert shares == pytest.approx([1 / 6] * 6)
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_a_cap_is_no_better_than_none_and_the_conic_solver_agrees(marks):
+    options = {"most_pruned": 1.0, "fairness": 1.5, "marks": marks}
+    case = band({"a": (2000.0, 0.5), "b": (9000.0, 0.9), "c": (30_000.0, 0.2)})
+    ours = decide(OptimizerPlan(name="bandwidth", options=options), case)
+    free = decide(OptimizerPlan(name="bandwidth", options={**options, "fairness": 0.0}), case)
+    conic = decide(OptimizerPlan(name="bandwidth", options=options, solver="cvxpy"), case)
+    assert ours.objective == pytest.approx(conic.objective, abs=1e-6)
+    assert ours.objective >= free.objective - 1e-9
+
+
+@pytest.mark.parametrize("fairness", [0.5, -1.0, math.inf, math.nan])
+def test_a_fairness_that_is_none_is_refused(fairness):
+    with pytest.raises(ConfigError, match="fairness"):
+        decide(OptimizerPlan(name="bandwidth", options={"fairness": fairness}), band(SLOW))
 
 
 def test_a_device_of_which_nothing_is_known_takes_no_share():
@@ -209,3 +273,61 @@ def test_a_recorded_decision_can_be_decided_again():
     assert kept == decision
     assert decide(BANDWIDTH, recorded_case(kept)) == decision
     assert all(math.isfinite(one.multiplier or 0.0) for one in kept.devices.values())
+
+
+def drawing(case: Case, **watts: float) -> Case:
+    """Return the case of devices of which it is known what they draw."""
+    known = {name: Figure(value, "measured") for name, value in watts.items()}
+    return dataclasses.replace(case, figures={name: {**own, **known} for name, own in case.figures.items()})
+
+
+def test_joules_that_bind_prune_more_and_leave_the_shares_as_they_are():
+    """At 2 W of computing and 1 W of sending; device c has less time than joules."""
+    fleet = drawing(
+        band({"a": (40_000.0, 0.3), "b": (90_000.0, 0.9), "c": (20_000.0, 0.6)}), compute_w=2.0, upload_w=1.0
+    )
+    free = decide(BANDWIDTH, fleet)
+    spent = {device: spent_on(one) for device, one in free.devices.items()}
+    limit = sorted(spent.values())[1]
+    held = decide(BANDWIDTH, dataclasses.replace(fleet, limits={**fleet.limits, "joules": limit}))
+    assert held.feasible
+    for device, one in held.devices.items():
+        assert one.values["share"] == free.devices[device].values["share"]
+        if spent[device] <= limit:
+            assert one == free.devices[device]
+        else:
+            assert one.binding == "energy"
+            assert one.values["prune"] > free.devices[device].values["prune"]
+            assert spent_on(one) == pytest.approx(limit)
+    assert {one.binding for one in held.devices.values()} > {"energy"}
+
+
+def spent_on(one: Given) -> float:
+    return one.predicted.compute_joules + one.predicted.upload_joules
+
+
+@pytest.mark.parametrize("options", [{}, {"compute": "dense"}, {"equal": "latency"}, {"equal": "ratio"}])
+def test_one_more_joule_buys_what_its_multiplier_says(options):
+    table = OptimizerPlan(name="bandwidth", options=options)
+    fleet = drawing(band({"a": (40_000.0, 0.3), "b": (50_000.0, 0.3)}), compute_w=2.0, upload_w=10.0)
+    limit = 0.8 * min(spent_on(one) for one in decide(table, fleet).devices.values())
+    now, more = (
+        decide(table, dataclasses.replace(fleet, limits={**fleet.limits, "joules": joules}))
+        for joules in (limit, 1.001 * limit)
+    )
+    for device, one in now.devices.items():
+        assert one.binding == "energy"
+        bought = (one.values["prune"] - more.devices[device].values["prune"]) / (0.001 * limit)
+        assert bought == pytest.approx(one.multiplier, rel=0.01)
+
+
+def test_joules_that_no_pruning_meets_are_told():
+    fleet = drawing(band({"a": (40_000.0, 0.3)}, joules=1.0), compute_w=2.0, upload_w=1.0)
+    decision = decide(OptimizerPlan(name="bandwidth", options={"most_pruned": 0.9, "marks": False}), fleet)
+    assert not decision.feasible
+    assert decision.devices["a"].values["prune"] == pytest.approx(0.9)
+    assert decision.enough == {"joules": pytest.approx(spent_on(decision.devices["a"]))}
+    assert decide(
+        OptimizerPlan(name="bandwidth", options={"most_pruned": 0.9, "marks": False}),
+        dataclasses.replace(fleet, limits={**fleet.limits, "joules": decision.enough["joules"] * 1.001}),
+    ).feasible

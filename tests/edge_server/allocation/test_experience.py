@@ -135,3 +135,32 @@ def test_what_is_learnt_does_not_depend_on_how_the_journal_is_read():
     assert whole.steps == {"a": STEP}
     assert whole.last == {"a": {"step_s": Figure(0.5, "measured")}}
     assert whole.tasks["b"].cost.compute_s == 7.0
+
+
+def predicting(compute: float, upload: float, source: str = "measured", **figures: float) -> Decision:
+    """Return a decision that foresees so many joules, from such figures."""
+    told = {name: Figure(value, "measured") for name, value in figures.items()}
+    told |= {name: Figure(1.0, source) for name in ("task_joules", "upload_w")}
+    predicted = Cost(compute_joules=compute, upload_joules=upload)
+    return Decision(
+        optimizer="keep_ratio", devices={"a": Given(values={"keep": 0.4}, figures=told, predicted=predicted)}
+    )
+
+
+def test_an_error_of_joules_is_learnt_as_one_of_seconds_from_whole_tasks_that_were_like_the_one_before():
+    """Foreseen 20 + 10, spent 20 + 25: half as much again; then, put right, 1.2 times what was foreseen."""
+    first = [opened(1, "a", decision=predicting(9.0, 1.0)), settled(1, compute_joules=20.0, upload_joules=10.0)]
+    assert learnt(*first).errors == {}, "there was none before it"
+    second = [*first, opened(2, "a", decision=predicting(20.0, 10.0)), came(2, compute_joules=20.0)]
+    assert learnt(*second).errors == {}, "its upload is not told yet"
+    third = [*second, settled(2, compute_joules=20.0, upload_joules=25.0)]
+    assert learnt(*third).errors["a"] == {"joules_error": pytest.approx(1.5)}
+    again = [
+        opened(3, "a", decision=predicting(30.0, 15.0, joules_error=1.5)),
+        settled(3, compute_joules=30.0, upload_joules=24.0),
+    ]
+    assert learnt(*third, *again).errors["a"]["joules_error"] == pytest.approx(0.5 * 1.5 + 0.5 * 1.5 * 1.2)
+    other = msgspec.structs.replace(predicting(20.0, 10.0).devices["a"], values={"keep": 0.6})
+    for decision in (predicting(20.0, 10.0, "default"), Decision(optimizer="keep_ratio", devices={"a": other})):
+        unlike = [opened(2, "a", decision=decision), settled(2, compute_joules=20.0, upload_joules=25.0)]
+        assert learnt(*first, *unlike).errors == {}, "what was foreseen of another task knows better the next time"

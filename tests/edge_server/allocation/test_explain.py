@@ -101,6 +101,15 @@ def test_lines_tell_the_sources_the_binding_limit_and_predicted_against_measured
     assert "predicted, not measured" in text
 
 
+def test_fairness_is_named_where_it_binds(tmp_path):
+    """By its limit of the round, and at the device that it holds back."""
+    table = OptimizerPlan(name="bandwidth", options={"fairness": 1.0})
+    case = dataclasses.replace(CASE, limits=CASE.limits | {"most_share": 1 / 3})
+    text = "\n".join(explanation_lines(explain(journal(tmp_path, table, case), 1)))
+    assert "a device at most 33.3 % of the uplink" in text
+    assert "held back by the largest share of the uplink that one device may have (fairness)" in text
+
+
 def test_it_is_json_and_may_be_of_one_device(tmp_path):
     found = explain(journal(tmp_path), 1, "b")
     assert [one.device for one in found.devices] == ["b"]
@@ -124,7 +133,7 @@ def test_whose_joules_nobody_knows_is_told(tmp_path, joules, said):
     limits = {"deadline_s": 9.0, "joules": 5.0, "weights": 10.0, "model_bytes": 40.0}
     case = Case(("a",), limits, figures, ((0.5, 20), (1.0, 40)))
     text = "\n".join(explanation_lines(explain(journal(tmp_path, table, case), 1)))
-    assert ("nobody knows its joules" in text) == said
+    assert ("nobody knew its joules" in text) == said
 
 
 @pytest.mark.parametrize(("number", "device", "says"), [(7, "", "round 7"), (1, "x", "device 'x'")])

@@ -49,11 +49,35 @@ def test_what_cannot_be_met_gives_the_least_a_flag_and_what_would_do():
 
 
 def test_predictions_are_those_of_the_ratio():
-    predicted = decide(TABLE, ask({"deadline_s": 8.0}, task_joules=30.0, tx_w=2.0)).devices["a"].predicted
+    watts = {"upload_w": 2.0, "download_w": 3.0, "down_bits_per_s": 80_000.0}
+    predicted = decide(TABLE, ask({"deadline_s": 8.0}, task_joules=30.0, **watts)).devices["a"].predicted
     assert predicted.compute_s == pytest.approx(2.36)
     assert predicted.upload_s == pytest.approx(5.0)
     assert (predicted.bytes_up, predicted.upload_joules) == (5000, pytest.approx(10.0))
     assert predicted.compute_joules == pytest.approx(23.6)
+    assert predicted.download_joules == pytest.approx(1.5)
+
+
+def test_all_joules_of_a_task_count():
+    """Computing 8 J and 6.29 J; 10 s and 5 s of upload at 0.5 W, 1 s and 0.5 s of download at 1 W; then twice that."""
+    watts = {"task_joules": 8.0, "upload_w": 0.5, "download_w": 1.0, "down_bits_per_s": 80_000.0}
+    assert keep(ask({"joules": 14.0}, **watts)) == (1.0, "full")
+    assert keep(ask({"joules": 13.9}, **watts)) == (0.6, "energy")
+    assert keep(ask({"joules": 27.9}, joules_error=2.0, **watts)) == (0.6, "energy")
+    assert keep(ask({"joules": 28.0}, joules_error=2.0, **watts)) == (1.0, "full")
+
+
+def test_a_device_that_chose_once_and_for_all_is_decided_no_more():
+    """What it keeps is what is predicted; whether that meets the limits is said."""
+    roomy, tight = (ask({"deadline_s": seconds}, keep=0.6) for seconds in (100.0, 7.0))
+    for case, fits in ((roomy, True), (tight, False)):
+        decision = decide(TABLE, case)
+        one = decision.devices["a"]
+        assert (one.values, one.binding) == ({"keep": 0.6}, "settled")
+        assert (one.predicted.compute_s, one.predicted.bytes_up) == (pytest.approx(2.36), 5000)
+        assert decision.feasible == fits
+    assert decision.enough == {"deadline_s": pytest.approx(7.36)}
+    assert decide(TABLE, recorded_case(decision)).devices == decision.devices
 
 
 def test_a_smaller_network_saves_more():

@@ -1,21 +1,71 @@
-"""An allocator that decides two values a device: one file and one line of the registry, from the plan to the device."""
+"""HCEF's control as an allocator of the tests, which decides local steps and the share of the change that is sent.
+
+Two values a device by one record and one line of the registry, from the plan to the device.
+J. Zhang, X. Gao, Y. Guo, Y. Gong: https://arxiv.org/abs/2409.04022
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_server.allocation import coordinator
+from edge_server.allocation.allocator import Allocator
 from edge_server.allocation.explain import explain, explanation_lines
-from edge_server.allocation.inputs import recorded_case
+from edge_server.allocation.figures import DeviceFacts, Estimate, choose_figures, link_estimates
+from edge_server.allocation.inputs import Case, RoundSetting, recorded_case, task_limits
+from edge_server.allocation.optimizers.base import Bound, Solver
+from edge_server.allocation.optimizers.hcef import solve
+from edge_server.allocation.optimizers.hcef_problem import Hcef
+from edge_server.allocation.options import MeasuringOptions
+from edge_server.journal.decision import Decision, Figure, Given
 from edge_server.journal.records import AnyRecord, RoundOpened
 from edge_server.journal.sqlite import read
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
-from tests.edge_server.allocation.hcef_allocator import HCEF
+from shared.protocol.measurements import Cost
 from tests.edge_server.harness import write_examples, write_plan
+
+
+class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
+    tau: int = 8
+    step_s: float = 0.5
+    joules: float = 1e6
+
+
+def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
+    return task_limits(setting, options.deadline_s, options.joules)
+
+
+def figures(options: HcefOptions, device: DeviceFacts, _limits: Mapping[str, float]) -> dict[str, Figure]:
+    step = Estimate(device.known.mu_s, default=options.step_s)
+    return choose_figures({**link_estimates(device, options), "step_s": step}, device.last, options)
+
+
+def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
+    if not case.names:
+        return Decision()
+    step, full = np.array(case.column("step_s", np.inf)), 8 * case.limits["model_bytes"]
+    upload = full / np.array(case.column("up_bits_per_s", 0.0))
+    problem = Hcef(step, upload, 0.0, 0.0, case.limits["deadline_s"], case.limits["joules"], options.tau, 1.0, 1.0)
+    found, devices = solve(problem, solver=solver), {}
+    for place, device in enumerate(case.names):
+        steps, sent = max(1, int(found.steps[place] * options.tau)), float(found.sent[place])
+        devices[device] = Given(
+            values={"local_steps": steps, "top_k": sent},
+            figures=case.known(device),
+            predicted=Cost(compute_s=float(steps * step[place]), upload_s=float(sent * upload[place])),
+            binding=Bound(int(found.bound[place])).name.lower(),
+        )
+    return Decision(devices=devices, objective=found.objective, feasible=found.feasible)
+
+
+HCEF = Allocator(options=HcefOptions, decides=("local_steps", "top_k"), decide=decide, limits=limits, figures=figures)
+
 
 DEVICES = """
 [[device]]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import subprocess  # noqa: TID251 - the command as a user runs it
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,8 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
-from edge_server.journal.report_history import KeptReport, ReportHistory
+from edge_server.journal.report_history import FILE, KeptReport, ReportHistory, latest_reports
+from edge_server.journal.sqlite import JOURNAL, salvageable_records
 from shared.protocol import wire
 from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report, Status
@@ -24,7 +26,7 @@ from shared.protocol.topics import topic
 from shared.runtime.clock import utc_seconds
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
-from shared.transport.mqtt_connection import Connection
+from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.tcp_info import Traffic
 from tests.edge_server.harness import report
 from tests.edge_server.processes import ROOT
@@ -135,7 +137,9 @@ def test_a_client_without_a_session_is_clean_in_the_older_version_too():
 
     async def story() -> list[bool]:
         brokers = (Broker(version=3, session_expiry_s=0), Broker(version=3, session_expiry_s=60))
-        return [Connection(one, "x", None, lambda *_: None, Traffic()).client._clean_session for one in brokers]
+        return [
+            Connection(one, "x", None, Incoming(lambda *_: None, Traffic())).client._clean_session for one in brokers
+        ]
 
     assert asyncio.run(story()) == [True, False]
 
@@ -187,6 +191,7 @@ def test_what_a_device_says_is_no_markup_and_moves_no_cursor(tmp_path, monkeypat
         (["--data-dir", "nowhere"], 2, "name its data_dir"),
         (["nobody"], 2, "no device 'nobody' is known here; known: orin"),
         (["--plot", "x"], 2, "name the DEVICE"),
+        (["orin", "--plot", "power.total_wats"], 2, "power.total_watts"),
         (["--watch", "0"], 2, "above 0"),
         (["--watch", "nan"], 2, "above 0"),
         (["orin", "--plot", "x", "--hours", "-1"], 2, "above 0"),
@@ -211,3 +216,36 @@ def test_watching_goes_on_until_it_is_interrupted(tmp_path):
         watch.send_signal(2)
         assert watch.wait(30) == 130
     assert seen == sorted(seen)
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        f"CREATE VIEW devices AS {ENDLESS} i AS id, 'd' || i AS name, 0 AS bytes FROM n",
+        f"""CREATE TABLE devices (id INTEGER PRIMARY KEY, name TEXT, bytes INTEGER);
+        INSERT INTO devices VALUES (1, 'a', 0);
+        CREATE VIEW reports AS {ENDLESS} 1 AS device, i AS seq, 0.0 AS heard_utc_s, 0.0 AS at, 1 AS form, 0 AS is_full,
+        x'' AS body FROM n""",  # noqa: S608 - the test's own
+    ],
+)
+def test_a_history_of_views_without_end_is_refused(tmp_path, schema):
+    """A file of somebody else's: the command hung, and so did a server that was to write there."""
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.executescript(schema)
+    command = [sys.executable, "-m", "edge_server", "devices", "--data-dir", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)  # noqa: S603 - ours
+    assert ended.returncode == 1
+    assert b"is no table of ours but a view" in ended.stderr
+    assert ended.stderr.count(b"\n") == 1
+    kept(tmp_path, report(Random(1), 100.0, "here"))
+    assert list(latest_reports(tmp_path / FILE)) == ["here"]
+
+
+def test_a_journal_that_is_a_view_without_end_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    with closing(sqlite3.connect(tmp_path / "run" / JOURNAL)) as connection:
+        connection.executescript(f"CREATE VIEW records AS {ENDLESS} i AS seq, '' AS body, 0 AS mark FROM n")
+    assert salvageable_records(tmp_path / "run" / JOURNAL) == []

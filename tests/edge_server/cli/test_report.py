@@ -154,5 +154,7 @@ def test_a_replay_has_a_report(tmp_path, monkeypatch, capsys):
         main()
     assert ended.value.code == 0
     page = parsed(out.read_text())
-    assert len(page.all("div", "charts")[0].all("path", "point")) >= 3 * 3 * 2, "three figures over three axes at least"
+    points = [len(one.all("path", "point")) for one in page.all("div", "metric")]
+    assert points == [3 * 2] * 3, "three figures over three axes, two rounds each"
+    assert "By class of the test data" in page.words()
     assert "virtual" in page.words()

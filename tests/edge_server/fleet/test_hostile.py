@@ -76,8 +76,7 @@ def test_a_bad_message_is_dropped_and_its_sender_may_still_take_part(tmp_path, c
             for _ in range(3):
                 await bad.say(evil(task, data))
             await asyncio.sleep(1)
-            while not bad.acks._queue.empty():
-                assert (await bad.heard()).verdict == "refused"
+            assert all(wire.decode_as(Ack, said).verdict == "refused" for _, said in bad.acks.taken())
             assert (await bad.offer(update_for(task, data), data)).verdict == "accepted"
             await good.answer(await good.task(), moved(here.plan, 0.5))
             state, rounds = await here.ended()
@@ -160,6 +159,12 @@ OFFERS: dict[str, tuple[str, dict[str, Any]]] = {
     "NaN loss": ("not-finite", {"loss": math.nan}),
     "NaN metric": ("not-finite", {"metrics": {"eval_accuracy": math.nan}}),
     "fewer than no examples": ("not-finite", {"num_examples": -1}),
+    "an accuracy beyond all": ("metrics", {"metrics": {"eval_accuracy": 1e308}}),
+    "an accuracy below zero": ("metrics", {"metrics": {"eval_accuracy": -1000.0}}),
+    "more weight in a mean than all": ("metrics", {"metrics": {"eval_accuracy": 1.0, "eval_examples": 1e308}}),
+    "less weight than none": ("metrics", {"metrics": {"eval_accuracy": 1.0, "eval_examples": -5.0}}),
+    "60,000 metrics": ("metrics", {"metrics": {f"{number}": 1.0 for number in range(60_000)}}),
+    "a metric of a long name": ("metrics", {"metrics": {"x" * 1000: 1.0}}),
 }
 
 
@@ -179,7 +184,8 @@ def _require_refused(ack: Ack, rounds: list[RoundClosed], reason: str) -> None:
     assert rounds[0].arrived == ("good",)
     assert rounds[0].outcome == "aggregated"
     assert rounds[0].refused == {reason: 1}
-    assert rounds[0].failed == {"bad": f"refused: {ack.reason}"}
+    diverged = "Diverged: its update is " if reason == "not-finite" else ""
+    assert rounds[0].failed == {"bad": f"{diverged}refused: {ack.reason}"}
     assert rounds[1].arrived == ("bad", "good")
     assert not rounds[1].refused
 
@@ -233,3 +239,22 @@ def test_a_bad_offer_is_refused_before_a_file_is_made(tmp_path, name):
             return ack, rounds
 
     _require_refused(*virtual(play()), reason)
+
+
+def test_a_failure_can_forge_no_line_of_the_log_and_fills_no_journal(tmp_path, caplog):
+    """Its beginning is recorded and logged, with line ends and escape codes written out."""
+    said = "boom\n2026-01-01T00:00:00Z ERROR forged\x1b[31m" + "x" * 900_000
+
+    async def play() -> str:
+        async with site(tmp_path, rounds=1) as here:
+            good, bad = await here.device("good"), await here.device("bad")
+            task = await bad.task()
+            failed = update_for(task, b"", params=None, failure=said, start=task.params.digest)
+            assert (await bad.offer(failed, b"")).verdict == "accepted"
+            await good.answer(await good.task(), moved(here.plan, 0.5))
+            return (await here.ended())[1][0].failed["bad"]
+
+    cause = virtual(play())
+    assert cause.startswith(r"boom\n2026-01-01T00:00:00Z ERROR forged\x1b[31mxxx")
+    assert len(cause) < 1000
+    assert all(record.getMessage().isprintable() and len(record.getMessage()) < 2000 for record in caplog.records)

@@ -8,11 +8,12 @@ from random import Random
 import msgspec
 import pytest
 
-from edge_server.fleet.state import Fleet, observe
+from edge_server.fleet.state import Fleet
 from edge_server.fleet.tables import (
     COLUMNS,
     FREE,
     cell,
+    devices_table,
     duration,
     number,
     plot,
@@ -33,7 +34,7 @@ NOW = 1e9
 def heard(*messages: Status | Report) -> Fleet:
     fleet = Fleet()
     for message in messages:
-        fleet = observe(fleet, message)
+        fleet.observe(message)
     return fleet
 
 
@@ -51,9 +52,10 @@ def test_the_broker_knows_who_is_there_and_the_history_since_when():
     assert (a.device, a.online, a.age_s, a.at) == ("a", True, 7.0, 100.0)
     assert (b.device, b.online, b.age_s, b.readings) == ("b", False, None, {})
     assert (c.device, c.online, c.age_s, c.at) == ("c", None, 9.0, 1.0)
-    [a, _] = device_rows(observe(fleet, newer), {"a": KeptReport(NOW - 7, same)}, {}, NOW)
+    fleet.observe(newer)
+    [a, _] = device_rows(fleet, {"a": KeptReport(NOW - 7, same)}, {}, NOW)
     assert (a.age_s, a.at) == (None, 130.0)
-    [a, _] = device_rows(observe(fleet, newer), {"a": KeptReport(NOW - 7, same)}, {"a": NOW - 2}, NOW)
+    [a, _] = device_rows(fleet, {"a": KeptReport(NOW - 7, same)}, {"a": NOW - 2}, NOW)
     assert (a.age_s, a.at) == (2.0, 130.0)
 
 
@@ -164,3 +166,15 @@ def test_a_row_as_json_has_every_unit_and_source():
     assert msgspec.json.decode(data, type=Device) == one
     watts = msgspec.json.decode(data)["readings"]["power.total_watts"]
     assert watts.keys() == {"value", "unit", "source", "quality", "at", "uncertainty"}
+
+
+def test_a_gpu_and_swap_have_columns_where_a_device_has_them():
+    """A fleet without either has the room for other figures."""
+    jetson = {"gpu.load_ratio": reading(0.473), "memory.swap_used_bytes": reading(512.0 * (1 << 20))}
+    pi = {"memory.swap_used_bytes": reading(0.0)}
+    headings = [column.heading for column in devices_table([device(readings=pi)]).columns]
+    assert not {"GPU\n%", "swap\nMiB"} & set(headings)
+    table = devices_table([device(readings=pi), device(readings=jetson)])
+    headings = [column.heading for column in table.columns]
+    figures = [dict(zip(headings, row, strict=True)) for row in table.rows]
+    assert [(one["GPU\n%"], one["swap\nMiB"]) for one in figures] == [("-", "0"), ("47", "512")]

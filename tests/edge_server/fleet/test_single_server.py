@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from itertools import count
 
 import pytest
 
@@ -53,7 +54,10 @@ RIVAL = [word("ours", 2, online=True), word("rival", 7, online=False), word("our
 def test_another_process_that_takes_the_name_twice_is_another_server(words, ends):
     async def play() -> None:
         broker = MemoryTransport()
-        async with background(single_server.require_single_server(broker, SITE, "ours", gives_way=True)):
+        watching = single_server.require_single_server(
+            broker, SITE, "ours", connections=count(1).__next__, gives_way=True
+        )
+        async with background(watching):
             await asyncio.sleep(0)
             for data in words:
                 await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
@@ -69,7 +73,10 @@ def test_another_process_that_takes_the_name_twice_is_another_server(words, ends
 def test_the_sites_own_server_stays_and_says_so(caplog):
     async def play() -> None:
         broker = MemoryTransport()
-        async with background(single_server.require_single_server(broker, SITE, "ours", gives_way=False)):
+        watching = single_server.require_single_server(
+            broker, SITE, "ours", connections=count(1).__next__, gives_way=False
+        )
+        async with background(watching):
             await asyncio.sleep(0)
             for data in [*RIVAL, word("rival", 8, online=False), word("rival", 9, online=False)]:
                 await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
@@ -77,6 +84,22 @@ def test_the_sites_own_server_stays_and_says_so(caplog):
 
     virtual(play())
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_words_alone_are_no_server(caplog):
+    """Whoever may publish there says it: as long as nobody throws us off the broker, there is no other server."""
+
+    async def play() -> None:
+        broker = MemoryTransport()
+        watching = single_server.require_single_server(broker, SITE, "ours", connections=lambda: 1, gives_way=True)
+        async with background(watching):
+            await asyncio.sleep(0)
+            for data in [*FIRST, *RIVAL, *(word("rival", number, online=True) for number in range(8, 20))]:
+                await broker.publish(topic(SITE, SERVER, "status"), data, retain=True)
+            await asyncio.sleep(1)
+
+    virtual(play())
+    assert not caplog.records
 
 
 @pytest.mark.broker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.fleet.state import REMEMBERED, Fleet, is_used_twice, observe
+from edge_server.fleet.state import FRESH_REPORTS, REMEMBERED, Fleet
 from shared.protocol.messages import Report, Status
 
 
@@ -18,7 +18,7 @@ def after(*messages: Status | Report) -> Fleet:
     """Return the fleet after messages."""
     fleet = Fleet()
     for message in messages:
-        fleet = observe(fleet, message)
+        fleet.observe(message)
     return fleet
 
 
@@ -37,7 +37,8 @@ def test_a_board_with_a_new_disk_is_seen_although_it_counts_from_one_again():
     """Else it would be invisible until the server restarts."""
     reborn = after(status(57, online=True), status(57, online=False), status(1, online=True, instance="b"))
     assert reborn.online == ("pi",)
-    assert observe(reborn, status(1, online=False, instance="b")).online == ()
+    assert reborn.observe(status(1, online=False, instance="b"))
+    assert reborn.online == ()
 
 
 def test_a_death_whose_birth_was_never_heard_counts():
@@ -56,17 +57,19 @@ def test_no_order_of_old_deaths_ends_the_newest_session(deaths, last):
 def test_a_late_will_from_before_the_disk_was_replaced_does_not_end_the_new_board():
     """Its number is far larger than any of the new board's, but its process has been superseded."""
     replaced = after(status(57, online=True), status(1, online=True, instance="b"))
-    assert observe(replaced, status(57, online=False)) is replaced
-    assert observe(replaced, status(58, online=False)) is replaced
+    assert not replaced.observe(status(57, online=False))
+    assert not replaced.observe(status(58, online=False))
 
 
 def test_what_a_process_said_before_changes_nothing_when_it_comes_again():
     """A broker may repeat an old birth, of this process or of the one before; a repeated present one is harmless."""
     fleet = after(status(1, online=True), status(2, online=True), status(3, online=True, instance="b"))
-    assert observe(fleet, status(2, online=True)) is fleet
-    newer = observe(fleet, status(4, online=True, instance="b"))
-    assert observe(newer, status(3, online=True, instance="b")) is newer
-    assert observe(newer, status(4, online=True, instance="b")) == newer
+    assert not fleet.observe(status(2, online=True))
+    assert fleet.observe(status(4, online=True, instance="b"))
+    assert not fleet.observe(status(3, online=True, instance="b"))
+    before = fleet.statuses | {}
+    assert fleet.observe(status(4, online=True, instance="b"))
+    assert fleet.statuses == before
 
 
 @settings(max_examples=150, derandomize=True, deadline=None)
@@ -83,22 +86,23 @@ def test_only_the_newest_sessions_own_death_ends_it(steps, data):
             number = stored if step != "new disk" else 0
         number += 1
         stored = stored if step == "unwritable disk" else number
-        fleet = observe(fleet, status(number, online=True, instance=f"{instance}"))
+        fleet.observe(status(number, online=True, instance=f"{instance}"))
         late = data.draw(st.lists(st.sampled_from(dead), max_size=3)) if dead else []
         for death in late:
-            fleet = observe(fleet, death)
+            fleet.observe(death)
         assert fleet.online == ("pi",)
         dead.append(status(number, online=False, instance=f"{instance}"))
-    assert observe(fleet, dead[-1]).online == ()
+    assert fleet.observe(dead[-1])
+    assert fleet.online == ()
 
 
 def doubles(*messages: Status) -> list[int]:
     """Return the places of the messages that showed an id used twice."""
     fleet, found = Fleet(), []
     for place, message in enumerate(messages):
-        if is_used_twice(fleet, message):
+        if fleet.is_used_twice(message):
             found.append(place)
-        fleet = observe(fleet, message)
+        fleet.observe(message)
     return found
 
 
@@ -118,12 +122,10 @@ def test_what_is_remembered_of_a_device_is_bounded():
 
 
 def test_the_latest_report_stands():
-    """A report says nothing about presence, and observing changes no earlier fleet."""
-    empty = Fleet()
-    fleet = observe(observe(empty, Report(device="pi", at=1.0)), Report(device="pi", at=2.0))
+    """A report says nothing about the presence of a device of which nothing is known."""
+    fleet = after(Report(device="pi", at=1.0), Report(device="pi", at=2.0))
     assert fleet.reports["pi"].at == 2.0
     assert fleet.online == ()
-    assert not empty.reports
 
 
 def report(at: float, instance: str) -> Report:
@@ -133,21 +135,22 @@ def report(at: float, instance: str) -> Report:
 def test_a_report_that_comes_again_or_late_changes_nothing():
     """The broker retains the last one and gives it to whoever connects; of one process the device's clock decides."""
     fleet = after(status(1, online=True), report(5.0, "a"))
-    assert observe(fleet, report(5.0, "a")) is fleet
-    assert observe(fleet, report(4.0, "a")) is fleet
-    assert observe(fleet, report(6.0, "a")).reports["pi"].at == 6.0
+    assert not fleet.observe(report(5.0, "a"))
+    assert not fleet.observe(report(4.0, "a"))
+    assert fleet.observe(report(6.0, "a"))
+    assert fleet.reports["pi"].at == 6.0
 
 
 def test_a_report_of_a_process_that_is_gone_replaces_none_of_its_successors():
     """A board that booted again counts its seconds anew: its first report is news, and what was retained is not."""
     rebooted = after(status(7, online=True), report(90_000.0, "a"), status(8, online=True, instance="b"))
-    fleet = observe(rebooted, report(3.0, "b"))
-    assert fleet.reports["pi"].at == 3.0
-    assert observe(fleet, report(90_030.0, "a")) is fleet
+    assert rebooted.observe(report(3.0, "b"))
+    assert rebooted.reports["pi"].at == 3.0
+    assert not rebooted.observe(report(90_030.0, "a"))
     restarted_server = after(status(8, online=True, instance="b"))
-    assert observe(restarted_server, report(90_000.0, "a")) is restarted_server
-    gone = observe(fleet, status(8, online=False, instance="b"))
-    assert observe(gone, report(90_060.0, "a")) is gone
+    assert not restarted_server.observe(report(90_000.0, "a"))
+    assert rebooted.observe(status(8, online=False, instance="b"))
+    assert not rebooted.observe(report(90_060.0, "a"))
 
 
 def test_the_last_report_of_a_board_that_is_away_is_known():
@@ -160,5 +163,50 @@ def test_the_last_report_of_a_board_that_is_away_is_known():
 def test_a_report_that_names_no_process_is_news_whenever_it_differs():
     """Such as an older agent's: a smaller time may be a new boot's."""
     fleet = after(status(1, online=True), report(5.0, ""))
-    assert observe(fleet, report(5.0, "")) is fleet
-    assert observe(fleet, report(4.0, "")).reports["pi"].at == 4.0
+    assert not fleet.observe(report(5.0, ""))
+    assert fleet.observe(report(4.0, ""))
+    assert fleet.reports["pi"].at == 4.0
+
+
+def test_a_death_that_another_spoke_in_its_name_is_taken_back():
+    """By its own birth, said again, whatever number and process the death named; its true death then counts."""
+    for false in (status(7, online=False), status(1 << 40, online=False), status(1 << 40, online=False, instance="z")):
+        fleet = after(status(7, online=True), false)
+        assert fleet.online == ()
+        assert not fleet.is_used_twice(status(7, online=True))
+        assert fleet.observe(status(7, online=True))
+        assert fleet.online == ("pi",)
+        assert fleet.observe(status(7, online=False))
+        assert fleet.online == ()
+
+
+def test_a_server_that_knows_only_the_false_death_takes_the_birth():
+    """It has restarted since, and the broker retained the death."""
+    fleet = after(status(1 << 40, online=False), status(7, online=True))
+    assert fleet.online == ("pi",)
+
+
+def test_reports_prove_that_a_device_lives():
+    """The first may be the one that the broker has retained, so it takes two; of a superseded process none counts."""
+    fleet = after(status(1, online=True), status(2, online=True, instance="b"), report(5.0, "b"))
+    fleet.observe(status(2, online=False, instance="b"))
+    for at in range(6, 6 + FRESH_REPORTS):
+        assert not fleet.reports_prove_life("pi")
+        fleet.observe(report(90_000.0 + at, "a"))
+        fleet.observe(report(float(at), "b"))
+        fleet.observe(report(float(at), "b"))
+    assert fleet.reports_prove_life("pi")
+    alive = fleet.revive("pi")
+    assert (alive.instance, alive.session, fleet.online) == ("b", 2, ("pi",))
+    assert fleet.revive("pi") is None
+    fleet.observe(status(2, online=False, instance="b"))
+    assert fleet.online == ()
+    assert not fleet.reports_prove_life("pi")
+
+
+def test_a_device_of_which_only_a_death_is_known_lives_until_it_dies():
+    """Taken for alive since it speaks; which process does is not known, so that the next death counts."""
+    fleet = after(status(9, online=False))
+    assert fleet.revive("pi").online
+    assert fleet.observe(status(3, online=False, instance="b"))
+    assert fleet.online == ()

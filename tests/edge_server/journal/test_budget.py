@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.journal.budget import Ledger, RunSpending, spent_budget
+from edge_server.journal.budget import Ledger, RunSpending, affordable, foreseen_joules, spent_budget
 from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.costs import by_round
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
@@ -225,10 +226,77 @@ def test_a_run_whose_last_round_reaches_the_budget_has_finished(tmp_path):
 
 
 def test_a_run_ends_after_the_round_that_reaches_its_joules(tmp_path):
-    """3 + 4 a round: 14 are less than 15, 21 are not."""
-    records = answering({"a": [3.0] * 9, "b": [4.0] * 9}, tmp_path, "joules = 15.0")
+    """3 + 4 a round."""
+    records = answering({"a": [3.0] * 9, "b": [4.0] * 9}, tmp_path, "joules = 21.0")
     assert len(closed_rounds(records)) == 3
-    assert ends(records) == RunClosed(outcome="stopped", cause="budget.joules: 21 J of 15 J are spent")
+    assert ends(records) == RunClosed(outcome="stopped", cause="budget.joules: 21 J of 21 J are spent")
+
+
+@pytest.mark.parametrize(
+    ("budget", "asked", "cause"),
+    [
+        (15.0, ["ab", "ab"], "14 J of 15 J are spent, and round 3 would take 3 J at the least"),
+        (17.5, ["ab", "ab", "a"], "17 J of 17.5 J are spent, and round 4 would take 3 J at the least"),
+        (20.0, ["ab", "ab", "a", "a"], "20 J of 20 J are spent"),
+    ],
+)
+def test_a_round_that_cannot_be_afforded_is_begun_with_those_that_can_or_not_at_all(tmp_path, budget, asked, cause):
+    """3 + 4 a round; whole rounds alone would have taken 21 J of each of these budgets."""
+    records = answering({"a": [3.0] * 9, "b": [4.0] * 9}, tmp_path, f"joules = {budget}")
+    assert ["".join(one.assignments) for one in records if isinstance(one, RoundOpened)] == asked
+    assert ends(records) == RunClosed(outcome="stopped", cause=f"budget.joules: {cause}")
+    assert len([one for one in records if isinstance(one, Noted)]) == len(asked) - 2
+
+
+def test_a_round_needs_as_many_as_its_plan_says(tmp_path):
+    records = answering(
+        {"a": [3.0] * 9, "b": [4.0] * 9}, tmp_path, "joules = 20.0", round="deadline_s = 30.0\nmin_updates = 2"
+    )
+    assert len(closed_rounds(records)) == 2
+    assert ends(records).cause == "budget.joules: 14 J of 20 J are spent, and round 3 would take 7 J at the least"
+
+
+def test_fewer_devices_are_the_cheapest_as_many_as_can_be_paid():
+    assert affordable({"b": 4.0, "a": 3.0, "c": 2.0}, 9.0) == ("a", "b", "c")
+    assert affordable({"b": 4.0, "a": 3.0, "c": 2.0}, 8.9) == ("a", "c")
+    assert affordable({"b": 4.0, "a": 3.0}, 2.0) == ()
+    assert foreseen_joules(("a", "b", "c"), {"a": 2.0}, {"a": 9.0, "b": 5.0, "z": 6.0}) == {
+        "a": 2.0,
+        "b": 5.0,
+        "c": 6.0,
+    }
+    assert foreseen_joules(("a",), {}, {}) == {"a": 0.0}
+
+
+def test_a_split_session_is_charged_for_its_exchange():
+    """Of 20 J of it nothing was told in round 2: as much again; a task that is no session has none."""
+    session = Assignment(seed=0, hyper=Hyper(), steps=5)
+    first = RoundOpened(round=1, assignments={"a": session, "b": TOLD})
+    second = RoundOpened(round=2, assignments={"a": session})
+    told = [came(1, "a", **joules(1.0, 10.0, 2.0), exchange_joules=20.0), came(1, "b", **joules(1.0, 10.0, 2.0))]
+    found = spent(first, *told, second, came(2, "a", **joules(1.0, 10.0, 2.0)))
+    assert found == RunSpending(seconds=0.0, joules=33.0 + 13.0 + 33.0, charged=20.0, is_whole=True, unmetered=())
+
+
+@pytest.mark.parametrize("claim", [1e18, 1e9, 1e5, 500.0])
+def test_one_claim_that_cannot_be_true_ends_no_run(tmp_path, claim):
+    """Of 5 s: 500 J are 100 times as much, at 100 times the watts, as the other device takes."""
+    figures: dict[str, list[float | None]] = {"a": [3.0, claim, *[3.0] * 7], "b": [4.0] * 9}
+    records = answering(figures, tmp_path, "joules = 64.0")
+    assert len(closed_rounds(records)) == 9
+    assert ends(records) == RunClosed(outcome="finished")
+    [note] = [one.what for one in records if isinstance(one, Noted)]
+    assert note.startswith(f"device a told {claim:.4g} J of computing in round 2, which took 5 s at most: such claims")
+    assert by_round(records)[2]["a"].compute_joules is None
+    assert by_round(records)[3]["a"].compute_joules == 3.0
+
+
+def test_who_claims_nothing_else_takes_no_further_part_and_is_named_once(tmp_path):
+    records = answering({"a": [1e18] * 9, "b": [4.0] * 9}, tmp_path, "joules = 40.0")
+    assert [len(one.assignments) for one in records if isinstance(one, RoundOpened)] == [2, *[1] * 8]
+    assert ends(records) == RunClosed(outcome="finished")
+    notes = [one.what for one in records if isinstance(one, Noted)]
+    assert len([one for one in notes if one.startswith("device a told 1e+18 J")]) == 1
 
 
 def test_a_device_without_joules_takes_no_part_after_its_first_task(tmp_path):
@@ -263,7 +331,7 @@ def test_a_server_that_was_killed_after_any_round_comes_to_the_same_end(tmp_path
     """Also between the last round's end and the record that the run has ended: what was spent is in the journal."""
     figures = {"a": [3.0] * 9, "b": [4.0] * 9}
     (tmp_path / "whole").mkdir()
-    whole = answering(figures, tmp_path / "whole", "joules = 15.0")
+    whole = answering(figures, tmp_path / "whole", "joules = 21.0")
     last = next(at for at, one in enumerate(whole) if isinstance(one, RoundClosed) and one.round == kept)
     (tmp_path / "cut").mkdir()
     (tmp_path / "whole" / RUN).rename(tmp_path / "cut" / RUN)
@@ -273,17 +341,18 @@ def test_a_server_that_was_killed_after_any_round_comes_to_the_same_end(tmp_path
     store = SqliteStore(tmp_path / "cut" / RUN)
     store.extend(whole[: last + 1])
     store.close()
-    again = answering(figures, tmp_path / "cut", "joules = 15.0")
+    again = answering(figures, tmp_path / "cut", "joules = 21.0")
     assert ends(again) == ends(whole)
     assert [one.round for one in closed_rounds(again)] == [1, 2, 3]
 
 
 def checkpoint_after(folder: Path, number: int) -> None:
-    """Leave a checkpoint of that round, of which a whole run keeps only the last two."""
-    checkpoints = sorted((folder / "checkpoints").glob("*.safetensors"))
-    wanted = checkpoints[-1].with_name(checkpoints[-1].name.replace("3", str(number)))
-    if not wanted.exists():
-        wanted.write_bytes(checkpoints[-1].read_bytes())
+    """Leave the checkpoint of that round alone, of which a whole run keeps only the last two."""
+    checkpoints = sorted((folder / "checkpoints").glob("round-*.safetensors"))
+    content = checkpoints[-1].read_bytes()
+    for path in checkpoints:
+        path.unlink()
+    checkpoints[-1].with_name(checkpoints[-1].name.replace("3", str(number))).write_bytes(content)
 
 
 def test_a_replay_ends_when_its_budget_is_spent_though_it_might_have_been_kept(tmp_path):
@@ -304,3 +373,9 @@ def test_a_replay_ends_when_its_budget_is_spent_though_it_might_have_been_kept(t
     assert sum(seconds[:-1]) < least <= sum(seconds)
     assert ends(records).outcome == "stopped"
     assert ends(records).cause.startswith("budget.time_s")
+
+
+def test_a_session_that_measures_running_statistics_is_charged_with_its_exchange_though_no_round_opened_it():
+    """Round 5 of two rounds: 1 + 2 + 3 J, and 4 J of features."""
+    session = came(5, "a", exchange_s=1.0, exchange_joules=4.0, **joules(1.0, 2.0, 3.0))
+    assert spent(opened(1, "a"), came(1, "a", **joules(1.0, 1.0, 1.0)), closed(1, 9.0), session).joules == 13.0

@@ -10,9 +10,10 @@ import pytest
 
 from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
-from edge_server.fleet.state import Fleet, observe
+from edge_server.fleet.state import Fleet
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.costs import MAX_SOURCE, Costs, by_round, plausible
+from edge_server.journal.claims import MAX_SOURCE, plausible
+from edge_server.journal.costs import Costs, by_round
 from edge_server.journal.records import CostSettled, Rewound, UpdateAccepted
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
@@ -100,7 +101,7 @@ def test_what_was_heard_before_the_run_went_on_counts(tmp_path):
 
     async def play() -> list[tuple[int, str]]:
         plan = load(write_plan(tmp_path, rounds=1, cohort="min_devices = 1\nwait_s = 1.0"), tmp_path)
-        store, fleet = SqliteStore(tmp_path / RUN, durable=False), observe(Fleet(), report("one", 1))
+        store, fleet = SqliteStore(tmp_path / RUN, durable=False), Fleet(reports={"one": report("one", 1)})
         clock = asyncio.get_running_loop().time
         server = Server(SITE, MemoryTransport(), clock, inline, fleet=fleet)
         await run_plan(plan, RUN, server, store, LinkConfig(), started="")

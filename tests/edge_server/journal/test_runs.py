@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunClosed, RunOpened
-from edge_server.journal.runs import exists, find, unfinished
+from edge_server.journal.runs import ended_runs, exists, find, unfinished
+from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
@@ -41,6 +43,17 @@ def test_the_latest_live_run_of_the_very_plan_is_gone_on_with(tmp_path, plan):
     (tmp_path / "runs" / "old").rename(tmp_path / "aside")
     (tmp_path / "runs" / "new").rename(tmp_path / "away")
     assert unfinished(tmp_path / "runs", plan) is None
+
+
+def test_runs_that_are_over_are_those_whose_last_record_says_so(tmp_path, plan):
+    """The one that ended last stands first; a journal that cannot be read is passed over."""
+    for name, closed in (("old", True), ("going-on", False), ("new", True)):
+        begin(tmp_path / "runs", name, plan, "20260101T000000Z", closed=closed)
+    for second, name in enumerate(("old", "new")):
+        os.utime(tmp_path / "runs" / name / JOURNAL, (second, second))
+    (tmp_path / "runs" / "torn").mkdir()
+    (tmp_path / "runs" / "torn" / JOURNAL).write_bytes(b"no database" * 100)
+    assert ended_runs(tmp_path / "runs") == ("new", "old")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "", "../..", "absent"], ids=lambda name: name[:6])

@@ -93,6 +93,35 @@ def test_a_relative_data_path_starts_at_the_data_root(tmp_path):
     assert load(path, Path("root")).data.path == "/srv/wine.csv"
 
 
+def test_a_path_that_is_not_there_is_named_with_the_data_root(tmp_path):
+    """Only where this machine needs it: a plan whose server evaluates nothing leaves the data to the devices."""
+    section = 'source = "csv"\npath = "wine.csv"'
+    with pytest.raises(ConfigError) as caught:
+        load(write_plan(tmp_path, data=section, evaluation="every = 1"), tmp_path / "sets")
+    assert str(caught.value).startswith(f"data.path: {tmp_path}/sets/wine.csv is not there; relative paths start at")
+    assert f"data_root, which is {tmp_path}/sets: correct data.path, --data-root" in str(caught.value)
+    load(write_plan(tmp_path, data=section, evaluation="every = 0"), tmp_path / "sets")
+
+
+def test_a_plan_without_data_evaluates_nothing_and_runs_on_devices_alone(tmp_path):
+    path = write_plan(tmp_path)
+    path.write_text(path.read_text().replace('[data]\nsource = "digits"', "").replace("every = 0", ""))
+    plan = load(path, tmp_path)
+    assert plan.evaluation.every == 0
+    with pytest.raises(ConfigError, match=r"plan 'tiny' has no \[data\], which agents on this machine, replay and"):
+        share(plan, devices(plan, 2), 0)
+    path.write_text(path.read_text().replace("[evaluation]", "[evaluation]\nevery = 2"))
+    with pytest.raises(ConfigError, match=r"stands in a plan without \[data\]"):
+        load(path, tmp_path)
+
+
+def test_all_devices_together_are_bounded(tmp_path):
+    """Each count alone is: 200 x 1,000,000 in a plan of 20 kB took all memory."""
+    more = "".join(f'[[device]]\nname = "d{number}"\ncount = 1000000\n' for number in range(200))
+    with pytest.raises(ConfigError, match=r"200000000 in all; name at most 1000000"):
+        load(write_plan(tmp_path, more=more), tmp_path)
+
+
 def test_devices_are_the_plans_own_then_made_up_ones(tmp_path):
     more = '[[device]]\nname = "pi"\n[[device]]\nname = "nano"'
     plan = load(write_plan(tmp_path, cohort="min_devices = 1", more=more), tmp_path)

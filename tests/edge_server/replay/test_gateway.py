@@ -17,9 +17,8 @@ from edge_server.trace.export import trace_of
 from edge_server.trace.schema import Round, Sample, TableRow
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
-from tests.edge_server.textbook import make_plan, require_equal
+from tests.edge_server.textbook import labelled_server, make_plan, require_equal
 from tests.edge_server.trace.field import field_run, trained_alone
-from tests.labelled_server import labelled_server
 
 LINKS = """
 [[device]]

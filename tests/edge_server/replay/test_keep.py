@@ -26,16 +26,18 @@ down_mbit_s = 0.1
 """
 
 
-def explained(folder: Path, optimizer: str) -> list[Explanation]:
+def explained(
+    folder: Path, optimizer: str, algorithm: str = "fedspu", devices: str = DEVICES, **sections: str
+) -> list[Explanation]:
     text = {
-        "algorithm": 'name = "fedspu"',
+        "algorithm": f'name = "{algorithm}"',
         "model": 'name = "mlp"\noptions = { features = 8, hidden = 2048, classes = 3 }',
         "data": write_examples(folder, 60),
         "partition": 'kind = "even"',
         "round": "deadline_s = 500.0",
         "optimizer": optimizer,
-    }
-    path = write_plan(folder, rounds=3, more=DEVICES, **text)
+    } | sections
+    path = write_plan(folder, rounds=3, more=devices, **text)
     _, records = replay(load(path, folder), folder / "run")
     return [explain(records, one.round) for one in records if isinstance(one, RoundOpened)]
 
@@ -54,6 +56,24 @@ def test_a_slow_link_keeps_less_and_predictions_come_true(tmp_path):
     assert found[0].devices[1].figures["up_bits_per_s"].source == "profile"
     assert found[2].devices[1].figures["up_bits_per_s"].source == "measured"
     assert found[2].devices[1].figures["task_s"].source == "measured"
+
+
+@pytest.mark.parametrize("algorithm", ["hermes", "fedmp", "prunefl"])
+def test_methods_that_choose_once_are_decided_once_and_the_record_says_what_is_kept(tmp_path, algorithm):
+    """Time runs out, and with it what would fit; they keep their part all the same, and are charged for that."""
+    optimizer = 'name = "keep_ratio"\noptions = { curve = "smaller", task_s = 2.0 }'
+    cycles = 'compute = { kind = "ranges", hertz = 1e9, cycles_per_step = 1e9 }'
+    devices = DEVICES.replace("compute_s = 2.0", cycles)
+    found = explained(tmp_path, optimizer, algorithm, devices, budget="time_s = 36.0")
+    steps_s = found[0].devices[0].measured.compute_s  # of the fast one, which keeps all
+    assert [one.values["keep"] for one in found[0].devices] == [1.0, 0.6]
+    assert not found[1].feasible
+    for one in found[1:]:
+        for device, keep in zip(one.devices, (1.0, 0.6), strict=True):
+            assert (device.values["keep"], device.binding) == (keep, "settled")
+            assert device.measured.compute_s == pytest.approx(steps_s * keep**2)
+            assert device.measured.upload_s == pytest.approx(device.predicted.upload_s, rel=0.05)
+            assert device.measured.bytes_up == pytest.approx(device.predicted.bytes_up, rel=0.05)
 
 
 def test_clusters_are_those_of_the_plans_order(tmp_path):

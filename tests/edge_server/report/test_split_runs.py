@@ -50,6 +50,7 @@ def test_an_exchange_is_neither_computing_nor_waiting():
     """4 s: 0.2 down, 2 computing, 1 exchanging, 0.5 up, and 0.3 are left; at 4 W, of which 2 are idling."""
     first = digest_run(split_run()).tasks[0]
     found = {name: getattr(first.seconds, name).value for name in first.seconds.__struct_fields__}
+    assert found.pop("statistics") is None
     assert found == pytest.approx({"download": 0.2, "compute": 2.0, "exchange": 1.0, "upload": 0.5, "waiting": 0.3})
     assert first.joules.exchange.value == pytest.approx(4.0)
     assert joules(first).value == pytest.approx(4 * 3.7)

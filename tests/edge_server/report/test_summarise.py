@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from edge_server.journal.records import (
     CostSettled,
+    Evaluated,
     Joined,
     Left,
     Noted,
@@ -16,12 +19,15 @@ from edge_server.journal.records import (
     Sensed,
     ServerBegan,
 )
+from edge_server.report.csv_export import csv_of
 from edge_server.report.digest import NONE, UNKNOWN, Amount
+from edge_server.report.page import page
+from edge_server.report.sections.spent import spent
 from edge_server.report.summarise import digest_run, joules
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
-from tests.edge_server.report.journals import CORRECTED, MODELLED, begin, closed, cost, opened, small, update
+from tests.edge_server.report.journals import CORRECTED, MODELLED, begin, closed, cost, opened, parsed, small, update
 
 
 def values(split) -> dict[str, float | None]:
@@ -124,6 +130,19 @@ def test_what_no_device_can_have_spent_does_not_stop_the_report():
     assert digest_run(records).rounds[0].joules == UNKNOWN
 
 
+@pytest.mark.parametrize("told", [1e308, -1000.0, -1e308, math.inf])
+def test_what_no_device_can_have_measured_does_not_stop_the_report(told):
+    """A journal of before, when a server took such figures: its page is made without them."""
+    records = [
+        *(begin(1), opened(1, ["a"]), update("a", 1, cost(), loss=told)),
+        closed(1, ["a"], accuracy=told, test_loss=told * 10, loss=told * 10, device_accuracy=told),
+        Evaluated(accuracy=told, by_device={"a": {"eval_accuracy": told}}),
+    ]
+    digest = digest_run(records)
+    assert digest.device_accuracy is digest.devices[0].accuracy is digest.rounds[0].accuracy is None
+    assert {"nan", "inf", "1e+308"}.isdisjoint(parsed(page([digest])).words().lower().split())
+
+
 def test_a_void_round_is_not_in_the_digest():
     """A checkpoint was lost: round 1 was done again, without b."""
     records = [
@@ -174,6 +193,24 @@ def test_who_came_and_went_and_on_what():
     run = digest_run(records)
     assert [(one.board, one.version, one.went_away) for one in run.devices] == [("pi", "0.1", 1), ("", "", 0)]
     assert (run.live, run.versions, run.servers, run.notes) == (True, {"torch": "3"}, 2, ["a gap was filled"])
+
+
+def test_the_highest_of_a_gpu_and_of_swap_is_told_of_boards_that_have_them():
+    """On the page a column each, where some board had more than nothing of it; in CSV a line."""
+    hot = {"gpu.load_ratio": 0.9, "gpu.hottest_celsius": 61.0, "memory.swap_used_bytes": 0.0}
+    records = [
+        *(begin(1), Sensed(device="a", at=1.0, readings=hot), Sensed(device="b", at=1.0, readings={})),
+        Sensed(device="a", at=3.0, readings=hot | {"gpu.load_ratio": 0.4, "gpu.hottest_celsius": 66.5}),
+        *(opened(1, ["a", "b"]), closed(1, ["a", "b"])),
+    ]
+    run = digest_run(records)
+    assert [one.most for one in run.devices] == [hot | {"gpu.hottest_celsius": 66.5}, {}]
+    page = str(spent(run))
+    assert "highest GPU load" in page
+    assert "90.00 %" in page
+    assert "66.5 °C" in page
+    assert "most swap" not in page
+    assert ",a,most.gpu.hottest_celsius,66.5," in csv_of([run])
 
 
 def test_measuring_before_the_first_round_is_kept_apart():

@@ -101,7 +101,7 @@ def test_a_single_device_is_served_on_its_own_topic(tmp_path):
         async with broker.subscribe(topic(SITE, "_all", "model")) as common, sending(["d0"], broker) as outgoing:
             assert not outgoing.shared
             await fetch(outgoing, "d0", broker, tmp_path)
-            assert common._queue.empty()
+            assert not [*common.taken()]
 
     virtual(play())
 
@@ -122,7 +122,7 @@ def test_a_slow_link_is_served_alone_and_keeps_nobody_waiting(tmp_path):
             await asyncio.gather(*quick)
             soon = loop.time()
             await lagging
-            heard = [own._queue.get_nowait()[1] for _ in range(own._queue.qsize())]
+            heard = [data for _, data in own.taken()]
             told = [wire.decode_as(Leave, data) for data in heard if wire.is_message(data)]
             assert told == [Leave(digest=outgoing.transfer.digest)], "told once to leave the topic common to all"
             return outgoing.bytes_sent, soon, loop.time()
@@ -236,3 +236,20 @@ def test_a_payload_is_described_by_its_content():
     digest = Sender.of_parts(parts, 2048).transfer.digest
     assert Sender.of_parts(parts, FRAME_BYTES).transfer == msgspec.structs.replace(transfer, digest=digest)
     assert digest != transfer.digest
+
+
+def want_of(outgoing: Outgoing, ranges: list[tuple[int, int]], frame_bytes: int) -> Want:
+    return Want(digest=outgoing.digest, frame_bytes=frame_bytes, ranges=ranges)
+
+
+@pytest.mark.parametrize("ranges", [[(0, 2), (1, 3)], [(2, 3), (0, 1)], [(0, 1)] * 3, [(n, n + 1) for n in range(65)]])
+def test_wishes_that_no_receiver_has(ranges):
+    """That overlap, go backwards, or are more than anybody has under way."""
+
+    async def play() -> None:
+        async with sending(["a"], MemoryTransport()) as outgoing:
+            transfer = msgspec.structs.replace(outgoing.transfer, size=1 << 20)
+            with pytest.raises(WireError):
+                frames.pieces(want_of(outgoing, ranges, FRAME_BYTES), transfer, FRAME_BYTES)
+
+    virtual(play())

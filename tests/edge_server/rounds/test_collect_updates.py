@@ -204,8 +204,7 @@ def test_a_round_that_closes_keeps_no_half_update(tmp_path):
             await two.answer(await two.task(), moved(here.plan, 0.5))
             task = await one.task()
             assert not (tmp_path / RUN / "updates" / "one").exists()
-            while not one.acks._queue.empty():
-                await one.heard()
+            list(one.acks.taken())
             assert (await one.answer(task, moved(here.plan, 0.5))).verdict == "accepted"
             await two.answer(await two.task(), moved(here.plan, 0.5))
             return (await here.ended())[1]

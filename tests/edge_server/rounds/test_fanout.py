@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.rounds.broadcast import ALL, Fanout
+from shared.transfer.frames import MAX_WINDOW
 
 PATIENCE_S = 1.0
 FRAMES = 12
@@ -200,3 +203,32 @@ def test_one_that_resumes_far_ahead_leaves_the_others_together():
     for number in range(9):
         fanout.want(f"d{number}", pieces([0]), 1.6)
     assert due(fanout, 1.6) == [(0, ALL)]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_who_asks_for_everything_again_and_again_is_sent_a_window_of_it(alone):
+    """A thousand wishes that overlap, before anything has gone: no more than a window waits, nothing of it twice."""
+    fanout = Fanout(["greedy"], patience_s=1.0)
+    if alone:
+        fanout.leave("greedy")
+    for start in range(10_000):
+        fanout.want("greedy", [(start, start + 256)], 0.0)
+    pieces = [piece for piece, _ in fanout.due(0.0)]
+    assert 0 < len(pieces) <= MAX_WINDOW
+    assert all(before[1] <= after[0] for before, after in pairwise(pieces))
+    assert fanout.due(0.0) == []
+
+
+def test_a_wish_in_smaller_pieces_takes_the_place_of_the_earlier_one():
+    fanout = Fanout(["a"], patience_s=1.0)
+    fanout.want("a", [(0, 8), (8, 16)], 0.0)
+    fanout.want("a", [(0, 2), (2, 4), (4, 6)], 0.0)
+    assert [piece for piece, _ in fanout.due(0.0)] == [(0, 2), (2, 4), (4, 6), (8, 16)]
+
+
+def test_devices_that_are_served_alone_take_turns():
+    fanout = Fanout(["greedy", "other"], patience_s=1.0)
+    for device, count in (("greedy", 64), ("other", 2)):
+        fanout.leave(device)
+        fanout.want(device, [(start, start + 1) for start in range(count)], 0.0)
+    assert [device for _, device in fanout.due(0.0)][:5] == ["greedy", "other", "greedy", "other", "greedy"]

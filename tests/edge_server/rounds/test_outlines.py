@@ -22,7 +22,7 @@ from shared.transfer.frames import MAX_FRAME_BYTES
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Policy, Receiver
 from shared.transfer.sender import Sender
-from tests.trees import plain
+from tests.edge_server.textbook import plain
 
 UPDATE = Update(run="trial", round=1, device="a", params=None, weight=1.0)
 TREE: Tree = {"w": torch.eye(8), "b": torch.ones(8), "n": torch.tensor(3)}

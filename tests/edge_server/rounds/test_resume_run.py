@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_server.journal.checkpoints import SqliteStore, checkpoint_path
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -21,6 +21,7 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
+from edge_server.journal.runs import checkpoint_path
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load

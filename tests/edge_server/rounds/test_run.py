@@ -7,8 +7,9 @@ import asyncio
 import pytest
 import torch
 
-from edge_server.journal.checkpoints import SqliteStore, checkpoint_path
+from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import Evaluated, Noted, RoundClosed, RoundOpened, RunClosed
+from edge_server.journal.runs import checkpoint_path
 from edge_server.trial.tables import device_lines
 from shared.protocol.messages import Status
 from shared.transport.memory import MemoryTransport
@@ -29,11 +30,12 @@ def checkpoint(folder, number):
     return checkpoint_path(folder / RUN / "checkpoints", number)
 
 
-def test_a_run_without_devices_misses_its_rounds_and_goes_on(tmp_path):
-    """The journal says so, the model stays as it is, and when devices come they are taken."""
+def test_a_run_without_devices_may_miss_its_rounds_and_go_on(tmp_path):
+    """If its plan says so: so does the journal, the model stays as it is, and when devices come they are taken."""
 
     async def play() -> list[RoundClosed]:
-        async with site(tmp_path, rounds=3, cohort="min_devices = 2\nwait_s = 5.0") as here:
+        keys = {"cohort": "min_devices = 2\nwait_s = 5.0", "round": 'on_missed = "continue"'}
+        async with site(tmp_path, rounds=3, **keys) as here:
             one = await here.device("one")
             await asyncio.sleep(6)
             two = await here.device("two")
@@ -75,7 +77,8 @@ def test_too_few_updates_leave_the_model_as_it_is(tmp_path):
     """One of two is below `min_updates`: missed, although the cohort was complete."""
 
     async def play() -> list[RoundClosed]:
-        async with site(tmp_path, round="deadline_s = 9.0\nmin_updates = 2") as here:
+        rule = 'deadline_s = 9.0\nmin_updates = 2\non_missed = "continue"'
+        async with site(tmp_path, round=rule) as here:
             one, two = await here.device("one"), await here.device("two")
             await one.answer(await one.task(), moved(here.plan, 9.0))
             await two.offer(update_for(await two.task(), b"", params=None, failure="no memory"))
@@ -137,7 +140,7 @@ def test_a_device_that_joins_in_the_middle_takes_part_in_the_next_round(tmp_path
             task = await one.task()
             two = await here.device("two")
             await asyncio.sleep(1)
-            assert two.tasks._queue.empty()
+            assert not [*two.tasks.taken()]
             await one.answer(task, moved(here.plan, 0.5))
             for puppet in (one, two):
                 await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
@@ -163,7 +166,7 @@ def test_a_device_that_comes_back_is_given_its_task_again(tmp_path):
             await one.answer(task, moved(here.plan, 0.5))
             await one.status(online=True, session=3)
             await asyncio.sleep(1)
-            assert one.tasks._queue.empty()
+            assert not [*one.tasks.taken()]
             await two.answer(await two.task(), moved(here.plan, 0.5))
             return (await here.ended())[1][0]
 
@@ -309,3 +312,17 @@ def test_a_run_that_was_cut_after_the_round_that_stops_it_does_not_go_on(tmp_pat
             return rounds
 
     assert len(virtual(play())) == 1
+
+
+def test_no_update_of_a_finished_run_stays(tmp_path):
+    """There was a file of a model's size for each device and run, for ever."""
+
+    async def play() -> None:
+        async with site(tmp_path, rounds=1, cohort="min_devices = 1") as here:
+            one = await here.device("one")
+            await one.answer(await one.task(), moved(here.plan, 0.5))
+            await here.ended()
+            assert checkpoint(tmp_path, 1).exists()
+            assert list((tmp_path / RUN / "updates").iterdir()) == []
+
+    virtual(play())

@@ -68,7 +68,8 @@ def test_those_asked_in_addition_stand_in_for_those_who_cannot(tmp_path, fail, a
     """As many answers as there may be, and not a second of waiting for those that cannot come."""
 
     async def play() -> RoundClosed:
-        async with site(tmp_path, rounds=1, cohort=OVER, round="deadline_s = 60.0") as here:
+        rule = 'deadline_s = 60.0\non_missed = "continue"'
+        async with site(tmp_path, rounds=1, cohort=OVER, round=rule) as here:
             puppets = await fleet(here, "abcd")
             for place, puppet in enumerate(await asked(here, puppets, 1)):
                 task = await puppet.task()

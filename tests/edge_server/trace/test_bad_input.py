@@ -99,6 +99,9 @@ def test_columns_that_this_version_does_not_know_are_left_out(trace):
         ("rounds", "round", "-1"),
         ("readings", "value", "inf"),
         ("readings", "age_s", "-3"),
+        ("decisions", "seed", "9" * 30),
+        ("decisions", "values", '"{""keep"": ' + "9" * 400 + '}"'),
+        ("tasks", "bytes_up", "9" * 30),
     ],
 )
 def test_a_cell_that_cannot_be_true(trace, table, column, value):
@@ -107,6 +110,14 @@ def test_a_cell_that_cannot_be_true(trace, table, column, value):
     message = refused(trace)
     assert message.startswith(f"{table}.csv:2: ")
     assert f"column `{column}`" in message
+
+
+@pytest.mark.parametrize("key", ["seed", "rounds"])
+def test_an_integer_in_the_header_that_nothing_can_hold(trace, key):
+    """Its plan was read, and the run that was made of it could be neither shown nor reported."""
+    text = (trace / "trace.json").read_text()
+    (trace / "trace.json").write_text(re.sub(rf'"{key}": \d+', f'"{key}": {"9" * 400}', text, count=1))
+    assert re.match(r"trace\.json: .*(64 bits|out of range)", refused(trace))
 
 
 def test_a_reading_below_zero(trace):

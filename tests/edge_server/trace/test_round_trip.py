@@ -140,6 +140,21 @@ def test_an_anonymous_trace_holds_no_name_and_the_same_figures(tmp_path):
     assert [one.seed for one in found.decisions] == [mix(seed, one.round, one.device) for one in found.decisions]
 
 
+def test_an_anonymous_trace_does_not_say_where_anything_lay(tmp_path):
+    """Not the folder of the data, where that is none of the data sets', nor that of a recorded link."""
+    records = field_run(tmp_path)
+    plan = msgspec.structs.replace(
+        records[0].plan, data=msgspec.structs.replace(records[0].plan.data, path="/srv/customer-7/digits.npz")
+    )
+    with closing(SqliteStore(tmp_path / "runs" / "field-1", durable=False)) as store:
+        store.extend([msgspec.structs.replace(records[0], plan=plan), *records[1:]])
+    export(tmp_path / "runs", "field-1", tmp_path / "named", tmp_path)
+    assert "customer-7" in "".join(texts(tmp_path / "named").values())
+    export(tmp_path / "runs", "field-1", tmp_path / "trace", tmp_path, anonymous=True)
+    assert "customer-7" not in "".join(texts(tmp_path / "trace").values())
+    assert files.read(tmp_path / "trace").header.plan.data.path == "digits.npz"
+
+
 def test_names_that_say_whose_data_a_device_has_cannot_be_left_out(tmp_path):
     records = field_run(tmp_path)
     plan = msgspec.structs.replace(

@@ -30,7 +30,6 @@ from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_o
 from tests.edge_server.textbook import require_equal
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
@@ -152,9 +151,41 @@ def test_what_cannot_be_is_something_to_edit(site, tmp_path, typed, names, more,
     assert cause in said
 
 
+@pytest.mark.parametrize(
+    ("keys", "cause"),
+    [
+        (
+            {"model": 'name = "mlp"\noptions = { features = 64, hidden = 8, classes = 9 }'},
+            "model: 9 outputs for labels up to 9; set its option `classes` to 10",
+        ),
+        (
+            {"model": 'name = "mlp"\noptions = { features = 63, hidden = 8, classes = 10 }'},
+            "model: it does not take examples of shape (1, 8, 8)",
+        ),
+        ({"data": 'source = "npz"\npath = "absent.npz"'}, "absent.npz is not there; relative paths start at data_root"),
+        ({"data": 'source = "npz"\npath = "plan.toml"'}, "plan.toml: is missing or no .npz file"),
+        (
+            {"data": 'source = "digits"\nclasses = ["nought", "one"]'},
+            "digits: holds the label 9, and data.classes names 2",
+        ),
+        ({"cohort": "min_devices = 3"}, "names 2 devices and waits for cohort.min_devices = 3"),
+        ({"algorithm": 'name = "fedmagic"'}, "unknown algorithm 'fedmagic'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_code_2(site, tmp_path, typed, keys, cause):
+    """Whether it is found before the devices are waited for or after."""
+    plan(tmp_path, "a", "b", evaluation="every = 1", **keys)
+    code, out, said = typed(*words(site, tmp_path))
+    assert (code, out) == (2, "")
+    assert cause in said
+    assert said.count("edge-server: ") == 1
+    assert "Traceback" not in said, said
+    assert "ExceptionGroup" not in said
+
+
 def test_a_run_without_one_round_that_counts_is_no_success(site, tmp_path, typed):
     """Two updates of three came, twice: code 1, and the reason on the output, in words and in JSON."""
-    plan(tmp_path, "a", "b", round="deadline_s = 60.0\nmin_updates = 3", evaluation="every = 0")
+    plan(tmp_path, "a", "b", round='deadline_s = 60.0\nmin_updates = 3\non_missed = "continue"', evaluation="every = 0")
     code, out, _ = typed(*words(site, tmp_path))
     assert code == 1
     assert "no round had enough updates" in " ".join(out.split())

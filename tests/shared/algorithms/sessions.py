@@ -196,6 +196,7 @@ def short(told: Mapping[str, Assignment], steps: int) -> dict[str, Assignment]:
     return {device: msgspec.structs.replace(one, steps=steps) for device, one in told.items()}
 
 
+MLP = Spec(name="mlp", options={"features": 6, "hidden": 5, "classes": 3})
 CNN = Spec(name="cnn", options={"side": 8, "width": 4, "hidden": 9, "classes": 3})
 NORMED = Spec(name="vgg13", options={"width": 0.04, "classes": 3})
 

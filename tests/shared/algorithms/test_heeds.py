@@ -10,22 +10,22 @@ from shared.algorithms.base import Cohort
 from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import State, Tree
-from tests.shared.algorithms.conftest import HYPER, Own
+from tests.shared.algorithms.sessions import Own
 
 NAMES = ("keep", "prune")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_method_heeds_what_changes_its_updates_and_nothing_else(name, model, fleet):
+def test_a_method_heeds_what_changes_its_updates_and_nothing_else(name, model, fleet, hyper):
     """A quarter or three quarters of each; a split method heeds nothing."""
     algorithm = build(ALGORITHMS, Spec(name=name), "algorithm")
     state = algorithm.init(model(), 5)
 
     def update(value: str, amount: float) -> Tree:
-        cohort = Cohort(("c",), HYPER, seed=1, rounds=3)
+        cohort = Cohort(("c",), hyper, seed=1, rounds=3)
         told = algorithm.assign(state, cohort, {"c": {value: amount}}, 1)["c"]
         down = algorithm.broadcast(state, "c", told)
-        outcome = algorithm.local(model(), State(), down, Own(fleet["c"], told.hyper, told.seed), told)
+        outcome = algorithm.local(model(), State(), down, Own(fleet["c"], told), told)
         assert isinstance(outcome, tuple)
         return outcome[1].tree
 

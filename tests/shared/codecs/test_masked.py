@@ -14,7 +14,7 @@ from shared.codecs import CODECS
 from shared.codecs.base import Codec, Coded
 from shared.errors import ConfigError, WireError
 from shared.protocol import payload
-from shared.protocol.messages import Blob, Payload, Spec
+from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import Mean, Tree, accumulate, check_like, finish_mean
 
@@ -156,59 +156,6 @@ def test_another_chain_is_refused():
     with pytest.raises(WireError) as caught:
         CODECS["chain"]().decode(msgspec.structs.replace(sent, codec="masked"))
     assert caught.value.reason == "codec"
-
-
-def changed(blobs: dict[str, Blob | None]) -> Payload:
-    """Return a payload of a leaf of 2 x 5 values, of which 3 are not zero, with blobs replaced or taken away."""
-    leaf = torch.tensor([[1.0, 0.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0, 3.0]])
-    sent, _ = CODECS["masked"]().encode({"w": leaf}, None)
-    both = sent.blobs | {name: blob for name, blob in blobs.items() if blob}
-    return msgspec.structs.replace(sent, blobs={name: both[name] for name in both if blobs.get(name, True)})
-
-
-def blob(dtype: str, shape: tuple[int, ...], data: bytes = b"") -> Blob:
-    return Blob(dtype, shape, memoryview(bytearray(data)))
-
-
-@pytest.mark.parametrize(
-    ("blobs", "reason"),
-    [
-        ({"bitmap": None}, "malformed"),
-        ({"bitmap": blob("u8", (1,), b"\x09")}, "shape"),
-        ({"bitmap": blob("u8", (3,), b"\x09\x02\0")}, "shape"),
-        ({"bitmap": blob("u8", (2, 1), b"\x09\x02")}, "malformed"),
-        ({"bitmap": blob("u8", (2,), b"\x09\x06")}, "malformed"),  # a bit behind the tenth
-        ({"bitmap": blob("u8", (2,), b"\x0b\x02")}, "shape"),  # four bits
-        ({"bitmap": blob("u8", (2,), b"\x01\x02")}, "shape"),  # two
-        ({"dense/w": None}, "unknown-tensor"),
-        ({"dense/w": blob("f32", (4,), bytes(16))}, "shape"),
-        ({"dense/w": blob("f32", (3, 1), bytes(12))}, "shape"),
-        ({"dense/w": blob("f16", (3,), bytes(6))}, "dtype"),
-        ({"dense/w": blob("i32", (3,), bytes(12))}, "dtype"),
-        ({"dense/v": blob("f32", (3,), bytes(12))}, "unknown-tensor"),
-        ({"dense/~w": blob("f32", (0, 3))}, "unknown-tensor"),
-        ({"sparse/w": blob("f32", (3,), bytes(12))}, "malformed"),
-        ({"~w": None}, "shape"),
-        ({"~w": blob("f32", (0, 2, 9))}, "shape"),
-        ({"~w": blob("f32", (0, 1 << 62, 1 << 62))}, "shape"),
-        ({"~w": blob("f64", (0, 2, 5))}, "dtype"),
-        ({"~w": blob("bool", (0, 2, 5))}, "dtype"),
-        ({"=w": blob("f32", (2, 5), bytes(40))}, "shape"),
-    ],
-)
-def test_damage_is_named(blobs, reason):
-    """Sizes, counts and dtypes are checked, the number of bits against the number of values."""
-    with pytest.raises(WireError) as caught:
-        CODECS["masked"]().decode(changed(blobs))
-    assert caught.value.reason == reason
-
-
-def test_a_leaf_that_is_there_twice():
-    """As it is, and in outline of no value, which would leave no other trace."""
-    sent, _ = CODECS["masked"]().encode({"w": torch.ones(3)}, None)
-    twice = {"~w": blob("f32", (0, 0, 2)), **sent.blobs}
-    with pytest.raises(WireError, match="twice"):
-        CODECS["masked"]().decode(Payload(codec="masked", blobs=twice))
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,24 @@ def test_without_pillow(tmp_path, monkeypatch, refused):
     draw(tmp_path / "a" / "1.png", 1)
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert "pip install pillow" in refused(source="folder", path=str(tmp_path))
+
+
+def test_postscript_by_the_name_of_a_picture_runs_nothing(tmp_path, monkeypatch, refused):
+    """Pillow goes by what is in a file, and would have Ghostscript draw this."""
+    (tmp_path / "bin").mkdir()
+    ghostscript, mark = tmp_path / "bin" / "gs", tmp_path / "ran"
+    ghostscript.write_text(f"#!/bin/sh\necho 10.0\ntouch {mark}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    (tmp_path / "set" / "a" / "1.png").write_text(
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 2\n%%EndComments\nshowpage\n"
+    )
+    assert "1.png: no picture that Pillow knows" in refused(source="folder", path=str(tmp_path / "set"))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "pgm", "png", "ppm", "tif", "webp"])
+def test_each_kind_of_picture_is_read(tmp_path, suffix):
+    draw(tmp_path / "a" / f"1.{suffix}", (9, 9, 9) if suffix == "ppm" else 9, mode="RGB" if suffix == "ppm" else "L")
+    assert load(Data(source="folder", path=str(tmp_path))).labels.tolist() == [0]

@@ -34,6 +34,17 @@ def test_a_score_is_that_of_the_parameters_handed_in():
     found = score(build_skeleton(SPEC), tree, examples)
     assert found.accuracy == 0.75
     assert found.loss == pytest.approx(0.693147, abs=1e-5)
+    assert found.by_class == (1.0, 0.0)
+
+
+def test_a_class_without_examples_has_no_score_and_many_classes_have_none():
+    """Nobody can tell how good a model is at what it is not tried on; a record of 101 figures a round is too much."""
+    for classes, by_class in ((3, (0.5, None, 0.0)), (100, (0.5, None, 0.0, *[None] * 97)), (101, ())):
+        network = nn.Linear(2, classes)
+        tree = {"weight": torch.zeros(classes, 2), "bias": -torch.arange(float(classes))}
+        tree["weight"][1] = torch.tensor([0.0, 2.0])
+        examples = Examples(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 0, 2]))
+        assert score(network, tree, examples, batch_size=2).by_class == by_class
 
 
 def normed() -> nn.Sequential:

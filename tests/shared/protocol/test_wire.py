@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.errors import WireError
 from shared.protocol import messages, payload, wire
 from shared.protocol import messages as steps
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
@@ -178,3 +179,45 @@ def test_count_of_blocks(size):
 def test_num_bytes_counts_tensors_only():
     blobs = {"a": Blob("f32", (2,), memoryview(bytes(8))), "b": Blob("u8", (0,), memoryview(b""))}
     assert Payload(codec="dense", blobs=blobs).num_bytes == 8
+
+
+def test_of_another_major_version():
+    """Refused with the remedy; why else a message is refused stands in the table of damaged inputs."""
+    with pytest.raises(WireError, match=r"version 2.*update the older side"):
+        wire.decode(b"FM\x02")
+
+
+def test_a_message_of_exactly_the_limit_is_read_and_a_longer_one_is_not():
+    def padded(length: int) -> bytes:
+        return wire.encode(messages.Ack(run="", round=1, device="d", verdict="late", reason="x" * length))
+
+    largest = padded(70_000 + wire.MAX_MESSAGE_BYTES - len(padded(70_000)))
+    assert len(largest) == wire.MAX_MESSAGE_BYTES
+    assert isinstance(wire.decode(largest), messages.Ack)
+    with pytest.raises(WireError) as caught:
+        wire.decode(largest + b"\0")
+    assert caught.value.reason == "oversized"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"batch_size": 0}, {"local_epochs": -1}, {"learning_rate": 0.0}, {"momentum": 1.0}, {"weight_decay": -1.0}]
+    + [{name: float("nan")} for name in ("learning_rate", "momentum", "weight_decay")]
+    + [{name: float("inf")} for name in ("learning_rate", "momentum", "weight_decay")],
+    ids=repr,
+)
+def test_hyperparameters_no_training_can_use(change):
+    """Refused where they are decoded, and where they are built."""
+    fields = msgspec.to_builtins(Hyper()) | change
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Hyper)
+    with pytest.raises(ValueError, match="must be"):
+        Hyper(**fields)
+
+
+def test_another_kind_than_expected():
+    want = messages.Want(digest=bytes(16), frame_bytes=1024, ranges=[])
+    with pytest.raises(WireError, match="expected Task, got Want") as caught:
+        wire.decode_as(messages.Task, wire.encode(want))
+    assert caught.value.reason == "unexpected"
+    assert wire.decode_as(messages.Want, wire.encode(want)) == want

@@ -4,7 +4,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.runtime.processes import hold_lock
-from tests.trees import as_nobody, open_to_all
+from tests.machine import as_nobody, open_to_all
 
 
 def test_a_folder_is_held_once_and_free_again_afterwards(tmp_path):
@@ -23,3 +23,13 @@ def test_a_lock_that_another_user_made_is_for_the_operator_to_give():
         folder.chmod(0o777)
         with as_nobody(), pytest.raises(ConfigError, match="Permission denied"), hold_lock(folder):
             pytest.fail("it is not theirs")
+
+
+def test_nobody_else_can_hold_it():
+    """To open a file to read is enough to hold its lock; one that a version before made is closed to others too."""
+    with open_to_all() as folder:
+        folder.chmod(0o777)
+        (folder / "lock").touch(0o644)
+        with hold_lock(folder), as_nobody(), pytest.raises(PermissionError):
+            (folder / "lock").open()
+        assert (folder / "lock").stat().st_mode & 0o777 == 0o600

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shared.runtime import processes
+from shared.runtime import logs, processes
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +73,21 @@ def test_configuring_twice_does_not_say_everything_twice(capsys, monkeypatch):
 def test_an_unknown_level_is_refused():
     with pytest.raises(ValueError, match="LOUD"):
         processes.configure("loud")
+
+
+def test_a_warning_that_is_said_without_end_is_counted(capsys, monkeypatch):
+    """As when an agent is sent garbage, or its disk is full: a few lines, and later how many there were."""
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    processes.configure("info")
+    now = [0.0]
+    monkeypatch.setattr(logging.getLogger().handlers[0].filters[0], "_clock", lambda: now[0])
+    for number in range(1000):
+        if number == 999:
+            now[0] = 60.0
+        logging.getLogger("x").warning("dropped: %d bytes", number)
+        logging.getLogger("x").info("round")
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if line.startswith("WARNING")]
+    assert len(told) == int(logs.BURST) + 1
+    assert told[-1] == f"WARNING x dropped: 999 bytes (and {999 - int(logs.BURST)} more like it, not told)"
+    assert lines.count("INFO x round") == 1000

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from shared.errors import CorruptFile
 from shared.tensors import file as tensorfile
@@ -68,40 +67,7 @@ def test_none_is_no_corrupt_file(path):
         tensorfile.load(path)
 
 
-def test_torn_anywhere(path):
-    """Cut at every 97th byte, and every 17th of the header; also with zeros where the lost blocks were."""
-    tensorfile.save(path, State({"w": torch.arange(2000.0), "v": torch.ones(3)}, {"round": 3}))
-    whole = path.read_bytes()
-    for length in [*range(0, 400, 17), *range(400, len(whole), 97), len(whole) - 1]:
-        for damaged in (whole[:length], whole[:length].ljust(len(whole), b"\0")):
-            path.write_bytes(damaged)
-            with pytest.raises(CorruptFile):
-                tensorfile.load(path)
-    path.write_bytes(whole + b"\0")
-    with pytest.raises(CorruptFile):
-        tensorfile.load(path)
-    path.write_bytes(whole)
-    assert tensorfile.load(path).facts == {"round": 3}
-
-
-def test_a_flipped_bit_in_every_byte(path):
-    """Of the header, the names, the facts and the tensors: none goes unnoticed, none is another error."""
-    tensorfile.save(path, SMALL)
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptFile):
-            tensorfile.load(path)
-
-
-def test_a_file_that_save_did_not_write(path):
-    """Safetensors of somebody else have no digest; a folder is no file."""
-    save_file({"w": torch.ones(2)}, path)
-    with pytest.raises(CorruptFile):
-        tensorfile.load(path)
-    path.unlink()
+def test_a_folder_is_no_file(path):
     path.mkdir()
     with pytest.raises(CorruptFile):
         tensorfile.load(path)

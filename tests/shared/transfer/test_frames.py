@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import tracemalloc
 from random import Random
 
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +13,7 @@ from shared.errors import WireError
 from shared.protocol.messages import BLOCK_BYTES, Transfer, Want
 from shared.protocol.payload import Scattered
 from shared.transfer import frames as chunks
-from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, Assembly, Frame
+from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES, Assembly, Frame
 
 MANY = settings(max_examples=150, derandomize=True, deadline=None)
 DIGEST = bytes(range(16))
@@ -59,52 +57,10 @@ def test_frames_carry_a_payload(parts, frame_blocks, sent_blocks):
     assert all(len(data) == HEADER_BYTES + frame.data.nbytes for frame, data in zip(frames, encoded, strict=True))
 
 
-def test_every_changed_bit_is_noticed():
-    """Header, checksum and data alike: no single flipped bit of a frame gets through."""
-    data = chunks.encode(transfer(3), 2, [memoryview(b"abcde")])
-    assert chunks.is_frame(data)
-    for bit in range(8 * len(data)):
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        expected = {0: "malformed", 1: "malformed", 2: "version"}.get(bit // 8, "checksum")
-        assert reason_of(chunks.decode, bytes(damaged)) == expected
-
-
-def test_truncated_and_oversized():
-    """Shorter than a header, cut in the data, longer than any frame: the last is refused before it is checked."""
-    data = chunks.encode(transfer(3), 2, [memoryview(b"abcde")])
-    for length in range(len(data)):
-        assert reason_of(chunks.decode, data[:length]) == ("truncated" if length < HEADER_BYTES else "checksum")
+def test_the_largest_frame_is_read():
     largest = chunks.encode(transfer(4096, 4096), 0, [memoryview(bytes(MAX_FRAME_BYTES))])
+    assert chunks.is_frame(largest)
     assert chunks.decode(largest).data.nbytes == MAX_FRAME_BYTES
-    assert reason_of(chunks.decode, largest + b"\0") == "oversized"
-
-
-def test_another_version_with_a_right_checksum():
-    head = struct.pack("<2sBB16sII", b"FC", 2, 0, DIGEST, 0, 1)
-    assert reason_of(chunks.decode, head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))) == "version"
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"size": 0}, "oversized"),
-        ({"size": -1}, "oversized"),
-        ({"size": 1_000_001}, "oversized"),
-        ({"frame_bytes": 0}, "oversized"),
-        ({"frame_bytes": -5}, "oversized"),
-        ({"frame_bytes": BLOCK_BYTES - 1}, "oversized"),
-        ({"frame_bytes": BLOCK_BYTES + 1}, "oversized"),
-        ({"frame_bytes": MAX_FRAME_BYTES + BLOCK_BYTES}, "oversized"),
-        ({"digest": b""}, "malformed"),
-        ({"digest": bytes(17)}, "malformed"),
-    ],
-    ids=repr,
-)
-def test_check_refuses_what_nobody_should_allocate(change, reason):
-    fields = {"digest": DIGEST, "size": 1_000_000, "frame_bytes": BLOCK_BYTES} | change
-    chunks.check(Transfer(digest=DIGEST, size=1_000_000, frame_bytes=BLOCK_BYTES), limit=1_000_000)
-    assert reason_of(chunks.check, Transfer(**fields), limit=1_000_000) == reason
 
 
 @settings(max_examples=120, derandomize=True, deadline=None)
@@ -156,7 +112,7 @@ def test_assembly_asks_again_only_at_half_a_window():
     """With a window of 4: nothing more until two have come, then two more. A block nobody asked for counts as well."""
     whole = transfer(10)
     assembly = Assembly(whole)
-    assembly._window = MAX_WINDOW  # past its beginning
+    assembly.expect(0)  # past its beginning
     assert assembly.ask(4, BLOCK_BYTES) == [(0, 4)]
     assert assembly.accept(piece(whole, 1))
     assert assembly.ask(4, BLOCK_BYTES) == []
@@ -192,7 +148,7 @@ def test_what_is_asked_for_ends_where_a_common_frame_does():
     """After an odd piece came alone, the others are again those that everybody asks for: multiples of the frame."""
     whole = transfer(100, 8)
     assembly = Assembly(whole)
-    assembly._window = MAX_WINDOW  # past its beginning
+    assembly.expect(0)  # past its beginning
     assembly.accept(piece(whole, 0, 3))
     assert assembly.ask(2, whole.frame_bytes) == [(3, 16)]
     for start, stop in ((3, 8), (8, 16)):
@@ -200,47 +156,14 @@ def test_what_is_asked_for_ends_where_a_common_frame_does():
     assert assembly.ask(2, whole.frame_bytes) == [(16, 32)]
 
 
-@pytest.mark.parametrize(
-    ("frame", "reason"),
-    [
-        (Frame(DIGEST, 3, 3, memoryview(bytes(500))), "shape"),
-        (Frame(DIGEST, (1 << 32) - 1, 3, memoryview(bytes(500))), "shape"),
-        (Frame(DIGEST, 2, 4, memoryview(bytes(512))), "shape"),
-        (Frame(DIGEST, 1, 3, memoryview(b"")), "shape"),
-        (Frame(DIGEST, 0, 3, memoryview(bytes(4 * 1024))), "shape"),
-        (Frame(DIGEST, 2, 3, memoryview(bytes(1024))), "truncated"),
-        (Frame(DIGEST, 2, 3, memoryview(bytes(511))), "truncated"),
-        (Frame(DIGEST, 0, 3, memoryview(bytes(1000))), "truncated"),
-        (Frame(DIGEST, 0, 3, memoryview(bytes(1500))), "truncated"),
-        (Frame(DIGEST, 0, 3, memoryview(bytes(3 * 1024))), "truncated"),
-    ],
-)
-def test_a_frame_that_does_not_fit_changes_nothing(frame, reason):
-    """Two and a half blocks: frames begin and end at a block, but for the end, and stay inside."""
-    assembly = Assembly(transfer(2.5))
-    assert reason_of(assembly.accept, frame) == reason
-    assert assembly.lacking == 3
-
-
-@pytest.mark.parametrize("bad", [(-1, 2), (2, 2), (3, 2), (0, 11), (10, 11), (0, 1 << 63), (-(1 << 63), 0)])
-def test_ranges_that_name_nothing(bad):
-    assert reason_of(chunks.pieces, wanted([bad]), transfer(10), BLOCK_BYTES) == "shape"
-    assert reason_of(chunks.pieces, wanted([(0, 1), bad]), transfer(10), BLOCK_BYTES) == "shape"
-
-
-@pytest.mark.parametrize("frame_bytes", [0, -1024, 1, 1023, 1025, MAX_FRAME_BYTES + BLOCK_BYTES, 1 << 63])
-def test_frames_of_a_size_that_nobody_sends(frame_bytes):
-    want = Want(digest=DIGEST, frame_bytes=frame_bytes, ranges=[(0, 1)])
-    assert reason_of(chunks.pieces, want, transfer(10), BLOCK_BYTES) == "shape"
-
-
 def test_hostile_ranges_are_cut_at_the_limit():
-    """A huge range, or the same one a hundred thousand times: at most 64 frames, and no memory for more."""
+    """A huge range is at most 64 frames; the same one a hundred thousand times is refused; no memory for more."""
     huge, again = wanted([(5, 1 << 40)]), wanted([(0, 2)] * 100_000)
     tracemalloc.start()
     try:
         assert chunks.pieces(huge, transfer(1 << 40), BLOCK_BYTES) == [(n, n + 1) for n in range(5, 69)]
-        assert chunks.pieces(again, transfer(10), BLOCK_BYTES) == [(0, 1), (1, 2)] * 32
+        with pytest.raises(WireError):
+            chunks.pieces(again, transfer(10), BLOCK_BYTES)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -259,7 +182,7 @@ def test_a_payload_full_of_holes_is_asked_for_in_few_ranges():
     """Every second block is here, as a hostile sender may arrange: a Want stays a small message, and asking goes on."""
     whole = transfer(100_000, 4096)
     assembly = Assembly(whole, bytes([0, 1]) * 50_000)
-    assembly._window = MAX_WINDOW  # past its beginning
+    assembly.expect(0)  # past its beginning
     ranges = assembly.ask(16, whole.frame_bytes)
     assert ranges == [(start, start + 1) for start in range(0, 128, 2)]
     for start, stop in ranges:

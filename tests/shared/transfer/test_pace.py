@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.transfer.pace import Pace
+from shared.protocol.messages import Room
+from shared.transfer.pace import SMALLEST_FRAME_BYTES, Pace
+from shared.transfer.receiver import Policy, room
 
 FRAME = 256 * 1024
 
@@ -187,3 +189,19 @@ def test_another_payload_begins_with_no_silence_behind_it():
     pace.gave_up(10.0)
     pace.begins(100.0)
     assert pace.left_s(100.0) == 10.0
+
+
+@pytest.mark.parametrize(("senders", "frames"), [(0, 16), (1, 16), (3, 16), (4, 12), (10, 4), (1000, 2)])
+def test_all_senders_together_have_no_more_under_way_than_the_budget(senders: int, frames: int) -> None:
+    """But two frames each: one that travels and one that waits."""
+    assert Policy(16, 2.0, 1 << 20, budget=48).share(senders) == frames
+
+
+def test_a_receiver_has_room_once_it_knows_the_pace_and_no_more_than_three_seconds_of_it() -> None:
+    """Derivation: frames of 16 KiB each second leave room for three; each 0.01 s, for all of the window."""
+    slow, quick = Pace(2.0, 0.0, SMALLEST_FRAME_BYTES), Pace(2.0, 0.0, SMALLEST_FRAME_BYTES)
+    assert room(slow, 16) == Room(blocks=0, frame_bytes=SMALLEST_FRAME_BYTES)
+    slow.heard(1.0, SMALLEST_FRAME_BYTES)
+    quick.heard(0.01, SMALLEST_FRAME_BYTES)
+    assert room(slow, 16).blocks == 3 * 16
+    assert room(quick, 16).blocks == 16 * 16

@@ -8,7 +8,7 @@ from device_agent.probes.power import ina2xx
 from device_agent.probes.power.rails import choose_summands
 from device_agent.profile.schema import Power
 from shared.errors import NoData
-from tests.trees import busy, grow
+from tests.machine import busy, grow
 
 HWMON = "sys/class/hwmon"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from device_agent.probes.power.model import ModelSource, compute_watts
 from device_agent.profile.schema import Power, PowerModel, Profile
 from shared.errors import NoData
-from tests.trees import grow
+from tests.machine import grow
 
 PI_4B = PowerModel(
     idle_w=2.7,

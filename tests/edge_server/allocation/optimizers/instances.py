@@ -1,12 +1,19 @@
-"""Random problems of every kind that a fleet can pose, each from one seed; the benchmarks solve the same."""
+"""Random problems of every kind that a fleet can pose, each from one seed; the benchmarks solve the same.
+
+HCEF's P2 by another way: how many devices of each kind take which of many points, as an integer programme for HiGHS.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import block_diag, csr_array, vstack
 
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth
-from edge_server.allocation.optimizers.hcef_problem import Hcef
+from edge_server.allocation.optimizers.hcef_problem import Hcef, HcefTerms, value
 
+STEPS, BETWEEN, LEVELS = 401, 21, 400
+COLUMNS = ("step_s", "send_s", "step_joules", "send_joules", "deadline_s")
 BANDWIDTHS = ("link", "compute", "mixed", "tight", "loose", "partly")
 CONTROLS = ("balanced", "time", "energy", "loose", "link", "partly")
 
@@ -53,3 +60,63 @@ def control(kind: str, count: int, seed: int) -> Hcef:
         alpha[rng.random(count) < 0.1] = np.nan
         watts[rng.random(count) < 0.2] = 0.0
     return Hcef(mu, nu, alpha, watts, deadline, energy, tau, sigma2=10 ** rng.uniform(-1.5, 0.3), g2=1.0)
+
+
+def fleet(kinds: int, count: int, seed: int, *, kind: str | None = None) -> Hcef:
+    """So many devices of a few kinds of boards, equal but for that; of no kinds, half are of one and half differ."""
+    rng = np.random.default_rng([seed, count, kinds])
+    kind = kind or str(rng.choice([one for one in CONTROLS if one != "partly"]))
+    boards = control(kind, kinds or max(1, count // 2), seed)
+    each = rng.integers(kinds, size=count) if kinds else np.maximum(0, np.arange(count) - (count - count // 2))
+    whole = boards.tau * boards.alpha_joules + boards.tx_w * boards.nu_s
+    return Hcef(
+        *(getattr(boards, name)[each] for name in ("mu_s", "nu_s", "alpha_joules", "tx_w", "deadline_s")),
+        float(boards.energy_joules * whole[each].sum() / whole.sum()),
+        boards.tau,
+        boards.sigma2,
+        boards.g2,
+    )
+
+
+def by_integers(given: HcefTerms, seconds: float = 20.0) -> float:
+    """Return the objective of the best allocation of points on a grid; no better one is missed but for the grid."""
+    kinds, many = np.unique(np.stack([getattr(given, name) for name in COLUMNS]), axis=1, return_counts=True)
+    tables = [points(given, kind) for kind in kinds.T]
+    worth, joules = (np.concatenate([table[part] for table in tables]) for part in (0, 1))
+    of_each = block_diag([np.ones((1, len(table[0]))) for table in tables])
+    rows = vstack([csr_array(of_each), csr_array(joules[None])])
+    least, most = np.append(many, -np.inf), np.append(many, given.energy_joules)
+    found = milp(
+        worth,
+        integrality=np.ones(len(worth)),
+        bounds=Bounds(0, np.inf),
+        constraints=LinearConstraint(rows, least, most),
+        options={"time_limit": seconds, "mip_rel_gap": 1e-7},
+    )
+    return np.inf if found.x is None else float(worth @ np.round(found.x))
+
+
+def points(given: HcefTerms, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the objective and the joules of points of one device; of those with about the same joules the best."""
+    step_s, send_s, step_joules, send_joules, deadline = kind
+    rho, theta = given.least
+    with np.errstate(all="ignore"):
+        last = min(1.0, (deadline - theta * send_s) / step_s) if step_s > 0 else 1.0
+    steps = np.linspace(rho, max(rho, last), STEPS)
+    full = np.clip((deadline - send_s) / step_s, rho, max(rho, last)) if step_s > 0 else rho
+    steps = np.append(steps, full)[:, None]
+    most = np.clip((deadline - steps * step_s) / send_s, theta, 1.0) if send_s > 0 else np.ones_like(steps)
+    sent = theta + np.linspace(0, 1, BETWEEN) * (most - theta)
+    steps = np.broadcast_to(steps, sent.shape)
+    worth, joules = value(given, (steps, sent)).ravel(), (steps * step_joules + sent * send_joules).ravel()
+    order = np.lexsort((worth, joules))
+    worth, joules = worth[order], joules[order]
+    better = np.append(True, worth[1:] < np.minimum.accumulate(worth)[:-1])
+    worth, joules = worth[better], joules[better]
+    if len(worth) > LEVELS:
+        bins = np.floor((joules - joules[0]) / (np.ptp(joules) or 1.0) * LEVELS)
+        first = np.flatnonzero(np.append(True, np.diff(bins) > 0))
+        last_of_bin = np.append(first[1:] - 1, len(bins) - 1)
+        keep = np.unique(np.concatenate((first, last_of_bin)))
+        worth, joules = worth[keep], joules[keep]
+    return worth, joules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 
 from edge_server.fleet.hub import OVER
 from edge_server.journal.records import Rewound, RoundClosed, closed_rounds
-from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.protocol import payload, wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip, Task, Transfer, Want
@@ -23,7 +22,8 @@ from shared.tensors.tree import Tree
 from shared.transfer import frames
 from shared.transport.base import Inbox
 from tests.edge_server.harness import SITE, Puppet, Site, moved, packed, site, update_for, virtual
-from tests.trees import plain
+
+pytestmark = pytest.mark.usefixtures("plain_split")
 
 STEPS, DEADLINE_S = 3, 10.0
 SPLIT = {
@@ -31,14 +31,6 @@ SPLIT = {
     "round": f"deadline_s = 200.0\nstep_deadline_s = {DEADLINE_S}",
     "rounds": 1,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def known() -> Iterator[None]:
-    """Register the method while these tests last."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ALGORITHMS, "plain-split", plain)
-        yield
 
 
 def features(step: int, *, width: int = 4, fill: float = 1.0) -> bytes:
@@ -101,7 +93,7 @@ async def two(folder: Any, **plan: Any) -> AsyncIterator[tuple[Site, Device, Dev
         found = []
         for name in "ab":
             gradients = here.broker.subscribe(topic(SITE, name, "gradient"))
-            inbox = await here._stack.enter_async_context(gradients)
+            inbox = await here.stack.enter_async_context(gradients)
             found.append((await here.device(name), inbox))
         devices = [Device(puppet, await puppet.task(), inbox) for puppet, inbox in found]
         yield here, *devices

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from edge_server.rounds.split.device_session import DeviceSession
-from edge_server.rounds.split.gradients_out import MOST_WANTS, GradientsOut
-from shared.algorithms import ALGORITHMS
+from edge_server.rounds.split.gradients_out import GradientsOut
 from shared.protocol import wire
-from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip
+from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip, Want
 from shared.protocol.topics import parse_channel
 from shared.transfer import frames as chunks
+from shared.transfer.frames import MAX_WINDOW
 from shared.transfer.pace import Pace
 from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import virtual
 from tests.edge_server.rounds.split.test_session import DEADLINE_S, features, rest, two
-from tests.trees import plain
+
+pytestmark = pytest.mark.usefixtures("plain_split")
 
 SLOW_S = 1.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def known() -> Iterator[None]:
-    """Register the method while these tests last."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ALGORITHMS, "plain-split", plain)
-        yield
 
 
 class Slow(MemoryTransport):
@@ -67,6 +59,28 @@ def test_an_offer_while_others_are_told_that_they_are_late_spoils_no_step(tmp_pa
     virtual(play())
 
 
+def test_who_asks_for_its_gradient_without_end_is_sent_a_window_of_it():
+    """Wishes that overlap: nothing of it waits twice, and another's frame goes behind one of them."""
+
+    async def play() -> None:
+        broker, data = MemoryTransport(), bytes(200 * BLOCK_BYTES)
+        gradients, sent = GradientsOut("lab", broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
+        greedy, other = DeviceSession("greedy", gradient=sent), DeviceSession("other", gradient=sent)
+        for number in range(1000):
+            ranges = [(number % 100, 200)]
+            gradients.answer(greedy, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=ranges))
+        gradients.answer(other, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=[(0, 2)]))
+        async with broker.subscribe("#") as inbox:
+            task = asyncio.create_task(gradients.send())
+            await asyncio.sleep(1)
+            task.cancel()
+            names = [name.split("/")[-2] for name, _ in inbox.taken()]
+        assert names.count("greedy") == MAX_WINDOW
+        assert names[:4] == ["greedy", "other", "greedy", "other"]
+
+    virtual(play())
+
+
 def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_often():
     """Each offer may have a gradient pushed: more than wait anyhow would keep those of the others waiting."""
 
@@ -77,12 +91,12 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
         offer = Features(**about, room=Room(blocks=1 << 40))
         session = DeviceSession("a", gradient=sent)
         async with broker.subscribe("#") as inbox:
-            for _ in range(10 * MOST_WANTS):
+            for _ in range(100):
                 await gradients.announce(session, offer, Pace(1.0, 0.0, BLOCK_BYTES), 16)
             task = asyncio.create_task(gradients.send())
             await asyncio.sleep(1)
             task.cancel()
             frames = [data for _, data in inbox.taken() if chunks.is_frame(data)]
-        assert len(frames) == MOST_WANTS * sent.transfer.blocks
+        assert len(frames) == sent.transfer.blocks
 
     virtual(play())

@@ -53,6 +53,18 @@ def test_an_update_takes_the_bytes_of_the_formula(share):
     assert {key: leaf.shape for key, leaf in like.items()} == {key: leaf.shape for key, leaf in up.items()}
 
 
+@pytest.mark.parametrize(("kept", "is_taken"), [(70, False), (71, True), (72, True), (73, False)])
+def test_agents_that_counted_in_binary_are_still_understood(kept, is_taken):
+    """floor(0.29 * 100) was 28 in binary, so that agents of before keep 72 of 100 where 71 are kept."""
+    weights = {"w": torch.ones(10, 10)}
+    up = sparse_update.pack_sparse(torch.ones(100), torch.arange(100) < kept)
+    if is_taken:
+        sparse_update.require_update(up, weights, weights, 0.29)
+    else:
+        with pytest.raises(WireError):
+            sparse_update.require_update(up, weights, weights, 0.29)
+
+
 @pytest.mark.parametrize("split", ["fc_global", "conv_global"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_nothing_personal_goes_up_or_down(split, share):

@@ -19,6 +19,7 @@ from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Missed
 from shared.tensors import file
+from shared.tensors.counts import floor_share
 from shared.tensors.pruning import max_prunable, sparsity
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import HYPER, Fleet, Own, drive, short
@@ -222,7 +223,7 @@ def test_one_round_of_the_paper_has_one_mask():
         told = short(fleet.told(1), steps)
         driven = drive(fleet.algorithm, fleet.skeleton, fleet.state, told, fleet.own(told))
         zeros.append(int((weights_of(driven.results["a"].tree) == 0).sum()))
-    first, second = (math.floor(sparsity(step, 2, 0.7) * 90) for step in (1, 2))
+    first, second = (floor_share(sparsity(step, 2, 0.7), 90) for step in (1, 2))
     assert zeros == [first] * 3 + [second] * 3
 
 

@@ -22,9 +22,8 @@ from shared.protocol.messages import Assignment, Spec
 from shared.registry import build
 from shared.subnetworks.neurons import first_neurons
 from shared.tensors.tree import State
-from tests.shared.algorithms.conftest import MODEL
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, same
-from tests.shared.algorithms.sessions import Own, examples
+from tests.shared.algorithms.sessions import MLP, Own, examples
 
 SHARES = {"a": 0.5, "b": 0.25, "c": 1.0, "d": 0.5}
 WIDTHS = "0.25,0.5,1"
@@ -242,5 +241,5 @@ def test_a_server_that_judges_the_whole_network_is_not_troubled_by_other_widths(
     inputs, layers = site.data("a").inputs, network().layers.eval()
     common = {key: leaf for key, leaf in site.state.tree.items() if "@" not in key}
     assert torch.equal(functional_call(layers, site.state.tree, (inputs,)), functional_call(layers, common, (inputs,)))
-    plain = fjord().init(initial(MODEL, 5), 5).tree
+    plain = fjord().init(initial(MLP, 5), 5).tree
     assert plain.keys() == model().tree().keys()

@@ -16,7 +16,7 @@ from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.ranked_pruning import hermes
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed, WireError
-from shared.subnetworks.neurons import PREFIX, all_neurons, count_parameters, extract, pack, spread, unpack
+from shared.subnetworks.neurons import PREFIX, all_neurons, count_kept, count_parameters, extract, pack, spread, unpack
 from shared.tensors import file
 from shared.tensors.tree import State
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, require_mean, same
@@ -96,9 +96,28 @@ def test_a_share_given_later_changes_nothing():
     site = Site(hermes(), {"a": 0.5})
     site.round("a")
     first = names(chosen(site, "a"))
-    site.shares["a"] = 1.0
-    site.round("a")
-    assert names(chosen(site, "a")) == first
+    for later in (1.0, 0.3):
+        site.shares["a"] = later
+        site.round("a")
+        assert names(chosen(site, "a")) == first
+        assert site.told["a"].values["keep"] == 0.5
+
+
+def test_of_a_run_begun_before_the_share_follows_from_the_choice():
+    """Then the server remembers no share, only which neurons: the least share of as many."""
+    site = Site(hermes(), SHARES)
+    site.round("abc")
+    facts = {key: fact for key, fact in site.state.facts.items() if not key.startswith("kept/")}
+    site.state = State(site.state.tree, facts)
+    before = {device: names(chosen(site, device)) for device in "abc"}
+    assert site.algorithm.resources.settled(site.state, "d") == {}
+    site.round("abcd")
+    for device in "abc":
+        kept, hidden = site.told[device].values["keep"], site.layout.hidden
+        assert kept <= SHARES[device]
+        assert {name: count_kept(count, kept) for name, count in hidden.items()} == {
+            name: len(one) for name, one in before[device].items()
+        }
 
 
 def test_means_are_over_those_who_hold_a_coordinate():

@@ -1,0 +1,137 @@
+"""Paper 004's bandwidth with what goes up beside the weights: marks of which they are, and biases.
+
+What a device sends is no straight line in what it keeps:
+
+    bits(kept) = q N kept + min(N, 32 N kept) + biases        a bit of each weight, or 32 of each that is held
+    bits(1) = q N + biases,  bits(0) = 0
+
+so the problem is solved with W_k = bits(kept_k) / kept_k, again and again until what is kept no longer moves. Where
+there are no floors, a device may flip between nothing and something for ever: what is taken then is the best of those
+shares, each device with as much as it can send in time. Whatever comes out is checked against every device's deadline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge_server.allocation.optimizers.bandwidth import solve
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, terms
+from edge_server.allocation.optimizers.base import Array, Bound, Solver, column
+
+INDEX_BITS = 32
+TURNS, CLOSE, LEAST_KEPT = 20, 1e-9, 1e-3
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What goes up, in bits.
+
+    Attributes:
+        weights: N, those that may be pruned.
+        bits_per_weight: q.
+        dense_bits: Of biases and the like, which are never pruned.
+        marked: Whether marks and biases count; else only weights do.
+    """
+
+    weights: float
+    bits_per_weight: float
+    dense_bits: float = 0.0
+    marked: bool = True
+
+    def bits(self, kept: Array) -> Array:
+        """Return what goes up of devices that keep these shares of the weights."""
+        marks = np.where(kept < 1, self.weights * np.minimum(1, INDEX_BITS * kept), 0.0)
+        marks += np.where(kept > 0, self.dense_bits, 0.0)
+        bits: Array = self.bits_per_weight * self.weights * kept + (marks if self.marked else 0.0)
+        return bits
+
+    def bits_per_model(self, kept: Array) -> Array:
+        """Return W_k, bits over what is kept, of devices that keep these shares of the weights and not all of them."""
+        bits = self.bits_per_weight * self.weights + np.zeros(len(kept))
+        if self.marked:
+            bits += self.weights * np.minimum(INDEX_BITS, 1 / np.maximum(kept, 1 / INDEX_BITS))
+            bits += self.dense_bits / np.maximum(kept, LEAST_KEPT)
+        return bits
+
+    def kept_in_time(self, slack_s: Array, compute_s: Array, rate: Array) -> tuple[Array, Array]:
+        """Return what can be kept within these seconds, and what of it one more second would add.
+
+        Seconds are kept c + bits(kept) / rate, and rise along two straight lines: while places of weights go up, and
+        where a bitmap does.
+
+        Args:
+            slack_s: s_k, a column.
+            compute_s: c_k, a column.
+            rate: b_k R_k, in bit/s, a column.
+        """
+        dense = self.dense_bits if self.marked else 0.0
+        bitmap, index = (self.weights, INDEX_BITS * self.weights) if self.marked else (0.0, 0.0)
+        one = self.bits_per_weight * self.weights
+        with np.errstate(all="ignore"):
+            by_bitmap, by_index = compute_s + one / rate, compute_s + (one + index) / rate
+            kept = (slack_s - (bitmap + dense) / rate) / by_bitmap
+            few = (slack_s - dense / rate) / by_index
+            has_few = ~(kept >= 1 / INDEX_BITS)
+            kept = np.where(has_few, np.minimum(few, 1 / INDEX_BITS), kept) if self.marked else kept
+            kept = np.where(slack_s >= compute_s + (one + dense) / rate, 1.0, kept)
+            gain = 1 / np.where(has_few & self.marked, by_index, by_bitmap)
+        return np.clip(np.nan_to_num(kept, nan=0.0), 0.0, 1.0), np.nan_to_num(gain, posinf=0.0)
+
+
+def solve_with_marks(problem: Bandwidth, upload: Upload, solver: Solver = "numpy") -> tuple[Array, Shares]:
+    """Return W_k and the shares; nobody in them is over the threshold.
+
+    Args:
+        problem: Its `upload_bits` are those of the weights alone.
+        upload: What goes up of them.
+        solver: Ours, or the conic one.
+    """
+    bits, shares = column(problem.upload_bits, len(problem.up_bits_per_s)), solve(problem, solver)
+    settled, found = not upload.marked, []
+    for _ in range(TURNS if upload.marked else 0):
+        kept = 1 - shares.pruned
+        bits = upload.bits_per_model(kept)
+        shares = solve(replace(problem, upload_bits=bits), solver)
+        if settled := bool(np.abs(1 - shares.pruned - kept).max(initial=0.0) < CLOSE):
+            break
+        found.append((bits, shares))
+    if settled:
+        return bits, checked(problem, upload, shares, settled=True)
+    bits = upload.bits_per_model(np.full(len(bits), 1 - problem.most_pruned))  # more than anybody's can be
+    found.append((bits, solve(replace(problem, upload_bits=bits), solver)))
+    tried = [(bits, checked(problem, upload, shares, settled=False)) for bits, shares in found]
+    return min(tried, key=lambda one: (not one[1].feasible, one[1].objective))
+
+
+def checked(problem: Bandwidth, upload: Upload, shares: Shares, *, settled: bool) -> Shares:
+    """Return shares with what every device can keep for its own within the threshold, and whether all have floors.
+
+    Args:
+        problem: Its `upload_bits` do not matter.
+        upload: What goes up of the weights.
+        shares: What was found.
+        settled: Whether what was found is right but for rounding: then only what is too much is changed.
+    """
+    given, kept, most = terms(problem), 1 - shares.pruned, problem.most_share
+    if 0 < (total := float(shares.share.sum())) < 1:  # all meet T_th with less: what is left makes them faster
+        shares = replace(shares, share=np.minimum(shares.share / total, most))
+    rate = shares.share * column(problem.up_bits_per_s, len(kept))
+    fits, _ = upload.kept_in_time(given.slack, given.compute, rate)
+    fits = np.where(given.takes_part, fits, 0.0) if upload.weights > 0 else kept
+    moved = kept > fits * (1 + CLOSE) if settled else kept != fits
+    if not moved.any():
+        return shares
+    kept = np.where(moved, fits, kept)
+    least = (1 - problem.most_pruned) * (1 - CLOSE)
+    bound = np.where(moved & (kept >= 1), Bound.FULL, shares.bound)
+    bound = np.where(moved & (kept < 1) & (shares.bound == Bound.FULL), Bound.TIME, bound)
+    bound = np.where(moved & (kept == 0) & given.takes_part, Bound.NOTHING, bound)
+    return replace(
+        shares,
+        pruned=1 - kept,
+        bound=bound.astype(np.int8),
+        objective=float((1 - kept).sum()),
+        feasible=shares.feasible and bool((kept[given.takes_part] >= least).all()),
+    )

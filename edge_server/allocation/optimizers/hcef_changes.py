@@ -1,0 +1,192 @@
+"""HCEF's P2 near its bound: which few devices leave the face that the price of a joule puts them on, as a knapsack.
+
+At the price lambda of the bound, another face costs a device r more and changes its joules by j. What such changes
+leave of E, d = E - J - sum j, all others take up along their faces. The best changes have, about, the least
+
+    sum r + d^2 / (2 S),  S = sum_n drawn_n^2 / (2 bend_n) over those inside of their faces
+
+by dynamic programming over d; what is not spent costs lambda d at most. Between its faces a device may send at any
+level; of all devices, that pays for one at most, and at what level is then searched for, unless they are so many that
+one is nothing. Every point is solved exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_server.allocation.optimizers.base import Array
+from edge_server.allocation.optimizers.hcef_faces import Apart, Faces, add_level, apart, level_faces, on_faces
+from edge_server.allocation.optimizers.hcef_few import COLUMNS
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, Point, value
+
+DEVICES, LEVELS, BINS, TRIED, SEARCHED = 20, 7, 200, 6, 2
+GOLDEN, NARROWINGS = (5**0.5 - 1) / 2, 26
+FACES, MANY = 3, 1000
+SAME, HOPELESS = 1e-12, 5
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where changes begin.
+
+    Attributes:
+        face: Of every device, as far as one price says.
+        each: What devices do at the price.
+        price: lambda.
+        gap: How far above the bound the best point is.
+    """
+
+    face: NDArray[np.intp]
+    each: Apart
+    price: float
+    gap: float
+
+
+def by_changes(given: HcefTerms, faces: Faces, start: Start, nearest: NDArray[np.intp]) -> Iterator[Point]:
+    """Yield points in which few devices are on another face, or send at a level between their faces.
+
+    Args:
+        given: The problem's terms.
+        faces: Of every device.
+        start: The faces to begin with.
+        nearest: Devices, those first that are nearest to changing.
+    """
+    devices = nearest[:DEVICES]
+    few = replace(given, **{name: getattr(given, name)[devices] for name in COLUMNS})
+    levels = _levels(few)
+    between = level_faces(few, levels)
+    alone = apart(few, between, start.price)
+    cost = np.vstack((start.each.cost[:, devices], alone.cost))
+    spent = faces.still + faces.drawn * start.each.on_faces
+    joules = np.vstack((spent[:, devices], between.still + between.drawn * alone.on_faces))
+    own, rows = start.face[devices], np.arange(len(devices))
+    left = given.energy_joules - float(spent[start.face, np.arange(len(start.face))].sum())
+    least, best = np.inf, None
+    for picks in _cheapest(cost - cost[own, rows], joules - joules[own, rows], left, _Rest.of(faces, start)):
+        face, sent = start.face.copy(), np.full(len(start.face), given.least[1])
+        face[devices] = np.minimum(picks, FACES)
+        is_between = picks >= FACES
+        sent[devices[is_between]] = levels[picks[is_between] - FACES, rows[is_between]]
+        found = on_faces(given, add_level(given, faces, sent), face)
+        if found:
+            yield found
+            if (worth := float(value(given, found).sum())) < least:
+                least, best = worth, (face, np.where(face < FACES, found[1], sent))
+    if best is not None and len(start.face) <= MANY:
+        for device in np.append(np.flatnonzero(best[0] == FACES), devices)[:SEARCHED]:
+            yield from _level_searched(given, faces, best, device=int(device), worth=least)
+
+
+def _levels(few: HcefTerms) -> Array:
+    """Return what devices may send between their faces, of shape (levels, N)."""
+    theta = few.least[1]
+    with np.errstate(all="ignore"):
+        most = np.where(few.send_s > 0, (few.deadline_s - few.least[0] * few.step_s) / few.send_s, 1.0)
+    part = np.arange(1, LEVELS + 1)[:, None] / (LEVELS + 1)
+    return np.asarray(theta + part * (np.clip(most, theta, 1.0) - theta))
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What it costs all others to take up some joules: about their square times `bend`, at most `price` of each."""
+
+    bend: float
+    price: float
+    gap: float
+
+    @classmethod
+    def of(cls, faces: Faces, start: Start) -> _Rest:
+        one, rows = faces.only(start.face), np.arange(len(start.face))
+        steps = start.each.on_faces[start.face, rows]
+        inside = (steps > one.low) & (steps < one.high) & (one.bend > 0)
+        give = float((one.drawn[inside] ** 2 / (2 * one.bend[inside])).sum())
+        return cls(1 / (2 * give) if give > 0 else np.inf, start.price, max(start.gap, 0.0))
+
+    def cost(self, left: Array) -> Array:
+        """Return it for joules that are left; for those that lack, below zero."""
+        with np.errstate(invalid="ignore"):
+            square = np.where(left == 0, 0.0, self.bend * left**2)
+        return np.where(left > 0, np.minimum(square, self.price * left), square)
+
+    @property
+    def width(self) -> float:
+        """Joules left or overdrawn that are worth looking at."""
+        over = (self.gap / self.bend) ** 0.5 if self.bend < np.inf else 0.0
+        return max(over, self.gap / self.price if self.price > 0 else 0.0)
+
+
+def _cheapest(cost: Array, joules: Array, left: float, rest: _Rest) -> Iterator[NDArray[np.intp]]:
+    """Yield choices of an option for each device, the ones that cost about the least first.
+
+    Args:
+        cost: Of each option, of shape (options, N).
+        joules: Of each option, likewise, beyond those of a device's own.
+        left: Joules that are left at its own.
+        rest: What joules that are left or lack cost.
+    """
+    unit = (2 * rest.width + float(np.abs(joules).max(initial=0.0)) + abs(left)) / BINS
+    if not unit > 0:
+        return
+    least, stages = np.full(2 * BINS + 1, np.inf), []
+    least[BINS + round(left / unit)] = 0.0
+    moves = np.rint(joules / unit).astype(int)
+    for device in range(cost.shape[1]):
+        best, picks = np.full(len(least), np.inf), np.zeros(len(least), np.intp)
+        for option in range(len(cost)):
+            moved, by = np.full(len(least), np.inf), int(moves[option, device])
+            moved[max(0, -by) : len(least) - max(0, by)] = least[max(0, by) : len(least) - max(0, -by)]
+            moved += cost[option, device]
+            better = moved < best
+            best, picks = np.where(better, moved, best), np.where(better, option, picks)
+        stages.append(picks)
+        least = best
+    total = least + rest.cost(unit * np.arange(-BINS, BINS + 1, dtype=np.float64))
+    seen: set[bytes] = set()
+    for end in np.argsort(total, kind="stable")[: 4 * TRIED]:
+        if not np.isfinite(total[end]) or len(seen) == TRIED:
+            return
+        at, chosen = int(end), np.zeros(cost.shape[1], np.intp)
+        for device in reversed(range(cost.shape[1])):
+            chosen[device] = stages[device][at]
+            at += int(moves[chosen[device], device])
+        if chosen.tobytes() not in seen:
+            seen.add(chosen.tobytes())
+            yield chosen
+
+
+def _level_searched(
+    given: HcefTerms, faces: Faces, found: tuple[NDArray[np.intp], Array], *, device: int, worth: float
+) -> Iterator[Point]:
+    """Yield points with one device that sends at other levels, by golden section, while they may be worth less."""
+    face, sent = found[0].copy(), found[1]
+    face[device] = FACES
+    apart_by = float(np.ptp(_levels(given)[:2, device]))
+    low, high = max(given.least[1], sent[device] - apart_by), min(1.0, sent[device] + apart_by)
+
+    def at(level: float) -> tuple[float, Point | None]:
+        levels = sent.copy()
+        levels[device] = level
+        point = on_faces(given, add_level(given, faces, levels), face)
+        return (float(value(given, point).sum()) if point else np.inf), point
+
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_left, at_right = at(left), at(right)
+    for step in range(NARROWINGS):
+        least, most = sorted((at_left[0], at_right[0]))
+        if most - least <= SAME * abs(least) or (step == HOPELESS and least > worth):
+            break
+        if at_left[0] <= at_right[0]:
+            high, right, at_right = right, left, at_left
+            left = high - GOLDEN * (high - low)
+            at_left = at(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + GOLDEN * (high - low)
+            at_right = at(right)
+    for _, point in (at_left, at_right):
+        if point:
+            yield point

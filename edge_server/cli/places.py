@@ -1,0 +1,60 @@
+"""Where a command finds runs and data sets: `--data-dir`, `--data-root`, or the file of a server, `--config`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+RUN = "name of a run or what only its name begins with, `last`, or the path of its folder"
+DATA_DIR = Path("runs")
+
+
+def usual_data_root() -> Path:
+    """Return the folder of data sets where none is named."""
+    return Path(os.environ.get("FIELDFLEET_DATA", "../shared/data"))
+
+
+def add(
+    parser: argparse.ArgumentParser, *, data: bool = False, form: bool = False, config: bool = True, again: bool = False
+) -> None:
+    """Declare the options that name the folders.
+
+    Args:
+        parser: Of the command.
+        data: Whether it reads data sets too.
+        form: Whether it prints a table, or JSON for scripts.
+        config: Whether a server's file may name the folders; not where it has a meaning of its own.
+        again: Whether the command that this one is a verb of has them too: what was named there holds.
+    """
+    usual = argparse.SUPPRESS if again else None
+    parser.add_argument(
+        "--data-dir", type=Path, default=usual, metavar="DIR", help=f"folder of runs; default: {DATA_DIR}"
+    )
+    if data:
+        help_ = f"folder of data sets; default: {usual_data_root()}, see FIELDFLEET_DATA"
+        parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
+    if config:
+        help_ = "a server's file: its folders, where they are not named here"
+        parser.add_argument("--config", type=Path, default=usual, metavar="FILE", help=help_)
+    if form:
+        parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+
+
+def settle(options: argparse.Namespace) -> None:
+    """Put a folder in the place of every one that was not named.
+
+    Raises:
+        ConfigError: The server's file cannot be used.
+    """
+    asked = [name for name in ("data_dir", "data_root") if getattr(options, name, "") is None]
+    if not asked:
+        return
+    usual = {"data_dir": DATA_DIR, "data_root": usual_data_root()}
+    if options.config:
+        from edge_server.config import load  # noqa: PLC0415
+
+        config = load(options.config)
+        usual = {"data_dir": Path(config.data_dir), "data_root": Path(config.data_root)}
+    for name in asked:
+        setattr(options, name, usual[name])

@@ -1,0 +1,106 @@
+"""`edge-server runs`: list the runs of a folder, remove some, keep the newest alone."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from edge_server.cli import places
+from edge_server.journal.runs import Run, all_runs, find, folders_of_runs, is_empty, summarise_run
+from shared.errors import ConfigError
+from shared.protocol.units import BYTES, choose_unit
+from shared.runtime.processes import hold_lock
+from shared.runtime.text_table import terminal_columns, write_text
+
+EXIT_SHORT = 1
+"""Where a run that was to be removed is in use."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes; without a verb it lists."""
+    places.add(parser, form=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    rm = verbs.add_parser("rm", help="remove runs: their journals, checkpoints, updates and logs")
+    rm.add_argument("runs", nargs="+", metavar="RUN", help=places.RUN)
+    prune = verbs.add_parser("prune", help="remove all runs but the newest, and what is left of runs that never began")
+    prune.add_argument("--keep", type=_count, required=True, metavar="N", help="how many to leave")
+    prune.add_argument("--unfinished", action="store_true", help="remove also those that could be gone on with")
+    prune.add_argument("--dry-run", action="store_true", help="only say which")
+    for verb in (rm, prune):
+        places.add(verb, again=True)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs: give 0 or more")
+    return int(text)
+
+
+def runs(options: argparse.Namespace) -> int:
+    """List runs, or do what the verb says.
+
+    Raises:
+        ConfigError: A run that is named is not there, or is in use.
+    """
+    match options.verb:
+        case "rm":
+            chosen = {run.folder: run for run in (find(options.data_dir, name) for name in options.runs)}
+            return _remove(chosen)
+        case "prune":
+            return _prune(options)
+        case _:
+            return _list(options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    summaries = [summarise_run(one) for one in all_runs(options.data_dir)]
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(summaries), indent=1).decode() + "\n")
+        return 0
+    from edge_server.trial.tables import runs_table  # noqa: PLC0415
+
+    write_text(sys.stdout, runs_table(summaries, terminal_columns(sys.stdout)))
+    return 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    """Remove what lies behind the newest runs; what could be gone on with stays unless that is asked for."""
+    there = [run for run in all_runs(options.data_dir) if run.opened]
+    begun = {run.folder for run in there}
+    empty = [folder for folder in folders_of_runs(options.data_dir) if folder not in begun and is_empty(folder)]
+    behind = there[options.keep :]
+    stay = [] if options.unfinished else [run for run in behind if _goes_on(run)]
+    for run in stay:
+        sys.stdout.write(f"kept {run.folder.name}: it is unfinished; --unfinished removes it too\n")
+    chosen = [*(run.folder for run in behind if run not in stay), *empty]
+    if options.dry_run:
+        sys.stdout.writelines(f"would remove {folder.name}\n" for folder in chosen)
+        return 0
+    return _remove(chosen)
+
+
+def _goes_on(run: Run) -> bool:
+    """Tell whether the command that began a run would go on with it."""
+    return bool(run.opened and run.opened.started and not run.opened.imported and not run.closed)
+
+
+def _remove(folders: Iterable[Path]) -> int:
+    """Remove folders of runs that no process is at work in; code 1 where one is."""
+    code = 0
+    for folder in folders:
+        size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+        try:
+            with hold_lock(folder):
+                shutil.rmtree(folder)
+        except ConfigError as error:
+            sys.stderr.write(f"edge-server: {folder.name} stays: {error}\n")
+            code = EXIT_SHORT
+            continue
+        unit = choose_unit(size, BYTES, between=("GB", "kB"))
+        sys.stdout.write(f"removed {folder.name} ({size / unit.size:.1f} {unit.name})\n")
+    return code

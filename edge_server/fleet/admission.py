@@ -1,0 +1,216 @@
+"""Flood protection: a token bucket and a bounded queue for each device, served in turn, before anything is decoded.
+
+Whatever one device sends, the others' messages wait behind at most one of its own, and what waits of it takes a
+bounded part of memory. What is beyond its rate is dropped: an honest device says it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from shared.errors import WireError
+from shared.protocol.topics import is_name, parse_channel, parse_device
+from shared.runtime.clock import Clock
+from shared.transfer.frames import HEADER_BYTES, is_frame
+from shared.transport.base import Delivery
+
+MOST_BYTES: Mapping[str, int] = {
+    "status": 4 << 10,
+    "report": 256 << 10,
+    "want": 8 << 10,
+    "update": 64 << 10,
+    "features": 8 << 10,
+}
+"""The longest message of a channel. Frames are bounded by what waits of them."""
+
+FRAMED = ("update", "features")
+PACKET_BYTES = 1 << 10
+"""What MQTT adds to a payload: its header, the topic."""
+
+MESSAGES, MESSAGES_PER_S = 2000.0, 1000.0
+BYTES, BYTES_PER_S = float(8 << 20), float(1 << 20)
+"""What a device may say at once, and for ever; a split session of small steps takes some 300 messages a second."""
+
+REFUSED = 20.0
+"""Messages as which one counts that was read in vain: who sends nothing of use is read twenty times more rarely."""
+
+WAITING_MESSAGES, WAITING_BYTES = 512, 256 << 20
+"""Most messages of one device that wait, and most bytes of all devices."""
+
+MOST_DEVICES, MOST_STRANGERS = 1 << 14, 64
+"""Names that are told apart: anybody may connect under any number of them where the broker lets him."""
+
+FROM_STRANGERS = ("status", "update")
+"""What is heard of devices that the plan does not name: that they are there, and updates of earlier runs to settle."""
+
+REPORTS_BYTES = 32 << 20
+"""Of the last reports of all devices, as they came."""
+
+BREATH = 64
+"""Deliveries after which whatever else the process has to do gets its turn."""
+
+
+def longest_packet(frame_bytes: int) -> int:
+    """Return the bytes of the longest packet that a device has reason to send, where frames carry so many."""
+    return max(frame_bytes, *MOST_BYTES.values()) + HEADER_BYTES + PACKET_BYTES
+
+
+@dataclass
+class _Bucket:
+    """Tokens that are spent and come back at a rate."""
+
+    most: float
+    per_s: float
+    left: float
+    since: float
+
+    def take(self, amount: float, now: float) -> bool:
+        self.left = min(self.most, self.left + self.per_s * (now - self.since))
+        self.since = now
+        if self.left < amount:
+            return False
+        self.left -= amount
+        return True
+
+
+@dataclass
+class _Sender:
+    """One device: what it may say still, and what of it waits."""
+
+    device: str
+    messages: _Bucket
+    bytes: _Bucket
+    waiting: deque[Delivery] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    report_bytes: int = 0
+
+
+class Admission:
+    """What the devices of a site say, in the order of each, theirs in turn.
+
+    Args:
+        clock: Monotonic seconds.
+        refuse: Is told of what is dropped, and whose it was.
+        window_bytes: Most bytes of frames that a device is asked for at once.
+        takes: Whether a device may take part; of another one only a little is heard.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        refuse: Callable[[str, WireError], None],
+        *,
+        window_bytes: int,
+        takes: Callable[[str], bool] = lambda _device: True,
+    ) -> None:
+        self._clock, self._refuse, self._takes = clock, refuse, takes
+        self._device_bytes = 2 * window_bytes + sum(MOST_BYTES.values())
+        self._senders: dict[str, _Sender] = {}
+        self._strangers: set[str] = set()
+        self._turns: deque[_Sender] = deque()
+        self._waiting_bytes = self._reports_bytes = 0
+        self._came = asyncio.Event()
+        self._breath = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be read."""
+        return self._waiting_bytes
+
+    def charge(self, device: str) -> None:
+        """Count a message that was refused once more, and dearly."""
+        if sender := self._senders.get(device):
+            sender.messages.left = max(0.0, sender.messages.left - REFUSED)
+
+    def has_room(self, device: str, channel: str, size: int) -> bool:
+        """Tell whether a frame of a device may come, as far as what waits of it tells.
+
+        Args:
+            device: Whose frame.
+            channel: On which it comes.
+            size: Its bytes.
+        """
+        sender = self._senders.get(device)
+        return channel in FRAMED and sender is not None and sender.waiting_bytes + size <= self._device_bytes
+
+    def put(self, delivery: Delivery) -> None:
+        """Take what came, or drop it and say why; called for every message, so it decodes nothing."""
+        name, data = delivery
+        device, channel = parse_device(name), parse_channel(name)
+        sender = self._senders.get(device) or self._begin(device)
+        if sender and (channel in FROM_STRANGERS or device not in self._strangers):
+            if why := self._objection(sender, channel, data):
+                self._refuse(device, why)
+            else:
+                self._queue(sender, delivery)
+
+    def _begin(self, device: str) -> _Sender | None:
+        """Return the account of a device that is new here; None of one that cannot be."""
+        if not is_name(device):
+            return None  # the server's own topics
+        is_stranger = not self._takes(device)
+        if len(self._strangers) >= MOST_STRANGERS if is_stranger else len(self._senders) >= MOST_DEVICES:
+            self._refuse(device, WireError(f"{device} is one name too many", reason="too-many-devices"))
+            return None
+        if is_stranger:
+            self._strangers.add(device)
+        now = self._clock()
+        buckets = _Bucket(MESSAGES, MESSAGES_PER_S, MESSAGES, now), _Bucket(BYTES, BYTES_PER_S, BYTES, now)
+        self._senders[device] = sender = _Sender(device, *buckets)
+        return sender
+
+    def _objection(self, sender: _Sender, channel: str, data: bytes) -> WireError | None:
+        """Return why a message is dropped; None where it is taken, which is then counted."""
+        size = len(data)
+        if not (channel in FRAMED and is_frame(data)):
+            if size > (most := MOST_BYTES.get(channel, 0)):
+                return WireError(f"{channel} of {size} bytes, at most {most} are read", reason="oversized")
+            now = self._clock()
+            if not sender.messages.take(1, now) or not sender.bytes.take(size, now):
+                return WireError(f"more than {MESSAGES_PER_S:.0f} messages a second", reason="flood")
+            if channel == "report" and not self._account_report(sender, size):
+                return WireError(f"reports of more than {REPORTS_BYTES} bytes in all", reason="oversized")
+        over = sender.waiting_bytes + size > self._device_bytes or len(sender.waiting) >= WAITING_MESSAGES
+        if over or self._waiting_bytes + size > WAITING_BYTES:
+            return WireError("more than is read at once", reason="flood")
+        return None
+
+    def _account_report(self, sender: _Sender, size: int) -> bool:
+        """Count a device's last report; tell whether there is room for it."""
+        total = self._reports_bytes + size - sender.report_bytes
+        if total > REPORTS_BYTES:
+            return False
+        self._reports_bytes, sender.report_bytes = total, size
+        return True
+
+    def _queue(self, sender: _Sender, delivery: Delivery) -> None:
+        if not sender.waiting:
+            self._turns.append(sender)
+        sender.waiting.append(delivery)
+        size = len(delivery[1])
+        sender.waiting_bytes += size
+        self._waiting_bytes += size
+        self._came.set()
+
+    def __aiter__(self) -> Admission:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        """Wait for the next delivery; it never ends."""
+        self._breath += 1
+        if self._breath % BREATH == 0:
+            await asyncio.sleep(0)
+        while not self._turns:
+            self._came.clear()
+            await self._came.wait()
+        sender = self._turns.popleft()
+        delivery = sender.waiting.popleft()
+        size = len(delivery[1])
+        sender.waiting_bytes -= size
+        self._waiting_bytes -= size
+        if sender.waiting:
+            self._turns.append(sender)
+        return delivery

@@ -1,0 +1,74 @@
+"""Answers that nobody waits for: refusals and other words to a device that it will cause again if they are lost.
+
+So a device that is answered slowly, or says the same again and again, keeps no other waiting: few answers are under
+way at once, and each device gets so many in a while and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from shared.errors import Unreachable
+from shared.protocol import wire
+from shared.protocol.messages import Message
+from shared.protocol.topics import topic
+from shared.runtime.clock import Clock
+from shared.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+BURST, PER_S = 32.0, 8.0
+"""Answers that a device is given at once, and for ever."""
+UNDER_WAY = 64
+
+
+@dataclass
+class Answers:
+    """What is being said to devices.
+
+    Attributes:
+        clock: Monotonic seconds.
+    """
+
+    site: str
+    transport: Transport
+    clock: Clock
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _under_way: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def tell(self, device: str, channel: str, message: Message) -> None:
+        """Say something to a device, without waiting until the broker has it; no more than it is due.
+
+        Args:
+            device: Whose topic.
+            channel: Of it.
+            message: What; what is lost, the device causes anew.
+        """
+        now = self.clock()
+        left, since = self._left.get(device, (BURST, now))
+        left = min(BURST, left + PER_S * (now - since))
+        may = left >= 1 and len(self._under_way) < UNDER_WAY
+        self._left[device] = (left - may, now)
+        if may:
+            telling = asyncio.create_task(self._publish(topic(self.site, device, channel), message), name="answer")
+            self._under_way.add(telling)
+            telling.add_done_callback(self._under_way.discard)
+
+    async def _publish(self, name: str, message: Message) -> None:
+        try:
+            await self.transport.publish(name, wire.encode(message))
+        except Unreachable as error:
+            log.debug("not told, the device will say it again: %s", error)
+
+    async def finish(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        under_way = list(self._under_way)
+        for telling in under_way:
+            telling.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)

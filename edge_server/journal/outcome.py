@@ -1,0 +1,92 @@
+"""What a run came to, in a few lines: its end, its accuracy, where its best model lies, which devices failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from edge_server.journal.records import AnyRecord, closed_rounds, measured_rounds
+from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, outcome_of
+
+
+class RoundAccuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the model after a round, on the server's test data.
+
+    Attributes:
+        model: The checkpoint; empty where it is not kept.
+    """
+
+    round: int
+    accuracy: float
+    model: str = ""
+
+
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to.
+
+    Attributes:
+        outcome: See `edge_server.journal.runs.outcome_of`.
+        rounds: That ended.
+        of: That the plan asks for.
+        missed: Of those that ended, without a model.
+        failed: Devices whose last task failed, with the cause.
+    """
+
+    outcome: str
+    rounds: int
+    of: int
+    missed: int
+    last: RoundAccuracy | None = None
+    best: RoundAccuracy | None = None
+    failed: dict[str, str] = {}
+
+
+def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
+    """Return what a run came to.
+
+    Args:
+        records: Of its journal.
+        folder: The run's.
+    """
+    closed = closed_rounds(records)
+    run = Run(folder, list(records))
+    measured = measured_rounds(records)
+    failed = dict[str, str]()
+    for one in closed:
+        failed = {device: cause for device, cause in failed.items() if device not in one.arrived} | one.failed
+    return RunOutcome(
+        outcome=outcome_of(run),
+        rounds=len(closed),
+        of=run.opened.plan.rounds if run.opened else 0,
+        missed=sum(one.outcome == "missed" for one in closed),
+        last=_accuracy(measured[-1], folder) if measured else None,
+        best=_accuracy(max(measured), folder) if measured else None,
+        failed=dict(sorted(failed.items())),
+    )
+
+
+def _accuracy(measured: tuple[float, int], folder: Path) -> RoundAccuracy:
+    accuracy, number = measured
+    paths = (path(folder / FOLDER, number) for path in (checkpoint_path, best_path))
+    kept = next((str(path) for path in paths if path.exists()), "")
+    return RoundAccuracy(round=number, accuracy=accuracy, model=kept)
+
+
+def outcome_lines(outcome: RunOutcome, folder: Path) -> list[str]:
+    """Return what a run came to for people, with what to type next.
+
+    Args:
+        outcome: What it came to.
+        folder: The run's.
+    """
+    missed = f", {outcome.missed} of them missed" if outcome.missed else ""
+    lines = [f"{outcome.outcome}: {outcome.rounds} of {outcome.of} rounds{missed}"]
+    if outcome.last and outcome.best:
+        kept = f", kept in {outcome.best.model}" if outcome.best.model else ""
+        best = f"best {outcome.best.accuracy:.4f} after round {outcome.best.round}{kept}"
+        lines.append(f"accuracy {outcome.last.accuracy:.4f} after round {outcome.last.round}; {best}")
+    lines.append(f"next: edge-server report {folder}")
+    lines.append(f"record: {folder}")
+    return lines

@@ -1,0 +1,150 @@
+"""Accuracy and loss against rounds, seconds, joules and bytes: a row of charts a figure, all runs in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edge_server.journal.claims import MOST
+from edge_server.report import formatting
+from edge_server.report.charts import ChartLine, Point, chart, ticks, whole_ticks
+from edge_server.report.digest import Amount, Digest, RoundDigest, fleet_figures
+from edge_server.report.html import Markup, element, joined
+from edge_server.report.tables import names, seconds_of
+
+AXES = ("rounds", "seconds", "joules", "bytes")
+Height: TypeAlias = Callable[[RoundDigest], float | None]
+
+
+def _percent(name: str) -> Height:
+    def height(one: RoundDigest) -> float | None:
+        share = getattr(one, name)
+        return None if share is None else 100 * share
+
+    return height
+
+
+OWN = "accuracy on the devices' own data, %, each with its own model"
+HEIGHTS: Sequence[tuple[str, Height]] = (
+    ("accuracy on test data, %", _percent("accuracy")),
+    ("loss on test data", lambda one: one.test_loss),
+    ("training loss", lambda one: one.loss),
+)
+FLEETS: Mapping[str, tuple[str, Height]] = {
+    "global_accuracy": ("accuracy of the aggregated model on test data, %", _percent("global_accuracy")),
+    "fleet_accuracy": ("accuracy on the data of all devices, %", _percent("fleet_accuracy")),
+}
+
+
+@dataclass(frozen=True)
+class LowerAxis:
+    """What the charts of a column share: the axis on which rounds lie.
+
+    Attributes:
+        kind: One of `AXES`.
+        name: With its unit.
+        size: Of that unit.
+        ticks: Round figures that enclose all rounds of all runs.
+    """
+
+    kind: str
+    name: str
+    size: float
+    ticks: Sequence[float]
+
+
+def progress(runs: Sequence[Digest]) -> Markup:
+    """Return one row of charts a figure, one chart an axis; of some figures only where a run knows them."""
+    axes = [axis for kind in AXES if (axis := _lower_axis(runs, kind))]
+    heights = _heights(runs)
+    shown = [(title, of) for title, of in heights if _values(runs, of)]
+    rows = [
+        element("div", *(_chart(runs, title, of, axis) for axis in axes), class_=f"charts metric across{len(axes)}")
+        for title, of in shown
+    ]
+    return joined(*rows, _absent([title for title, of in heights if not _values(runs, of)], axes))
+
+
+def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
+    (title, accuracy), *others = HEIGHTS
+    if any(run.personal for run in runs):
+        title = OWN if all(run.personal for run in runs) else "accuracy, %, of each run as its summary says"
+    curves = [FLEETS[name] for name in fleet_figures(runs) if any(_points(run, name) > 1 for run in runs)]
+    return [(title, accuracy), *curves, *others]
+
+
+def _points(run: Digest, name: str) -> int:
+    return sum(getattr(one, name) is not None for one in run.rounds)
+
+
+def _absent(titles: Sequence[str], axes: Sequence[LowerAxis]) -> Markup:
+    """Return why some charts are not there."""
+    unknown = [kind for kind in AXES if kind not in {axis.kind for axis in axes}] if axes else []
+    texts = [f"no run knows its {kind}" for kind in unknown] + [f"{title}: not evaluated" for title in titles]
+    return element("p", f"Not drawn: {'; '.join(texts)}.", class_="note") if texts else joined()
+
+
+def _values(runs: Sequence[Digest], of: Height) -> list[float]:
+    """Return all of a figure that is fit to be drawn."""
+    found = (of(one) for run in runs for one in run.rounds)
+    return [value for value in found if value is not None and abs(value) < MOST]
+
+
+def across(one: RoundDigest, kind: str) -> Amount:
+    """Return where a round lies on an axis."""
+    return Amount(value=float(one.round)) if kind == "rounds" else getattr(one.until, kind)
+
+
+def _lower_axis(runs: Sequence[Digest], kind: str) -> LowerAxis | None:
+    """Return the axis of all rounds; None where no run knows where they lie."""
+    found = [across(one, kind) for run in runs for one in run.rounds]
+    places = [(place, place.value) for place in found if place.value is not None]
+    if not places:
+        return None
+    most = max(value for _, value in places)
+    unit, size = formatting.unit_of(most, kind)
+    x_ticks = whole_ticks(int(most)) if kind == "rounds" else ticks(0.0, most / size)
+    return LowerAxis(kind, _axis_name(runs, kind, unit, [place for place, _ in places]), size, x_ticks)
+
+
+def _chart(runs: Sequence[Digest], title: str, of: Height, axis: LowerAxis) -> Markup:
+    curves = [
+        ChartLine(name, colour, _curve(run, of, axis))
+        for colour, (name, run) in enumerate(zip(names(runs), runs, strict=True))
+    ]
+    return chart(title, axis.name, axis.ticks, _upright(_values(runs, of)), curves)
+
+
+def _curve(run: Digest, of: Height, axis: LowerAxis) -> list[Point]:
+    """Return a run's points: of the rounds of which both figures are known."""
+    found = ((across(one, axis.kind), of(one), one) for one in run.rounds)
+    return [
+        Point(place.value / axis.size, height, f"round {one.round}: {height:.4g}; {_place(place, axis.kind)}")
+        for place, height, one in found
+        if place.value is not None and height is not None and abs(height) < MOST
+    ]
+
+
+def _upright(heights: Sequence[float]) -> tuple[float, ...]:
+    """Return the ticks of heights; from 0 where that costs less than half of the paper."""
+    least, most = min(heights), max(heights)
+    return ticks(0.0 if 0 <= least < most / 2 else least, most)
+
+
+def _place(place: Amount, kind: str) -> str:
+    return "" if kind == "rounds" else formatting.amount(place, kind)
+
+
+def _axis_name(runs: Sequence[Digest], kind: str, unit: str, places: Sequence[Amount]) -> str:
+    """Return an axis's name with its unit, and whether all of what it counts is known."""
+    least = "" if all(place.whole for place in places) else ", at least"
+    match kind:
+        case "rounds":
+            return "round"
+        case "seconds":
+            return f"{seconds_of(runs).replace('seconds', 'time')}, {unit}{least}"
+        case "joules":
+            return f"energy of all devices, {unit}{least}"
+        case _:
+            return f"frames up and down, {unit}{least}"

@@ -1,0 +1,105 @@
+"""What follows a round: the next, another try after a pause, an earlier model, or the run's end (retry, back-off)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edge_server.journal.records import Rewound, RoundClosed, RunClosed, closed_rounds
+from edge_server.rounds.round import Rounds
+from shared.errors import Diverged, is_cause
+
+log = logging.getLogger(__name__)
+
+REPLAY_TRIES = 3
+"""How often a replay repeats a round: its devices fail by rule, and nobody mends them meanwhile."""
+FIRST_PAUSE_S = 1.0
+MOST_NAMED = 4
+
+
+@dataclass
+class Repetition:
+    """Decides after every round which is next.
+
+    Attributes:
+        rounds: The run's.
+        is_live: Whether time may mend what made a round fail; then there is no end to its repetitions.
+        forget: Is told of the first round that is done again.
+        tries: How often the round that is next was missed, one time after the other.
+        pause_s: Seconds before this try of it; they count as the round's.
+        is_behind: Whether the run went back to an earlier model, which is to be loaded; whoever does so takes it back.
+    """
+
+    rounds: Rounds
+    is_live: bool
+    forget: Callable[[int], None]
+    tries: int = 0
+    pause_s: float = 0.0
+    is_behind: bool = False
+    _diverged: int = 0
+    _back_from: int = 0
+
+    async def after(self, closed: Sequence[RoundClosed], number: int) -> int | RunClosed:
+        """Return which round follows the last of those that have ended, after a pause where it is done again.
+
+        Args:
+            closed: Rounds that have ended, in order; perhaps none.
+            number: The round that is next where that one was not missed.
+        """
+        rule = self.rounds.plan.round
+        last = closed[-1] if closed and closed[-1].outcome == "missed" else None
+        self._diverged = self._diverged + 1 if last and is_diverged(last) else 0
+        if last and self._diverged >= (1 if rule.on_missed == "stop" else rule.most_diverged):
+            return await self._leave_diverged(last)
+        if last and rule.on_missed == "stop":
+            return RunClosed(outcome="stopped", cause=f"round {last.round} had too few updates")
+        if last and rule.on_missed == "retry" and (self.is_live or self.tries < REPLAY_TRIES):
+            await self._repeat(last)
+            return last.round
+        self.tries, self.pause_s = 0, 0.0
+        return number
+
+    async def _repeat(self, closed: RoundClosed) -> None:
+        """Make a missed round void and wait, twice as long as before it was missed this time, up to its deadline."""
+        self.pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self.tries, 30), self.rounds.plan.round.deadline_s)
+        self.tries += 1
+        cause = f"missed: {missed_cause(closed)}"
+        log.warning("round %d is done again in %g s, %s", closed.round, self.pause_s, cause)
+        await self._go_back(Rewound(round=closed.round, cause=cause, missed=True))
+        await asyncio.sleep(self.pause_s)
+
+    async def _leave_diverged(self, closed: RoundClosed) -> int | RunClosed:
+        """Go back to the last good model; end the run where there is none, or it led no further than to this round."""
+        store, number = self.rounds.store, closed.round
+        reached = [one.round for one in closed_rounds(store.records()) if one.outcome == "aggregated"]
+        tries = f"training diverged {self._diverged} times one after the other, last in round {number}"
+        cause = f"{tries}: {missed_cause(closed)}"
+        if not reached or number <= self._back_from or self.rounds.plan.round.on_missed == "stop":
+            return RunClosed(outcome="diverged", cause=cause)
+        good = await self.rounds.server.worker(store.good_number)
+        first = good + 1 if 0 < good < reached[-1] else reached[-1]
+        log.warning("round %d: %s; going back to the model before round %d", number, cause, first)
+        await self._go_back(Rewound(round=first, cause=cause))
+        self.tries, self.pause_s, self._diverged, self._back_from, self.is_behind = 0, 0.0, 0, number, True
+        return first
+
+    async def _go_back(self, rewound: Rewound) -> None:
+        await self.rounds.persist(self.rounds.store.append, rewound)
+        self.forget(rewound.round)
+
+
+def is_diverged(closed: RoundClosed) -> bool:
+    """Tell whether a missed round was missed since training diverged, on most devices that answered or in their sum."""
+    diverged = sum(is_cause(cause, Diverged) for cause in closed.failed.values())
+    return bool(closed.refused.get("aggregate")) or 0 < len(closed.failed) + len(closed.arrived) <= 2 * diverged
+
+
+def missed_cause(closed: RoundClosed) -> str:
+    """Return why a round was missed: how many updates came, and what devices said that could not."""
+    named = [f"{device}: {cause}" for device, cause in list(closed.failed.items())[:MOST_NAMED]]
+    more = len(closed.failed) - len(named)
+    return "; ".join(
+        [f"{len(closed.arrived)} updates came", *named, *([f"and {more} more failed"] if more > 0 else [])]
+    )

@@ -1,0 +1,40 @@
+"""Rate limit for log lines: the same warning a thousand times a second is told a few times, and then counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from shared.runtime.clock import monotonic
+
+BURST, PER_S = 20.0, 0.1
+"""Lines of one kind at once, and for ever."""
+MOST_KINDS = 1024
+
+
+class LimitRepeats(logging.Filter):
+    """Lets a warning pass as often as it may; kinds are told apart by where in the code they are said.
+
+    What an operator asks for, rounds and phases, is below a warning and always passes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._left: dict[tuple[str, int], tuple[float, float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a line is written; one that follows others that were not says how many."""
+        if record.levelno < logging.WARNING:
+            return True
+        kind, now = (record.name, record.lineno), self._clock()
+        left, since, hidden = self._left.get(kind, (BURST, now, 0))
+        left = min(BURST, left + PER_S * (now - since))
+        if left < 1:
+            self._left[kind] = left, now, hidden + 1
+            return False
+        if len(self._left) < MOST_KINDS or kind in self._left:
+            self._left[kind] = left - 1, now, 0
+        if hidden:
+            record.msg = f"{record.msg} (and {hidden} more like it, not told)"
+        return True

@@ -1,0 +1,77 @@
+"""Memory that this process may still take: of its own limit, of its control group's, and of the machine's."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+SHARE = 0.8
+"""Of the machine's memory: what is left is for the system and the agent."""
+MIB = 1 << 20
+_STATM, _GROUP, _GROUPS = Path("/proc/self/statm"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_RESIDENT, _DATA = 1, 5
+"""Columns of statm."""
+
+
+def usual_limit() -> int:
+    """Return the bytes that a process of ours may take where nobody set another limit: four fifths of the board's."""
+    return int(SHARE * min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_group_limits()]))
+
+
+def limit_data(limit: int) -> None:
+    """Have the system refuse this process memory beyond `limit` bytes, or beyond what it was allowed before."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def bytes_left() -> int:
+    """Return how many bytes this process may take yet; zero or less where it has reached its limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    left = usual_limit() - _used(_RESIDENT)
+    return left if soft == resource.RLIM_INFINITY else min(left, soft - _used(_DATA))
+
+
+def require_room(count: int, path: Path) -> None:
+    """Refuse what would not fit in memory, before any is taken for it.
+
+    Args:
+        count: Bytes that are needed.
+        path: What they are for.
+
+    Raises:
+        ConfigError: Fewer are left.
+    """
+    if count > (left := bytes_left()):
+        raise ConfigError(
+            f"{path}: out of memory: it takes {count / MIB:.0f} MiB, and {max(0, left) / MIB:.0f} MiB are left to this "
+            "process; make it smaller, or raise trainer.memory_mb of an agent"
+        )
+
+
+def _used(column: int) -> int:
+    try:
+        return int(_STATM.read_text().split()[column]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0  # no Linux
+
+
+def _group_limits() -> list[int]:
+    """Return the limits of this process's control group and those above it, in bytes."""
+    try:
+        group = next(line for line in _GROUP.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return []
+    place = _GROUPS / group.removeprefix("0::").lstrip("/")
+    limits = []
+    for folder in (place, *place.parents):
+        if not folder.is_relative_to(_GROUPS):
+            break
+        try:
+            limits.append(int((folder / "memory.max").read_text()))
+        except (OSError, ValueError):
+            continue  # the root has none, and "max" is no limit
+    return limits

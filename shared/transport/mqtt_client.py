@@ -1,0 +1,95 @@
+"""The paho client with bounds: what may not come in passes by without being held, and many packets are read at once.
+
+MQTT 5 tells the broker the longest packet, which then sends none beyond it. One of 3.1.1 cannot be told, and to hang
+up would not help: the broker repeats what was not acknowledged, and what it retains, on every new connection. So the
+rest of such a packet is read and thrown away; it is acknowledged, and never handed on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from paho.mqtt import client as mqtt
+
+log = logging.getLogger(__name__)
+
+Admits: TypeAlias = Callable[[str, int], bool]
+"""Tells whether a payload of about so many bytes may come in on a topic."""
+
+LEAST_BYTES = 1 << 16
+"""Of packets that are asked about; a shorter one costs less than the question."""
+KEPT_BYTES = 1 << 10
+"""Of a packet that passes by, behind its topic: its number and its properties, as far as they are read."""
+CHUNK_BYTES = 1 << 16
+PUBLISH, KIND = 0x30, 0xF0
+
+
+class BoundedClient(mqtt.Client):
+    """A client that holds at most `most_bytes` of one packet, and nothing of one that is not admitted.
+
+    Attributes:
+        most_bytes: Of a packet, without the 2 to 5 bytes before its topic.
+        admits: Asked about larger packets.
+        reads_ahead: Tells whether what came may be read before its turn: a message's own time is not told then.
+        passed_by: Packets that were not taken.
+    """
+
+    def __init__(
+        self, *arguments: Any, most_bytes: int, admits: Admits, reads_ahead: Callable[[], bool], **options: Any
+    ) -> None:
+        self.most_bytes, self.admits, self.reads_ahead, self.passed_by = most_bytes, admits, reads_ahead, 0
+        self._ahead = memoryview(b"")
+        self._is_admitted: bool | None = None
+        self._topic_end = 1 << 16  # MQTT writes a topic in 64 KiB at most
+        super().__init__(*arguments, **options)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something was read that is not handled yet."""
+        return len(self._ahead) > 0
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the packet that is being read, or handed on, is not taken."""
+        return bool(self._in_packet["remaining_length"] > self.most_bytes) or self._is_admitted is False
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """Receive bytes of a packet; paho asks for all that it lacks, and keeps what it is given."""
+        packet = self._in_packet
+        if not packet["have_remaining"]:
+            self._is_admitted = None
+        elif packet["remaining_length"] > LEAST_BYTES:
+            if self._is_admitted is None and packet["packet"]:
+                self._is_admitted = self._admit(packet["command"], packet["packet"], packet["remaining_length"])
+            if self.is_passing:
+                del packet["packet"][self._topic_end + KEPT_BYTES :]
+            if self.is_passing or not packet["packet"]:
+                bufsize = min(bufsize, CHUNK_BYTES)
+        return self._receive(bufsize)
+
+    def _receive(self, size: int) -> bytes:
+        if not self._ahead:
+            if size >= CHUNK_BYTES or not self.reads_ahead():
+                return super()._sock_recv(size)
+            self._ahead = memoryview(super()._sock_recv(CHUNK_BYTES))
+        data, self._ahead = self._ahead[:size], self._ahead[size:]
+        return bytes(data)
+
+    def _admit(self, command: int, head: bytearray, size: int) -> bool | None:
+        """Tell whether a packet is taken, by its topic; None while that has not come whole."""
+        if command & KIND != PUBLISH:
+            return True
+        end = 2 + int.from_bytes(head[:2], "big")
+        if len(head) < end:
+            return None
+        self._topic_end = end
+        return self.admits(head[2:end].decode(errors="replace"), size - end)
+
+    def take_passed(self, topic: str) -> None:
+        """Count a packet that was not taken; the first is told of."""
+        if not self.passed_by:
+            size = self._in_packet["remaining_length"]
+            log.warning("passed by a packet of %d bytes on %s, which is more than is taken there now", size, topic)
+        self.passed_by += 1

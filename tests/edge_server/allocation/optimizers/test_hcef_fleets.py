@@ -1,0 +1,54 @@
+"""P2 on fleets of equal boards: certified, never above alternation, nor above an integer programme's points."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from edge_server.allocation.optimizers.hcef import alternate, halfway
+from edge_server.allocation.optimizers.hcef_joint import solve
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, joules, steps_cap, terms
+from tests.edge_server.allocation.optimizers.instances import by_integers, fleet
+
+SEEDS = int(os.environ.get("FLEETS", "5"))
+"""Of each size and number of kinds; FLEETS=100 for the study."""
+
+KINDS = (1, 2, 3, 5, 0)
+
+
+def best_of_ten(given: HcefTerms, seed: int) -> float:
+    """Return the best end of alternation, from five shares of the room and five random starts."""
+    rng, count = np.random.default_rng(seed), len(given.step_s)
+    cap = steps_cap(given, np.full(count, given.least[1]))
+    starts = [halfway(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
+    ends = [alternate(given, start) for start in starts]
+    most = given.energy_joules * (1 + 1e-12)
+    return min(end.objective for end in ends if joules(given, (end.steps, end.sent)) <= most)
+
+
+@pytest.mark.parametrize("count", [8, 16, 30, 64, 200, 1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_equal_boards_are_certified_and_never_worse_than_ten_alternations(count):
+    gaps = []
+    for kinds in KINDS:
+        for seed in range(SEEDS):
+            problem = fleet(kinds, count, seed)
+            given, found = terms(problem), solve(problem)
+            assert joules(given, (found.steps, found.sent)) <= given.energy_joules * (1 + 1e-11)
+            assert np.all(found.steps * given.step_s + found.sent * given.send_s <= given.deadline_s * (1 + 1e-11))
+            assert found.least_objective <= found.objective * (1 + 1e-12)
+            assert found.objective <= best_of_ten(given, seed) * (1 + 1e-9), (kinds, seed)
+            gaps.append(found.gap)
+    assert np.mean(np.array(gaps) > 1e-3) <= 0.01
+
+
+@pytest.mark.parametrize("count", [8, 200, *(pytest.param(count, marks=pytest.mark.slow) for count in (25, 1000))])
+def test_no_mixture_of_points_on_a_grid_is_better(count):
+    for kinds in (1, 2, 3):
+        for seed in range(max(1, SEEDS // 3)):
+            problem = fleet(kinds, count, seed)
+            found, other = solve(problem), by_integers(terms(problem))
+            assert found.objective <= other * (1 + 1e-6), (kinds, seed)
+            assert found.least_objective <= other * (1 + 1e-9), (kinds, seed)

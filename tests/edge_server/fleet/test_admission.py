@@ -1,0 +1,186 @@
+"""What one sender may cost the others: messages are counted, bounded and taken in turn before any is decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from edge_server.fleet import admission
+from edge_server.fleet.admission import (
+    MESSAGES,
+    MESSAGES_PER_S,
+    MOST_BYTES,
+    MOST_STRANGERS,
+    REFUSED,
+    WAITING_MESSAGES,
+    Admission,
+)
+from shared.errors import WireError
+from shared.protocol.messages import Transfer
+from shared.protocol.topics import topic
+from shared.transfer import frames
+from tests.edge_server.harness import SITE, virtual
+
+WINDOW = 1 << 20
+FRAME = frames.encode(Transfer(digest=bytes(16), size=1 << 18, frame_bytes=1 << 18), 0, [memoryview(bytes(1 << 18))])
+
+
+class Door:
+    """An admission, and what it refused by device and reason."""
+
+    def __init__(self, **options) -> None:
+        self.refused = Counter[tuple[str, str]]()
+        clock = asyncio.get_running_loop().time
+        self.inside = Admission(clock, self._refuse, window_bytes=WINDOW, **options)
+
+    def _refuse(self, device: str, error: WireError) -> None:
+        self.refused[device, error.reason] += 1
+
+    def put(self, device: str, channel: str, data: bytes, times: int = 1) -> None:
+        for _ in range(times):
+            self.inside.put((topic(SITE, device, channel), data))
+
+    async def taken(self, number: int) -> list[str]:
+        """Take so many deliveries; return whose they were."""
+        return [(await anext(self.inside))[0].split("/")[-2] for _ in range(number)]
+
+
+def test_what_one_device_may_say_at_once_and_for_ever():
+    """More than its burst is dropped, however quickly the rest is read; a second later it may say a second's worth."""
+
+    async def play() -> None:
+        door = Door()
+        for number in range(int(MESSAGES) + 100):
+            door.put("flood", "update", b"offer")
+            if number < MESSAGES:
+                await door.taken(1)
+        assert door.refused == {("flood", "flood"): 100}
+        await asyncio.sleep(0.1)
+        door.put("flood", "update", b"offer", times=int(MESSAGES_PER_S))
+        assert door.inside.waiting_bytes == pytest.approx(len(b"offer") * 0.1 * MESSAGES_PER_S, abs=5)
+
+    virtual(play())
+
+
+def test_who_sends_nothing_of_use_is_read_more_rarely():
+    async def play() -> None:
+        door = Door()
+        for _ in range(int(MESSAGES)):
+            door.put("flood", "update", b"offer")
+            door.put("good", "update", b"offer")
+            if door.inside.waiting_bytes:
+                for device in await door.taken(door.inside.waiting_bytes // len(b"offer")):
+                    if device == "flood":
+                        door.inside.charge(device)
+        assert int(MESSAGES) - door.refused["flood", "flood"] == pytest.approx(MESSAGES / (1 + REFUSED), abs=1)
+        assert not door.refused["good", "flood"]
+
+    virtual(play())
+
+
+def test_of_one_device_only_so_many_messages_wait():
+    async def play() -> None:
+        door = Door()
+        door.put("flood", "want", b"want", times=2 * WAITING_MESSAGES)
+        assert door.refused == {("flood", "flood"): WAITING_MESSAGES}
+
+    virtual(play())
+
+
+def test_others_wait_behind_one_message_of_a_flood():
+    """In the order of each device, one of each in turn."""
+
+    async def play() -> None:
+        door = Door()
+        door.put("flood", "update", b"offer", times=400)
+        for number in (1, 2):
+            door.put("good", "want", b"want %d" % number)
+        assert await door.taken(4) == ["flood", "good", "flood", "good"]
+        assert not door.refused
+
+    virtual(play())
+
+
+def test_a_flood_of_frames_takes_a_bounded_part_of_memory():
+    """Two windows, since what was asked for before may still come; the others' frames find room all the same."""
+
+    async def play() -> None:
+        door = Door()
+        door.put("flood", "update", FRAME, times=2000)
+        most = 2 * WINDOW + sum(MOST_BYTES.values())
+        assert WINDOW <= door.inside.waiting_bytes <= most
+        door.put("good", "update", FRAME, times=WINDOW // len(FRAME))
+        assert not door.refused["good", "flood"]
+        assert await door.taken(2) == ["flood", "good"]
+
+    virtual(play())
+
+
+def test_the_bytes_of_all_devices_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(admission, "WAITING_BYTES", 4 * len(FRAME))
+
+    async def play() -> None:
+        door = Door()
+        for number in range(6):
+            door.put(f"device-{number}", "update", FRAME)
+        assert door.inside.waiting_bytes == 4 * len(FRAME)
+        assert len(door.refused) == 2
+
+    virtual(play())
+
+
+@pytest.mark.parametrize("channel", MOST_BYTES)
+def test_a_message_is_as_long_as_its_channel_allows(channel):
+    async def play() -> None:
+        door = Door()
+        door.put("pi", channel, bytes(MOST_BYTES[channel]))
+        door.put("pi", channel, bytes(MOST_BYTES[channel] + 1))
+        assert door.refused == {("pi", "oversized"): 1}
+        assert door.inside.waiting_bytes == MOST_BYTES[channel]
+
+    virtual(play())
+
+
+def test_reports_of_all_devices_together_are_bounded(monkeypatch):
+    """A device's next report takes the place of its last."""
+    monkeypatch.setattr(admission, "REPORTS_BYTES", 1000)
+
+    async def play() -> None:
+        door = Door()
+        for name in ("a", "b", "a", "c"):
+            door.put(name, "report", bytes(500))
+        assert door.refused == {("c", "oversized"): 1}
+        door.put("a", "report", bytes(100))
+        door.put("c", "report", bytes(400))
+        assert door.refused == {("c", "oversized"): 1}
+
+    virtual(play())
+
+
+def test_of_strangers_little_is_heard_and_not_of_many():
+    """They are there, and settle what they did for earlier runs; the names of a few are kept."""
+
+    async def play() -> None:
+        door = Door(takes=lambda device: device == "pi")
+        for number in range(10 * MOST_STRANGERS):
+            for channel in ("status", "report", "want", "update", "features"):
+                door.put(f"stranger-{number}", channel, b"word")
+        door.put("pi", "report", b"word")
+        assert len(await door.taken(2 * MOST_STRANGERS + 1)) == 2 * MOST_STRANGERS + 1
+        assert door.inside.waiting_bytes == 0
+        assert {reason for _, reason in door.refused} == {"too-many-devices"}
+
+    virtual(play())
+
+
+def test_what_no_device_says_is_passed_over():
+    async def play() -> None:
+        door = Door()
+        for name in ("_server", "_all", "", "a b", "../x"):
+            door.put(name, "status", b"word")
+        assert door.inside.waiting_bytes == 0
+        assert not door.refused
+
+    virtual(play())

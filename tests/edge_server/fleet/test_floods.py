@@ -1,0 +1,147 @@
+"""One member floods a real broker: the server hears the others, answers the flood rarely and keeps little of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from edge_server.fleet import answers, broker
+from edge_server.fleet.admission import MOST_BYTES
+from edge_server.fleet.hub import Server
+from shared.protocol import wire
+from shared.protocol.messages import Report, Status, Transfer, Update, Want
+from shared.protocol.topics import topic
+from shared.runtime.clock import monotonic
+from shared.runtime.executor import inline
+from shared.transfer import frames
+from shared.transport.base import Broker, Inbox
+from shared.transport.mqtt import MqttTransport
+from tests.edge_server.harness import SITE
+
+pytestmark = pytest.mark.broker
+
+PATIENCE_S = 60.0
+WINDOW = 1 << 20
+FRAME = frames.encode(Transfer(digest=bytes(16), size=1 << 18, frame_bytes=1 << 18), 0, [memoryview(bytes(1 << 18))])
+OFFER = wire.encode(Update(run="stranger", round=1, device="flood", params=None))
+LARGE_OFFER = wire.encode(Update(run="stranger", round=1, device="flood", params=None, failure="x" * 900_000))
+LARGE_WANT = wire.encode(Want(digest=bytes(16), frame_bytes=1024, ranges=[(0, 1)] * 300_000))
+
+
+@dataclass
+class Flooded:
+    """A server that listens, and a member and an honest device at its broker."""
+
+    server: Server
+    flood: MqttTransport
+    honest: MqttTransport
+    acks: Inbox
+
+
+@pytest.fixture(params=["mosquitto", "embedded"])
+def kind(request) -> str:
+    if request.param == "mosquitto" and not broker.mosquitto():
+        pytest.skip("mosquitto is not installed")
+    return request.param
+
+
+@asynccontextmanager
+async def flooded(folder, kind: str) -> AsyncIterator[Flooded]:
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+        running = await stack.enter_async_context(broker.running(folder, embedded=kind == "embedded"))
+        place = Broker(port=running.port, version=3 if kind == "embedded" else 5)
+        clients = [MqttTransport(place, name) for name in ("server", "flood", "honest")]
+        for client in clients:
+            await stack.enter_async_context(client.running())
+            await client.connected.wait()
+        server = Server(SITE, clients[0], monotonic, inline, run="run", window_bytes=WINDOW)
+        clients[0].admits = server.admits
+        await stack.enter_async_context(server.listening())
+        acks = await stack.enter_async_context(clients[1].subscribe(topic(SITE, "flood", "ack")))
+        yield Flooded(server, *clients[1:], acks)
+
+
+async def pour(here: Flooded, channel: str, data: bytes, times: int) -> int:
+    """Send the same again and again, and a last honest word; return the most bytes that waited until it was heard."""
+    most = 0
+    for number in range(times):
+        await here.flood.publish(topic(SITE, "flood", channel), data, assured=False)
+        if number % 16 == 0:
+            await asyncio.sleep(0)
+            most = max(most, here.server.waiting_bytes)
+    await here.honest.publish(topic(SITE, "honest", "report"), wire.encode(Report(device="honest", at=1.0)))
+    while "honest" not in here.server.fleet.reports:
+        most = max(most, here.server.waiting_bytes)
+        await asyncio.sleep(0.001)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("channel", "data", "times"),
+    [("update", OFFER, 2500), ("update", LARGE_OFFER, 40), ("want", LARGE_WANT, 40)],
+    ids=["small offers", "large offers", "large wants"],
+)
+def test_a_flood_is_answered_rarely_and_little_of_it_is_kept(tmp_path, kind, channel, data, times, caplog):
+    async def play() -> None:
+        async with flooded(tmp_path, kind) as here:
+            began = monotonic()
+            most = await pour(here, channel, data, times)
+            seconds = monotonic() - began
+            assert most <= 2 * WINDOW + sum(MOST_BYTES.values())
+            await asyncio.sleep(0.2)
+            assert len(list(here.acks.taken())) <= answers.BURST + answers.PER_S * (seconds + 1)
+            assert sum(here.server.refused.values()) <= times
+
+    asyncio.run(play())
+    told = [record for record in caplog.records if "flood" in record.getMessage() and record.levelname == "WARNING"]
+    assert 1 <= len(told) <= 2
+
+
+def test_a_flood_of_frames_that_nobody_asked_for_is_not_held(tmp_path, kind):
+    """They pass by while they come, on both channels of frames; nothing of them waits."""
+
+    async def play() -> None:
+        async with flooded(tmp_path, kind) as here:
+            for channel in ("update", "features"):
+                assert await pour(here, channel, FRAME, 40) <= len(OFFER) + sum(MOST_BYTES.values())
+            assert not here.server.refused
+
+    asyncio.run(play())
+
+
+def test_retained_reports_beyond_all_measure_are_not_kept(tmp_path, kind):
+    """They come at once when a server starts; the honest one among them is heard."""
+
+    async def play() -> None:
+        async with flooded(tmp_path, kind) as here:
+            large = wire.encode(
+                Report(device="flood", at=1.0, facts={f"{number}": "x" * 9000 for number in range(100)})
+            )
+            for number in range(30):
+                await here.flood.publish(topic(SITE, f"flood-{number}", "report"), large, retain=True)
+            await pour(here, "status", b"", 1)
+            assert set(here.server.fleet.reports) == {"honest"}
+            assert here.server.waiting_bytes == 0
+
+    asyncio.run(play())
+
+
+def test_births_of_names_that_nobody_has_seen(tmp_path):
+    """Two thousand of them are heard, each once, in the time of two thousand: no message costs more than the first."""
+    folder = tmp_path
+
+    async def play() -> None:
+        async with flooded(folder, "embedded" if not broker.mosquitto() else "mosquitto") as here:
+            for number in range(2000):
+                name = f"device-{number}"
+                birth = Status(device=name, session=1, instance="a", online=True, version="v" * 500)
+                await here.flood.publish(topic(SITE, name, "status"), wire.encode(birth), assured=False)
+            await pour(here, "status", b"", 1)
+            assert len(here.server.fleet.online) >= 1900
+            assert max(len(one.version) for one in here.server.fleet.statuses.values()) < 500
+
+    asyncio.run(play())

@@ -1,0 +1,139 @@
+"""Which joules are believed: what the server's clock and the other devices leave room for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.journal.claims import MOST_W, Claims, DeviceClaims, PartTotal
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, ServerBegan, UpdateAccepted
+from shared.protocol.measurements import Cost
+from shared.protocol.messages import Assignment, Hyper, Update
+
+TOLD = Assignment(seed=0, hyper=Hyper())
+BEGAN = ServerBegan(at=100.0)
+
+
+def opened(number: int, *names: str, at: float | None) -> RoundOpened:
+    return RoundOpened(round=number, assignments=dict.fromkeys(names, TOLD), at=at)
+
+
+def came(name: str, joules: float, at: float | None, number: int = 1) -> UpdateAccepted:
+    update = Update(run="r", round=number, device=name, params=None, cost=Cost(compute_joules=joules))
+    return UpdateAccepted(round=number, device=name, update=update, bytes_up=1, at=at)
+
+
+def doubted(*records: AnyRecord) -> list[str]:
+    claims = Claims()
+    claims.take(records)
+    return [one.device for one in claims.doubts()]
+
+
+def fleet(**tasks: tuple[float, float]) -> list[AnyRecord]:
+    """One round of devices with so many joules in so many seconds."""
+    return [
+        BEGAN,
+        opened(1, *tasks, at=100.0),
+        *(came(name, joules, 100.0 + seconds) for name, (joules, seconds) in tasks.items()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("joules", "seconds", "is_believed"),
+    [
+        (30.0, 10.0, True),  # as the others
+        (290.0, 10.0, True),  # less than ten times as much
+        (330.0, 10.0, False),
+        (3000.0, 1000.0, True),  # a large share of the data, at the same 3 W
+        (200.0, 0.0, True),  # a fast processor
+        (1e18, 10.0, False),
+        (1e18, 1e18, False),
+        (math.inf, 10.0, False),
+        (-1.0, 10.0, False),
+    ],
+)
+def test_what_is_far_beyond_the_others_in_joules_and_in_watts_is_not_believed(joules, seconds, is_believed):
+    found = doubted(*fleet(a=(30.0, 10.0), b=(33.0, 10.0), x=(joules, seconds), c=(30.0, 10.0)))
+    assert found == ([] if is_believed else ["x"])
+
+
+@pytest.mark.parametrize(("joules", "is_believed"), [(2000.0 * 11, True), (2001.0 * 11, False)])
+def test_alone_a_device_is_held_to_what_any_may_draw(joules, is_believed):
+    assert doubted(*fleet(x=(joules, 10.0))) == ([] if is_believed else ["x"])
+
+
+@pytest.mark.parametrize(("seconds", "is_believed"), [(79.0, True), (81.0, False), (1e18, False)])
+def test_seconds_that_the_server_did_not_see_pass_are_not_believed(seconds, is_believed):
+    """Ten passed: twice as many and a minute are 80."""
+    records = [
+        *fleet(a=(30.0, 10.0)),
+        CostSettled(round=1, device="a", cost=Cost(upload_s=seconds, compute_joules=3.0)),
+    ]
+    assert doubted(*records) == ([] if is_believed else ["a"])
+    assert by_round(records)[1]["a"] == Cost(upload_s=seconds if is_believed else None, compute_joules=3.0)
+
+
+def test_half_of_the_fleet_does_not_make_the_other_half_liars():
+    """Two kinds of boards: what is usual lies between them."""
+    assert doubted(*fleet(a=(2.0, 1.0), b=(2.0, 1.0), c=(15.0, 2.0), d=(15.0, 2.0))) == []
+
+
+def test_without_the_servers_clock_only_what_no_task_can_take_is_doubted():
+    """Of old journals, and of a round that was open while the server was away, nobody knows for how long."""
+    old = [opened(1, "a", "x", at=None), came("a", 3.0, None), came("x", 5e5, None)]
+    assert doubted(*old) == []
+    assert doubted(*old[:2], came("x", 1e10, None)) == ["x"]
+    away = [BEGAN, opened(1, "a", at=100.0), ServerBegan(at=5.0, run_s=0.0), came("a", 1e5, 6.0)]
+    assert doubted(*away) == []
+    known = [
+        ServerBegan(at=100.0, utc_s=1000.0),
+        *(opened(1, "a", at=100.0), ServerBegan(at=5.0, run_s=50.0, utc_s=1050.0), came("a", 1.9e5, 55.0)),
+    ]
+    assert doubted(*known) == []
+    assert doubted(*known[:-1], came("a", 2.1e5, 55.0)) == ["a"]
+
+
+def test_of_a_task_that_was_never_answered_the_time_until_its_cost_came_counts():
+    """At 40 s the next round is opened; the cost of the first one comes after that."""
+    late = CostSettled(round=1, device="a", cost=Cost(compute_joules=8e4))
+    records = [BEGAN, opened(1, "a", at=100.0), opened(2, "a", at=140.0)]
+    assert doubted(*records, late) == []
+    assert doubted(*records[:2], late) == ["a"]
+
+
+def test_who_was_given_no_task_spends_nothing():
+    """Neither in a round that it was not asked in, nor in one that is yet to come."""
+    claims = Claims()
+    cost = Cost(compute_joules=5.0)
+    claims.take(
+        [
+            BEGAN,
+            opened(1, "a", at=100.0),
+            came("a", 3.0, 105.0),
+            RoundClosed(round=1, outcome="aggregated", arrived=("a",), seconds=5.0, at=105.0),
+        ]
+    )
+    claims.take([CostSettled(round=1, device="b", cost=cost), CostSettled(round=2, device="a", cost=cost)])
+    assert {(device, task) for device, one in claims.accounts.items() for task in one.tasks} == {("a", (0, 1))}
+
+
+tells = st.lists(st.tuples(st.integers(1, 3), st.none() | st.floats(0, 1e4), st.none() | st.floats(0, 50)), max_size=9)
+
+
+@given(tells)
+def test_sums_are_those_of_what_was_told_last(told):
+    """A settled cost stands for the update's, also where it is less or tells nothing."""
+    account, last = DeviceClaims(), dict[int, tuple[float | None, float | None]]()
+    for number, joules, wall_s in told:
+        account.ask((0, number))
+        account.tell((0, number), Cost(compute_joules=joules), wall_s)
+        last[number] = joules, wall_s
+    figures = [j for j, wall_s in last.values() if j is not None and (wall_s is None or j <= MOST_W * (wall_s + 1))]
+    for doubted in ((), {((9, 9), "compute_joules")}):
+        total = account.totals(doubted).get("compute_joules", PartTotal())
+        assert (total.asked, total.told, total.most) == (len(last), len(figures), max(figures, default=0.0))
+        assert total.joules == pytest.approx(math.fsum(figures), abs=1e-9)

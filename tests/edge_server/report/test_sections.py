@@ -1,0 +1,148 @@
+"""What stands where on the page: rows of charts, legends, accuracy by class and device, the timeline."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.journal.records import Evaluated, RoundOpened
+from edge_server.report.csv_export import csv_of
+from edge_server.report.page import page
+from edge_server.report.sections.decisions import BOOKKEEPING
+from edge_server.report.summarise import digest_run
+from shared.algorithms.local_training import MODEL_DRAW, MODEL_SEED
+from shared.algorithms.split.settings import FedslSettings
+from shared.algorithms.subnetwork.server_half import CHAIN
+from shared.protocol.messages import STATISTICS, Assignment, Hyper
+from tests.edge_server.report.journals import Element, begin, closed, cost, many, opened, parsed, rows, small, update
+
+SHARES = (0.9, None, 0.25)
+
+
+def section(root: Element, title: str) -> Element:
+    [found] = [one for one in root.all("section") if one.all("h2")[0].text == title]
+    return found
+
+
+def ticks_of(figure: Element) -> tuple[list[str], list[str]]:
+    """Return the figures beside the upright axis and below the lower one."""
+    texts = [one for one in figure.all("text") if one.attributes.get("class") != "name"]
+    upright = [one.text for one in texts if one.attributes["text-anchor"] == "end"]
+    return upright, [one.text for one in texts if one.attributes["text-anchor"] == "middle"]
+
+
+def test_a_metric_is_one_row_whose_charts_share_their_axes():
+    """Tested every other round: its charts reach as far as those of the training loss, which every round has."""
+    records = [begin(4)]
+    for number in range(1, 5):
+        tested = {"accuracy": 0.2 * number, "test_loss": 1.0} if number < 3 else {"accuracy": None, "test_loss": None}
+        records += [opened(number, ["a"]), update("a", number, cost(2.0)), closed(number, ["a"], **tested)]
+    metrics = section(parsed(page([digest_run(records)])), "Accuracy and loss").all("div", "metric")
+    assert [{one.all("figcaption")[0].text for one in metric.all("figure")} for metric in metrics] == [
+        {"accuracy on test data, %"},
+        {"loss on test data"},
+        {"training loss"},
+    ]
+    axes = [[ticks_of(figure) for figure in metric.all("figure")] for metric in metrics]
+    assert all(len({tuple(upright) for upright, _ in row}) == 1 for row in axes)
+    assert all(len({tuple(lower) for _, lower in column}) == 1 for column in zip(*axes, strict=True))
+
+
+def test_what_no_run_knows_has_no_card():
+    """Energy, here: neither charts over it nor an empty figure nor columns of dashes, but one sentence each."""
+    records = [begin(1), opened(1, ["a"]), update("a", 1, cost(watts=None)), closed(1, ["a"])]
+    root = parsed(page([digest_run(records)]))
+    assert [len(one.all("figure")) for one in root.all("div", "metric")] == [3, 3, 3]
+    spent = section(root, "Time and energy of the devices")
+    assert len(spent.all("figure")) == 1
+    assert not [one for one in spent.all("th") if "energy" in one.text]
+    assert "no run knows its joules" in root.words()
+    assert "No device knows its energy." in spent.words()
+
+
+def test_lines_by_device_have_a_legend():
+    found = section(parsed(page([digest_run(small())])), "Decisions")
+    [keys] = [one for one in found.all("p", "legend") if one.all("path", "line")]
+    assert [one.text for one in keys.all("span")] == ["a", "b"]
+    lines = [line.attributes["class"] for line in found.all("div", "charts")[0].all("g")]
+    assert lines == [one.attributes["class"] for one in keys.all("g")], "in the colours of the lines"
+
+
+def test_the_line_of_a_large_fleet_has_a_legend():
+    found = section(parsed(page([digest_run(many(20, 3, 20))])), "Decisions")
+    [keys] = [one for one in found.all("p", "legend") if one.all("path", "line")]
+    assert keys.words() == "median, and least to most, of all devices"
+
+
+def test_bookkeeping_is_no_decision():
+    """Where a device is in its schedule, and seeds: neither charts nor words of what was told."""
+    books = {name: float(place) for place, name in enumerate(sorted(BOOKKEEPING))}
+    records = [begin(2)]
+    for number in (1, 2):
+        values = {**{name: value * number for name, value in books.items()}, "keep": 0.5 / number, "bits": 8}
+        told = Assignment(seed=1, hyper=Hyper(), values=values)
+        records += [RoundOpened(round=number, assignments={"a": told}), closed(number, ["a"])]
+    found = section(parsed(page([digest_run(records)])), "Decisions")
+    assert [one.text for one in found.all("figcaption")] == ["devices selected", "keep that devices were told"]
+    assert not [name for name in BOOKKEEPING if name in found.words()]
+    assert "bits 8" in found.words()
+
+
+def test_bookkeeping_has_the_names_that_methods_give_it():
+    assert {MODEL_SEED, MODEL_DRAW, CHAIN, STATISTICS} < BOOKKEEPING
+    assert {"first_step", "total_steps"} < BOOKKEEPING
+    assert not BOOKKEEPING & {*FedslSettings.__dataclass_fields__}
+
+
+def test_accuracy_by_class_stands_side_by_side():
+    """Of the last round that was tested; a class without examples is a dash."""
+    runs = [
+        [begin(2), closed(1, [], class_accuracy=(0.1, None, 0.1)), closed(2, [], class_accuracy=SHARES)],
+        [begin(2, run="b"), RoundOpened(round=1, assignments={}, classes=("cat", "dog", "owl")), closed(1, [])],
+    ]
+    digests = [digest_run(one) for one in runs]
+    [table] = section(parsed(page(digests)), "Accuracy by class and by device").all("table")
+    found = rows(table)
+    assert [found[name][0] for name in ("0 cat", "1 dog", "2 owl")] == [
+        "90.00 % 1. run: 90.00 %",
+        "\N{EN DASH}",
+        "25.00 % 1. run: 25.00 %",
+    ]
+    assert [float(one.attributes["width"]) for one in table.all("rect")] == pytest.approx([900, 250])
+    assert "run,2,,class_accuracy.2,0.25," in csv_of(digests)
+
+
+def test_accuracy_by_device_is_on_the_page():
+    two = [*small(run="two"), Evaluated(accuracy=0.5, by_device={"b": {"eval_accuracy": 0.5}})]
+    root = parsed(page([digest_run(small()), digest_run(two)]))
+    [table] = section(root, "Accuracy by class and by device").all("table")
+    texts = {row.all("th")[0].text: [one.text for one in row.all("td")] for row in table.all("tr")[1:]}
+    assert texts == {"a": ["75.00 %", "\N{EN DASH}"], "b": ["\N{EN DASH}", "50.00 %"]}
+
+
+def test_a_run_that_measured_neither_has_no_such_section():
+    assert "Accuracy by class" not in page([digest_run([begin(1), closed(1, [])])])
+
+
+def test_the_timeline_shows_each_round_and_what_devices_did_in_it():
+    """Two rounds of 4 s: b is late in the first, so that its bar fills it; a waits the rest of both."""
+    found = section(parsed(page([digest_run(small())])), "Timeline of rounds").all("svg", "timeline")[0]
+    bars = [one for one in found.all("rect") if one.all("title")]
+    assert [one.all("title")[0].text for one in bars] == [f"round {n}, aggregated: 4.00 s" for n in (1, 2)]
+    one, two = (float(bar.attributes["x"]) for bar in bars)
+    assert two - one == pytest.approx(float(bars[0].attributes["width"]) + 1, abs=0.2)
+    paths = {one.attributes["class"]: one.attributes["d"].count("M") for one in found.all("path") if one.all("title")}
+    assert paths == {"download": 4, "compute": 4, "upload": 3, "waiting": 2}
+    assert [one.text for one in found.all("text") if one.attributes["text-anchor"] == "end"] == ["rounds", "a", "b"]
+
+
+def test_the_timeline_of_a_large_fleet_has_its_rounds():
+    found = section(parsed(page([digest_run(many(100, 30, 100))])), "Timeline of rounds")
+    assert len([one for one in found.all("rect") if one.all("title")]) == 30
+    assert "100 devices in 30 rounds are too many" in found.words()
+
+
+def test_outcomes_of_three_runs_have_the_whole_width():
+    """And those of two stand beside what the runs took to an accuracy."""
+    for count, beside in ((1, 1), (2, 1), (3, 0)):
+        runs = [digest_run(small(run=f"run-{number}")) for number in range(count)]
+        assert len(parsed(page(runs)).all("div", "two")) == beside

@@ -1,0 +1,154 @@
+"""Label 0 means the same on every device of a run: devices that number other classes take no part."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from edge_server.journal.records import Noted, RoundOpened
+from edge_server.plan.plan import Plan
+from shared.errors import ConfigError
+from shared.protocol import wire
+from shared.protocol.messages import Status
+from shared.protocol.topics import topic
+from tests.edge_server.harness import SITE, Puppet, Site, moved, site, virtual
+
+MINE = 'source = "csv"\npath = "away.csv"'
+
+
+async def arrive(here: Site, name: str, classes: list[str] | None, session: int = 1) -> Puppet:
+    """Connect a device that tells what its classes are called."""
+    puppet = await here.device(name, online=False)
+    said = Status(device=name, session=session, instance=f"{name}{session}", online=True, classes=classes)
+    await here.broker.publish(topic(SITE, name, "status"), wire.encode(said), retain=True)
+    return puppet
+
+
+async def play_round(plan: Plan, *puppets: Puppet) -> list[list[str]]:
+    """Do a round's tasks; return what each said of the classes."""
+    tasks = [await puppet.task() for puppet in puppets]
+    for puppet, task in zip(puppets, tasks, strict=True):
+        assert (await puppet.answer(task, moved(plan, 0.1))).verdict == "accepted"
+    return [task.assignment.classes for task in tasks]
+
+
+def test_a_run_of_devices_that_differ_does_not_begin(tmp_path):
+    """The message has both lists, and what helps."""
+
+    async def story() -> None:
+        async with site(tmp_path, data=MINE) as here:
+            await arrive(here, "a", ["cat", "dog"])
+            await arrive(here, "b", ["bird", "cat"])
+            with pytest.raises(ConfigError) as caught:
+                await here.run
+            assert not [one for one in here.store.records() if isinstance(one, RoundOpened)]
+        message = str(caught.value)
+        assert "its classes are bird, cat; those of a are cat, dog" in message
+        assert "the run does not begin" in message
+        assert "data.classes of the plan" in message
+
+    virtual(story())
+
+
+def test_names_and_numbers_differ(tmp_path):
+    async def story() -> None:
+        async with site(tmp_path, data=MINE) as here:
+            await arrive(here, "a", [])
+            await arrive(here, "b", ["bird", "cat"])
+            with pytest.raises(ConfigError, match=r"bird, cat; those of a are numbers without names"):
+                await here.run
+
+    virtual(story())
+
+
+@pytest.mark.parametrize("classes", [None, [], ["cat", "dog"]])
+def test_devices_that_agree_train_and_their_tasks_are_those_of_before(tmp_path, caplog, classes):
+    """Agents of before say nothing; then the log says that nobody knows."""
+    caplog.set_level(logging.INFO)
+
+    async def story() -> None:
+        async with site(tmp_path, rounds=1, data=MINE) as here:
+            puppets = [await arrive(here, name, classes) for name in "ab"]
+            assert await play_round(here.plan, *puppets) == [[], []]
+            assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
+
+    virtual(story())
+    told = [one.message for one in caplog.records if "what their classes are called is not known" in one.message]
+    assert [one.split(":")[0] for one in told] == (["devices a, b"] if classes is None else [])
+
+
+def test_a_device_that_comes_later_with_others_is_left_out_also_after_a_restart(tmp_path):
+    """The journal knows what the first ones agreed on; the record says who took no part, and why."""
+
+    async def begin() -> None:
+        async with site(tmp_path, rounds=2, data=MINE) as here:
+            puppets = [await arrive(here, name, ["cat", "dog"]) for name in "ab"]
+            await play_round(here.plan, *puppets)
+            await puppets[0].task()
+
+    async def go_on() -> None:
+        async with site(tmp_path, rounds=2, data=MINE) as here:
+            await arrive(here, "0", ["bird", "cat"])
+            puppets = [await arrive(here, name, ["cat", "dog"], session=2) for name in "ab"]
+            await play_round(here.plan, *puppets)
+            _, rounds = await here.ended()
+            assert [one.arrived for one in rounds] == [("a", "b"), ("a", "b")]
+
+    virtual(begin())
+    virtual(go_on())
+
+
+def test_a_device_that_comes_between_two_rounds_with_others_is_left_out(tmp_path):
+    async def story() -> None:
+        async with site(tmp_path, rounds=2, data=MINE) as here:
+            a, b = [await arrive(here, name, ["cat", "dog"]) for name in "ab"]
+            tasks = [await a.task(), await b.task()]
+            await arrive(here, "c", ["bird", "cat"])
+            for puppet, task in zip((a, b), tasks, strict=True):
+                await puppet.answer(task, moved(here.plan, 0.1))
+            await play_round(here.plan, a, b)
+            _, rounds = await here.ended()
+            notes = [one.what for one in here.store.records() if isinstance(one, Noted)]
+        assert [one.arrived for one in rounds] == [("a", "b"), ("a", "b")]
+        assert len(notes) == 1
+        assert notes[0].startswith("device c takes no part, its labels mean something else: its classes are bird, cat;")
+
+    virtual(story())
+
+
+def test_the_plan_names_the_classes_of_all(tmp_path):
+    """Devices that lack some are told the list, one that tells just it is not, one that has others takes no part."""
+
+    async def story() -> None:
+        planned = f'{MINE}\nclasses = ["dog", "cat", "bird"]'
+        async with site(tmp_path, rounds=1, data=planned) as here:
+            await arrive(here, "0", ["cat", "eel"])
+            puppets = [
+                await arrive(here, name, told)
+                for name, told in (("a", ["cat", "dog"]), ("b", ["dog", "cat", "bird"]), ("c", []))
+            ]
+            whole = ["dog", "cat", "bird"]
+            assert await play_round(here.plan, *puppets) == [whole, [], whole]
+            _, [closed] = await here.ended()
+            assert closed.arrived == ("a", "b", "c")
+
+    virtual(story())
+
+
+def test_the_servers_own_test_data_are_a_word_too(tmp_path):
+    """A run for which only devices of other classes are there does not begin."""
+    (tmp_path / "own").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "own" / f"{split}.csv").write_text("v,w,label\n1,2,cat\n2,1,dog\n")
+
+    async def story() -> None:
+        model = 'name = "mlp"\noptions = { features = 2, hidden = 4, classes = 2 }'
+        keys = {"data": 'source = "csv"\npath = "own"', "evaluation": "every = 1", "model": model}
+        async with site(tmp_path, rounds=1, **keys) as here:
+            await arrive(here, "a", ["cat", "dog"])
+            await arrive(here, "b", ["bird", "cat"])
+            with pytest.raises(ConfigError, match=r"1 of 2 devices can begin: device b .* bird, cat; .* cat, dog"):
+                await here.run
+
+    virtual(story())

@@ -1,0 +1,82 @@
+"""Boards with tables and folders of their own, whose class names differ: agents, broker and server are processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from edge_server.fleet import broker
+from edge_server.journal.records import closed_rounds
+from edge_server.journal.sqlite import read
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import PATIENCE_S, folder_of, started
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+
+
+@contextmanager
+def boards(folder: Path, **labels: tuple[str, str]) -> Iterator[int]:
+    """Run a broker, and an agent for each table of two classes, until the block ends; yield the broker's port.
+
+    What stands before a class and a comma is one feature more.
+    """
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        private = broker.running(folder)
+        port = runner.run(private.__aenter__()).port
+        stack.callback(lambda: runner.run(private.__aexit__(None, None, None)))
+        for name, (left, right) in labels.items():
+            (folder / name).mkdir()
+            rows = "".join(f"{-place},1,{left}\n{place},1,{right}\n" for place in range(1, 21))
+            (folder / name / "table.csv").write_text(f"v,w,{'more,' * left.count(',')}label\n" + rows)
+            config = {"device": name, "state_dir": "state", "broker": {"port": port}, "trainer": {"threads": 1}}
+            config["data"] = {"source": "csv", "path": "table.csv"}  # beside this file
+            (folder / name / "agent.json").write_text(json.dumps(config))
+            words = ("run", "--config", folder / name / "agent.json")
+            stack.enter_context(started("device_agent", *words, log=folder / f"{name}.log"))
+        yield port
+
+
+def run_server(folder: Path, port: int, **sections: str) -> tuple[int, str]:
+    """Run a plan without data of the server's own; return the exit code and what the server said."""
+    model = 'name = "mlp"\noptions = { features = 2, hidden = 8, classes = 3 }'
+    hyper = "local_epochs = 5\nbatch_size = 8\nlearning_rate = 0.2"
+    path = write_plan(folder, rounds=1, **({"model": model, "hyper": hyper} | sections))
+    path.write_text(path.read_text().replace('[data]\nsource = "digits"\n', ""))
+    config = {"plan": "plan.toml", "data_dir": "runs", "broker": {"port": port}, "threads": 1}
+    (folder / "server.json").write_text(json.dumps(config))
+    with started("edge_server", "run", "--config", folder / "server.json", log=folder / "log") as process:
+        code = process.wait(PATIENCE_S)
+    return code, (folder / "log").read_text()
+
+
+def test_other_names_are_refused_with_both_lists(tmp_path):
+    """Folders `cat, dog` and `bird, cat` are both 0 and 1: it ended with code 0 and without a word."""
+    with boards(tmp_path, a=("cat", "dog"), b=("bird", "cat")) as port:
+        code, said = run_server(tmp_path, port)
+    assert code == 2
+    last = said.splitlines()[-1]
+    assert last.startswith("edge-server: device b: the run does not begin, its labels mean something else: its classes")
+    assert "bird, cat; those of a are cat, dog" in last
+    assert "Traceback" not in said
+    assert closed_rounds(read(folder_of(tmp_path / "runs"))) == []
+
+
+def test_the_plan_names_them_and_every_board_numbers_its_own_by_it(tmp_path):
+    """`cat` is one class, right of zero on one board and left of it on the other; what does not fit has our words."""
+    planned = 'source = "csv"\npath = "nowhere.csv"\nclasses = ["dog", "bird", "cat"]'
+    cohort = "min_devices = 3"
+    with boards(tmp_path, a=("cat", "dog"), b=("bird", "cat"), c=("0,cat", "0,dog")) as port:
+        code, said = run_server(tmp_path, port, data=planned, cohort=cohort, round='on_missed = "stop"')
+        assert code == 0, said
+        [closed] = closed_rounds(read(folder_of(tmp_path / "runs")))
+    assert closed.arrived == ("a", "b")
+    assert "table.csv: model: it does not take examples of shape (3,)" in closed.failed["c"]
+    assert "correct its options, or this device's [data]" in closed.failed["c"]

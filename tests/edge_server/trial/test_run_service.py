@@ -1,0 +1,95 @@
+"""`edge-server run` as a service: it waits for its devices before round 1, and begins no plan anew that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_server.__main__ import main
+from edge_server.fleet import broker
+from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.records import RoundClosed, RunClosed, RunOpened, closed_rounds
+from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.rounds.check_plan import load
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import PATIENCE_S, TINY, folder_of, started, until
+
+RUN = "tiny-20261122T000000Z-0123"
+
+
+def write_config(folder: Path, **keys: object) -> Path:
+    path = folder / "server.json"
+    places = {"plan": "plan.toml", "data_dir": str(folder / "runs"), "data_root": str(folder)}
+    path.write_text(json.dumps(places | {"threads": 1} | keys))
+    return path
+
+
+@pytest.mark.broker
+@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
+def test_a_server_waits_for_its_devices_before_the_first_round(tmp_path):
+    """With one of two there it burned every round and ended `finished`; it waits, warns, and begins when both are."""
+    keys = {
+        "cohort": "min_devices = 2\nwait_s = 0.5",
+        "more": TINY["more"] + '\n[[device]]\nname = "a"\n[[device]]\nname = "b"',
+    }
+    plan = load(write_plan(tmp_path, rounds=2, **(TINY | keys)), tmp_path)
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        port = runner.run(stack.enter_async_context(broker.running(tmp_path))).port
+        config, log = write_config(tmp_path, broker={"port": port}), tmp_path / "log"
+
+        def agent(name: str):
+            path = tmp_path / f"{name}.json"
+            agent_keys = {"device": name, "state_dir": str(tmp_path / name), "trainer": {"threads": 1}}
+            path.write_text(json.dumps(agent_keys | {"broker": {"port": port}, "data": msgspec.to_builtins(plan.data)}))
+            return started("device_agent", "run", "--config", path, log=tmp_path / f"{name}.log")
+
+        try:
+            with started("edge_server", "run", "--config", config, log=log) as server, agent("a"):
+                until(lambda: log.read_text().count("1 of 2 devices are connected: a") > 1, "warnings")
+                assert server.poll() is None
+                assert not read(folder_of(tmp_path / "runs"))
+                with agent("b"):
+                    assert server.wait(PATIENCE_S) == 0
+        finally:
+            runner.run(stack.aclose())
+    rounds = closed_rounds(read(folder_of(tmp_path / "runs")))
+    assert [(one.outcome, one.arrived) for one in rounds] == [("aggregated", ("a", "b"))] * 2
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 1), ("diverged", 1)])
+def test_a_plan_that_has_ended_is_not_begun_again_by_a_restart(tmp_path, monkeypatch, capsys, outcome, code):
+    """A service's restart began it anew each time; it ends with the run's own code, and says how to begin anew."""
+    plan = load(write_plan(tmp_path, rounds=1), tmp_path)
+    store = SqliteStore(tmp_path / "runs" / RUN)
+    closed = RoundClosed(round=1, outcome="aggregated", arrived=(), seconds=1.0)
+    store.extend([RunOpened(run=RUN, plan=plan, started="20261122T000000Z"), closed, RunClosed(outcome=outcome)])
+    store.close()
+    config = write_config(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(config)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert f"plan 'tiny' has ended as run {RUN}: `--again` begins it anew" in capsys.readouterr().err
+    assert [path.parent.name for path in (tmp_path / "runs").glob(f"*/{JOURNAL}")] == [RUN]
+
+
+def test_a_run_that_the_servers_file_names_is_not_begun_again(tmp_path, monkeypatch, capsys):
+    """Two runs have no one name: the file must say another."""
+    plan = load(write_plan(tmp_path, rounds=1), tmp_path)
+    store = SqliteStore(tmp_path / "runs" / "mine")
+    opened = RunOpened(run="mine", plan=plan, started="20261122T000000Z")
+    store.extend([opened, RunClosed(outcome="finished")])
+    store.close()
+    config = write_config(tmp_path, run="mine")
+    monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(config), "--again"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "run 'mine' has ended: name another, or take `run` out" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""Few bytes that stand for many: refused by what their headers say, before memory is taken."""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import shutil
+import subprocess  # noqa: TID251 - writes for ever
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.runtime import memory
+
+MIB = 1 << 20
+LEFT = 64 * MIB
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+    """Leave this process 64 MiB."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    leave(LEFT)
+    assert 0 < memory.bytes_left() <= LEFT
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def leave(count: int) -> None:
+    """Leave this process so many bytes."""
+    taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (count + taken, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@pytest.fixture
+def bomb(refused):
+    """Return what checks that a spec is refused for its size, and took next to nothing."""
+
+    def check(**fields: object) -> None:
+        before = peak()
+        message = refused(**fields)
+        assert "out of memory: it takes" in message
+        assert "raise trainer.memory_mb" in message
+        assert peak() - before < LEFT // 2
+
+    return check
+
+
+def test_pictures(tmp_path, bomb):
+    """Six of 4 KiB on the disk, 120 MB as numbers."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is absent")
+    (tmp_path / "a").mkdir()
+    image.new("L", (2000, 2000)).save(tmp_path / "a" / "0.png")
+    for number in range(1, 6):
+        shutil.copy(tmp_path / "a" / "0.png", tmp_path / "a" / f"{number}.png")
+    assert sum(file.stat().st_size for file in (tmp_path / "a").iterdir()) < MIB
+    bomb(source="folder", path=str(tmp_path))
+
+
+def test_arrays(tmp_path, bomb):
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, x=np.zeros((20, 1000, 1000), np.uint8), y=np.zeros(20, np.int64))
+    assert path.stat().st_size < MIB
+    bomb(source="npz", path=str(path))
+
+
+def test_many_windows_of_one_stream(tmp_path, bomb):
+    path = tmp_path / "stream.npz"
+    start = np.zeros(200_000, np.int32)
+    arrays = {"signal": np.zeros((3, 200), np.float32), "start": start, "label": start, "subject": start}
+    np.savez_compressed(path, **arrays, test_subjects=np.ones(1, np.int32))
+    bomb(source="npz", path=str(path))
+
+
+def test_a_zip_that_holds_no_array_is_not_read(tmp_path, refused):
+    path = tmp_path / "bytes.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x", bytes(100 * MIB // 2))
+        file.writestr("y", bytes(8))
+    before = peak()
+    assert "x is no array" in refused(source="npz", path=str(path))
+    assert peak() - before < LEFT // 2
+
+
+def test_zipped_idx(tmp_path, bomb):
+    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb") as file:
+        file.write(b"\0\0\x08\x03" + b"".join(size.to_bytes(4, "big") for size in (20, 1000, 1000)))
+        for _ in range(20):
+            file.write(bytes(1_000_000))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + (20).to_bytes(4, "big") + bytes(20))
+    bomb(source="idx", path=str(tmp_path))
+
+
+def test_a_line_without_an_end(refused):
+    before = peak()
+    assert "/dev/zero: a row of 16777216 characters or more" in refused(source="csv", path="/dev/zero")
+    assert peak() - before < 2 * LEFT
+
+
+@contextmanager
+def a_pipe(first: str, *lines: str) -> Iterator[Path]:
+    """Yield the path of a table that somebody writes while it is read, and that has no end."""
+    code = "import sys; print(sys.argv[1])\nwhile True: print(*sys.argv[2:], sep='\\n')"
+    with subprocess.Popen([sys.executable, "-c", code, first, *lines], stdout=subprocess.PIPE) as writer:  # noqa: S603
+        assert writer.stdout
+        try:
+            yield Path(f"/dev/fd/{writer.stdout.fileno()}")
+        finally:
+            writer.kill()
+
+
+def test_a_row_that_quotes_spread_over_lines_without_end(refused):
+    """Every line of it is short."""
+    with a_pipe('label,a\n"x', '","' + "x" * 1000) as path:
+        assert "a row of 16777216 characters or more" in refused(source="csv", path=str(path))
+
+
+def test_more_lines_than_there_is_room_for(refused):
+    """An endless table, of which no line is long."""
+    leave(LEFT // 4)
+    before, columns = peak(), 2000
+    with a_pipe("label," + ",".join(f"a{number}" for number in range(columns)), "1" + ",0" * columns) as path:
+        message = refused(source="csv", path=str(path))
+    assert "out of memory: it takes" in message
+    assert peak() - before < 2 * LEFT

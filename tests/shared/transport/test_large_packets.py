@@ -1,0 +1,108 @@
+"""A packet that is larger than any of ours takes no memory, and keeps nothing else from coming."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tracemalloc
+
+import pytest
+
+from edge_server.fleet import broker
+from edge_server.fleet.embedded_broker import MOST_PACKET_BYTES
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+from shared.transport.packet_limit import MOST_RECEIVED_BYTES
+from tests.benchmarks.flooder import connected, packet
+from tests.machine import configured
+
+pytestmark = pytest.mark.broker
+
+LARGE_BYTES = 24 << 20
+
+
+def published(name: str, payload: bytes, *, retained: bool) -> bytes:
+    """Return a packet that publishes, QoS 1 so that the broker repeats what is not acknowledged."""
+    topic = name.encode()
+    return packet(0x32 | retained, len(topic).to_bytes(2, "big") + topic + b"\0\1" + payload)
+
+
+@pytest.mark.parametrize("version", [5, 3])
+@pytest.mark.parametrize("retained", [False, True])
+def test_a_packet_beyond_the_limit_is_not_held(tmp_path, real, version, retained):
+    """The connection stands, what comes behind it is heard, and on a new connection it is again no matter."""
+    large = published("a/large", bytes(LARGE_BYTES), retained=retained)
+
+    async def use() -> None:
+        async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
+            device = MqttTransport(Broker(port=place.port, version=version), "device")
+            async with device.running(), device.subscribe("a/+") as inbox:
+                await device.connected.wait()
+                with connected(place.port) as stranger:
+                    tracemalloc.start()
+                    stranger.setblocking(False)
+                    await _send(stranger, large)
+                    await _send(stranger, published("a/small", b"heard", retained=False))
+                    assert await anext(inbox) == ("a/small", b"heard")
+                    peak = tracemalloc.get_traced_memory()[1]
+                    tracemalloc.stop()
+                assert peak < MOST_RECEIVED_BYTES
+                assert device.connections == 1
+                device._connection.client.socket().shutdown(socket.SHUT_RDWR)
+                await device._connection.lost
+                await device.connected.wait()
+                await device.publish("a/small", b"again")
+                assert await anext(inbox) == ("a/small", b"again")
+                assert device.connections == 2
+
+    real(use())
+
+
+@pytest.mark.parametrize("version", [5, 3])
+def test_what_is_not_admitted_on_its_topic_passes_by(tmp_path, real, version):
+    """Asked about before it has come whole; what is small, or admitted, is heard, in order, however it is cut."""
+    frame, asked = bytes(256 << 10), list[tuple[str, int]]()
+
+    def admits(name: str, size: int) -> bool:
+        asked.append((name, size))
+        return name != "a/flood"
+
+    async def use() -> None:
+        async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
+            device = MqttTransport(Broker(port=place.port, version=version), "device", admits=admits)
+            async with device.running(), device.subscribe("a/+") as inbox:
+                await device.connected.wait()
+                with connected(place.port) as stranger:
+                    stranger.setblocking(False)
+                    words = [(f"a/{number}", b"%d" % number * (number + 1)) for number in range(200)]
+                    for number, (name, word) in enumerate(words):
+                        if number % 10 == 0:
+                            await _send(stranger, published("a/flood", frame, retained=False))
+                            await _send(stranger, published("a/good", frame, retained=False))
+                        await _send(stranger, published(name, word, retained=False))
+                    heard = [await anext(inbox) for _ in range(220)]
+                assert [(name, data) for name, data in heard if name != "a/good"] == words
+                assert heard.count(("a/good", frame)) == 20
+                assert {name for name, _ in asked} == {"a/flood", "a/good"}
+                assert all(len(frame) <= size <= len(frame) + 64 for _, size in asked)
+                assert device._connection.client.passed_by == 20
+                assert device.connections == 1
+
+    real(use())
+
+
+async def _send(line: socket.socket, data: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(line, data)
+
+
+def test_the_embedded_broker_hangs_up_on_such_a_packet(tmp_path, real):
+    """By the length that it announces: nothing of its payload need be sent."""
+
+    async def use() -> None:
+        async with broker.running(tmp_path, embedded=True) as place:
+            with connected(place.port) as stranger:
+                stranger.settimeout(30.0)
+                stranger.sendall(published("a/large", bytes(MOST_PACKET_BYTES + 1), retained=False)[:64])
+                assert stranger.recv(1) == b""
+
+    real(use())
