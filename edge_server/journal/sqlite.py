@@ -108,9 +108,7 @@ def salvage(journal: Path, cause: Exception) -> None:
     """
     records = salvageable_records(journal)
     with explain_disk_errors(journal):
-        partial = journal.with_name(f"{journal.name}.part")
-        partial.unlink(missing_ok=True)
-        _write(partial, records)
+        partial = _write_beside(journal, records)
         unused = unused_name(journal)
         os.link(journal, unused)
         with suppress(FileNotFoundError):
@@ -132,14 +130,14 @@ def _salvaged_rows(journal: Path) -> Iterator[Row]:
             yield from connection.execute(SELECT, (0,))
 
 
-def _write(path: Path, records: list[AnyRecord]) -> None:
+def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
+    """Write a journal of records under another name; return its path."""
+    path = journal.with_name(f"{journal.name}.part")
+    path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(SCHEMA)
-        before = 0
-        for record in records:
-            body = encode(record)
-            before = row_mark(body, before)
-            connection.execute(INSERT, (body, before))
+        connection.executemany(INSERT, marked_rows(records, 0))
+    return path
 
 
 JOURNAL = "journal.sqlite"
@@ -163,7 +161,7 @@ class SqliteJournal:
         with explain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
-        self._lock, self.durable = threading.Lock(), durable
+        self._lock, self.durable = threading.RLock(), durable
         try:
             self._open()
         except CorruptFile as error:
@@ -194,6 +192,7 @@ class SqliteJournal:
         """Add a record durably; after a round all are in the database itself, so that a copy of the file is the run."""
         body = encode(record)
         with self._lock, translate_sql_errors(self.folder / JOURNAL):
+            self._restore_deleted()
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute(INSERT, (body, row_mark(body, before)))
             if self.durable and isinstance(record, RunOpened | RoundClosed | RunClosed):
@@ -202,6 +201,7 @@ class SqliteJournal:
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
         with self._lock, translate_sql_errors(self.folder / JOURNAL):
+            self._restore_deleted()
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute("BEGIN")
             try:
@@ -210,6 +210,23 @@ class SqliteJournal:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
+
+    def _restore_deleted(self) -> None:
+        """Write the journal anew where its file was deleted: the open database still has every record."""
+        path = self.folder / JOURNAL
+        if path.exists():
+            return
+        held = _decode(self.folder, self._connection.execute(SELECT, (0,)).fetchall())
+        with explain_disk_errors(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = _write_beside(path, held)
+            self._connection.close()  # takes the log with it, which must not be taken over
+            path.with_name(f"{JOURNAL}-wal").unlink(missing_ok=True)
+            path.with_name(f"{JOURNAL}-shm").unlink(missing_ok=True)
+            partial.replace(path)
+            sync(self.folder)
+        self._open()
+        log.error("%s was deleted while its run was going on: written anew, with all its %d records", path, len(held))
 
     def records(self, after: int = 0) -> list[AnyRecord]:
         with self._lock, translate_sql_errors(self.folder / JOURNAL):

@@ -50,7 +50,7 @@ def aggregate_updates(
     Raises:
         WireError: The sum is no model.
     """
-    beyond = _examples_beyond(gather, rule.most_examples)
+    beyond = _examples_beyond(gather, rule.most_examples) | _deleted(gather)
     folded = _fold(algorithm, state, assignments, gather, beyond)
     if large := _norms_beyond(folded, state, rule.most_norm):
         beyond |= large
@@ -82,6 +82,11 @@ def _fold(
         folded = folded._replace(mean=algorithm.absorb(folded.mean, device, assignments[device], update))
         del update  # its pages are the file's; the next one needs the room
     return folded
+
+
+def _deleted(gather: Gather) -> dict[str, str]:
+    """Return whose stored update somebody has deleted meanwhile."""
+    return {device: "its stored update was deleted" for device in gather.accepted if not gather.path(device).exists()}
 
 
 def _examples_beyond(gather: Gather, most: float) -> dict[str, str]:

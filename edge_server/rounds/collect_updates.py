@@ -238,9 +238,13 @@ class Gather:
         del self._storing[record.device]  # not after an error that nobody foresaw: `watch` must find it
 
     def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
-        with explain_disk_errors(self.path(record.device)):
-            arrival.payload.finish()
-            self.require(self.path(record.device), record.update)
+        path = self.path(record.device)
+        try:
+            with explain_disk_errors(path):
+                arrival.payload.finish()
+                self.require(path, record.update)
+        except FileNotFoundError as error:
+            raise Unwritable(f"{path}: deleted while it was being received") from error
         self.store.append(record)
         log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -229,3 +230,21 @@ def test_rounds_without_an_accuracy_by_class_are_the_bytes_of_before():
     tested = msgspec.structs.replace(record, class_accuracy=(0.5, None))
     assert msgspec.json.decode(msgspec.json.encode(tested), type=RoundClosed) == tested
     assert msgspec.json.decode(msgspec.json.encode(record), type=RoundClosed) == record
+
+
+@pytest.mark.parametrize("gone", ["the folder", "the file alone"])
+def test_a_journal_that_is_deleted_under_its_writer_is_written_anew_with_every_record(tmp_path, caplog, gone):
+    """It was written on into the deleted file without a word; then the run could not go on after a restart."""
+    written = one_of_each(tmp_path)
+    store = SqliteStore(tmp_path / "run")
+    for record in written[:-2]:
+        store.append(record)
+    shutil.rmtree(tmp_path / "run") if gone == "the folder" else (tmp_path / "run" / JOURNAL).unlink()
+    store.append(written[-2])
+    assert read(tmp_path / "run") == written[:-1] == store.records()
+    shutil.rmtree(tmp_path / "run")
+    store.extend(written[-1:])
+    store.close()
+    assert read(tmp_path / "run") == written
+    assert not list((tmp_path / "run").glob("*.part"))
+    assert f"written anew, with all its {len(written) - 1} records" in caplog.text

@@ -32,7 +32,7 @@ from edge_server.rounds.resume import Resumption, resume
 from shared.errors import ConfigError
 from shared.protocol.messages import Assignment, Hyper, Update
 from shared.tensors.tree import State
-from tests.edge_server.fleets import Network, Site
+from tests.edge_server.fleets import Network, Site, Stopping
 from tests.edge_server.harness import RUN, write_plan
 from tests.edge_server.rounds.test_resume_run import make_plan
 from tests.edge_server.textbook import NAMES
@@ -219,3 +219,27 @@ def test_a_run_whose_last_rows_are_gone_ends_as_if_nothing_had_happened(tmp_path
     assert all(torch.equal(end[0].tree[name], leaf) for name, leaf in expected[0].tree.items())
     assert [(one.round, one.restored) for one in closed_rounds(end[1])] == [(1, False), (3, True), (4, False)]
     assert "of rounds 2 to 3 nothing is recorded" in next(one.what for one in end[1] if isinstance(one, Noted))
+
+
+@pytest.mark.parametrize("moment", [RoundClosed, UpdateAccepted], ids=["a round's end", "an update has come"])
+def test_a_run_whose_folder_is_deleted_under_it_goes_on_and_its_record_is_whole(tmp_path, moment):
+    """Only an update that lay there and was not yet in the model is lost, and named."""
+    expected = Site(Network(), make_plan(tmp_path, rounds=4), tmp_path / "whole").play()
+    here, deleted = Site(Network(), make_plan(tmp_path, rounds=4), tmp_path), list[str]()
+
+    def delete(written: object) -> bool:
+        if isinstance(written, moment) and written.round == 2 and not deleted:
+            deleted.append(getattr(written, "device", ""))
+            shutil.rmtree(tmp_path / RUN)
+        return False
+
+    async def play():
+        async with here.devices(*NAMES):
+            return await here.serve(Stopping(tmp_path / RUN, delete))
+
+    state, records = here.network.run(play())
+    assert records == read(tmp_path / RUN)
+    assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "aggregated") for n in (1, 2, 3, 4)]
+    causes = {device: "left out: its stored update was deleted" for device in deleted if device}
+    assert closed_rounds(records)[1].failed == causes
+    assert causes or all(torch.equal(state.tree[name], leaf) for name, leaf in expected[0].tree.items())
