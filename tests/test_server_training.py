@@ -21,6 +21,7 @@ from shared.models.evaluate import score
 from shared.protocol.messages import mix
 from shared.tensors.tree import Mean, State
 from tests.edge_server.fleets import Network, Site
+from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import NAMES, ROUNDS, labelled_server, make_plan, part, require_equal, shares
 from tests.shared.algorithms.sessions import Own
 
@@ -99,6 +100,48 @@ def test_a_plan_gives_the_server_examples_where_it_trains_and_nowhere_else(tmp_p
         make_plan(tmp_path, algorithm=SECTIONS["algorithm"])
     with pytest.raises(ConfigError, match=r"take out \[server_data\]"):
         make_plan(tmp_path, server_data=SECTIONS["server_data"])
+
+
+def drawn_plan(folder, drawn: str = "drawn = { per_class = 5 }", data: str = "", **sections: str) -> plans.Plan:
+    """Return a plan whose server draws its examples from the devices' own data set."""
+    files = 'source = "npz"\npath = "examples.npz"'
+    data = f"{files}\n{data}"
+    return make_plan(folder, algorithm=SECTIONS["algorithm"], server_data=f"{files}\n{drawn}", data=data, **sections)
+
+
+def test_what_the_server_draws_no_device_has(tmp_path):
+    """Of every class as many; the test split is whole, and has labels."""
+    write_examples(tmp_path, 90)
+    plan = drawn_plan(tmp_path)
+    own = data.load(plan.server_data)
+    assert own.labels.bincount().tolist() == [5, 5, 5]
+    theirs = shares(plan)
+    whole = data.load(msgspec.structs.replace(plan.data, holdout=0.0))
+    rows = [row for one in (own, *theirs) for row in one.inputs.flatten(1).tolist()]
+    assert sorted(rows) == sorted(whole.inputs.flatten(1).tolist())
+    assert plans.test_data(plan).without is msgspec.UNSET
+
+
+@pytest.mark.parametrize(
+    ("drawn", "theirs", "problem"),
+    [
+        ("drawn = { per_class = 5 }\nlimit = 50", "", r"server_data\.limit must be that of data"),
+        ("drawn = { per_class = 5 }", "without = { per_class = 5 }", r"data\.without follows"),
+        ('labels = "none"', "", "server_data.labels: the server trains on labels"),
+        ("drawn = { per_class = 5 }", 'labels = "none"', "trains on the labels of devices"),
+    ],
+)
+def test_draws_that_make_no_sense_are_refused(tmp_path, drawn, theirs, problem):
+    write_examples(tmp_path, 90)
+    with pytest.raises(ConfigError, match=problem):
+        drawn_plan(tmp_path, drawn, theirs)
+
+
+def test_live_and_replayed_the_servers_draw_is_left_out_alike(network, tmp_path):
+    write_examples(tmp_path, 90)
+    here = Site(network, drawn_plan(tmp_path), tmp_path, name=f"labelled{next(numbers)}")
+    live, _ = here.play()
+    require_equal(replay(here.plan, tmp_path / "replayed")[0].tree, live.tree)
 
 
 def test_the_servers_examples_are_found_below_the_data_root_and_named_relative_to_it(tmp_path):

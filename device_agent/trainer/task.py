@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -31,7 +31,7 @@ from shared.codecs import CODECS
 from shared.codecs.base import Memory
 from shared.data.classes import with_classes
 from shared.data.spec import Data
-from shared.errors import TaskFailed, WireError
+from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import seeded
 from shared.models.evaluate import score
@@ -100,14 +100,32 @@ class TrainingTask:
 
     @cached_property
     def data(self) -> Data:
-        """The device's examples, their classes numbered as the task says."""
-        return with_classes(self.job.data, self.job.task.assignment.classes)
+        """The device's examples, their classes numbered as the task says; without labels where the method reads none.
+
+        Raises:
+            ConfigError: The method trains on labels, and the device's own file says that there are none.
+        """
+        own, name = self.job.data, self.job.task.algorithm.name
+        if self.algorithm.reads_labels and not own.is_labelled:
+            raise ConfigError(
+                f'{own.path or own.source}: labels = "none", and algorithm {name!r} trains on labels; take that out'
+            )
+        if not self.algorithm.reads_labels and own.is_labelled:
+            _note_unread_labels(own.path or own.source, name)
+            own = msgspec.structs.replace(own, labels="none", drawn=msgspec.UNSET, holdout=0.0, validation=0.0)
+        return with_classes(own, self.job.task.assignment.classes)
 
     def measure_statistics(self, tree: Tree) -> tuple[Tree, dict[str, float]]:
         """Return parameters with running statistics of as many of the device's batches as it is told, and how many."""
         some = islice(self.batches(epochs=1), self.job.task.assignment.batches_to_measure)
         tree, count = measure_several(self.model.layers, tree, (one for one, _ in some))
         return tree, {STATISTICS_BATCHES: float(count)}
+
+
+@cache
+def _note_unread_labels(place: str, algorithm: str) -> None:
+    """Say once that a device's labels serve nothing."""
+    log.warning("%s: its labels are not read, algorithm %r trains without any", place, algorithm)
 
 
 def perform(

@@ -172,7 +172,8 @@ class Plan(Section, frozen=True, kw_only=True):
         measure: What is measured on the devices before the first round.
         data: Where examples come from, for local agents, replay and the server's test set. May be left out where the
             gateway has none and the devices bring theirs; `[evaluation] every` is then 0.
-        server_data: Labelled examples that the server itself trains on, for methods in which it does.
+        server_data: Labelled examples that the server itself trains on, for methods in which it does; those that it
+            draws of the devices' own data set are left out there.
         partition: How local agents and replayed devices share that data.
         budget: What the whole run may take.
         replay: How a replay computes.
@@ -251,7 +252,7 @@ def _placed(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msgspec.U
 
 
 def planned_data(plan: Plan) -> Data:
-    """Return the data of a plan that has some.
+    """Return the data of a plan that has some, less the examples that the server keeps for its own training.
 
     Raises:
         ConfigError: It has none.
@@ -261,7 +262,14 @@ def planned_data(plan: Plan) -> Data:
             f"plan {plan.name!r} has no [data], which agents on this machine, replay and the server's evaluation need: "
             "add it, or run the plan with connected devices"
         )
+    own = plan.server_data
+    if own and own.drawn and _is_same_set(own, plan.data):
+        return msgspec.structs.replace(plan.data, without=own.drawn)
     return plan.data
+
+
+def _is_same_set(one: Data, other: Data) -> bool:
+    return (one.source, one.path, one.split, one.limit) == (other.source, other.path, other.split, other.limit)
 
 
 def require_there(plan: Plan, data_root: Path) -> None:
@@ -294,8 +302,23 @@ def check_structure(plan: Plan, path: Path) -> None:
     check_devices(plan.device, path)
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
+    _check_labels(plan, path)
     if plan.local < 0:
         raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
+
+
+def _check_labels(plan: Plan, path: Path) -> None:
+    """Refuse examples of the server's own that it has no labels of, or that cannot be told from the devices'."""
+    own, theirs = plan.server_data, plan.data
+    if (own and own.without) or (theirs and theirs.without):
+        raise ConfigError(f"{path}: data.without follows from [server_data] drawn: take it out")
+    if own and own.labels:
+        raise ConfigError(f"{path}: server_data.labels: the server trains on labels: take it out")
+    if own and theirs and own.drawn and not _is_same_set(own, theirs) and own.path == theirs.path:
+        wrong = next(name for name in ("source", "split", "limit") if getattr(own, name) != getattr(theirs, name))
+        raise ConfigError(
+            f"{path}: server_data.{wrong} must be that of data, so that what is drawn can be left out of the rest"
+        )
 
 
 def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
@@ -341,5 +364,7 @@ def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
 
 
 def test_data(plan: Plan) -> Data:
-    """Return the server's test set: the whole test split."""
-    return msgspec.structs.replace(planned_data(plan), split="test", partition=None, holdout=0.0, validation=0.0)
+    """Return the server's test set: the whole test split, with labels also where devices read none."""
+    absent = dict.fromkeys(("labels", "drawn", "without"), msgspec.UNSET)
+    data = planned_data(plan)
+    return msgspec.structs.replace(data, split="test", partition=None, holdout=0.0, validation=0.0, **absent)

@@ -91,7 +91,7 @@ class Stage:
     _entries: int = 0
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _workspace: Workspace = field(init=False)
-    _classes: tuple[str, ...] = field(init=False)
+    _classes: tuple[str, ...] | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Number the devices. Those of split sessions take turns, and their shares together are one data set."""

@@ -67,6 +67,10 @@ def _check_choices(plan: Plan, path: Path) -> None:
     if (algorithm.server is None) != (not plan.server_data):
         problem = "needs labelled examples of the server's own: add" if algorithm.server else "uses none: take out"
         raise ConfigError(f"{path}: algorithm {plan.algorithm.name!r} {problem} [server_data]")
+    if plan.data and plan.data.labels and algorithm.reads_labels:
+        raise ConfigError(
+            f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
+        )
     evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
     if algorithm.split and (evaluates or plan.measure.seconds):
         raise ConfigError(

@@ -202,6 +202,7 @@ class Algorithm:
         server: The server trains as well.
         resources: What its training costs, and which decisions it trains by.
         departure: Devices may leave for good.
+        reads_labels: Whether devices train on labels; where not, none of theirs is read.
     """
 
     init: Callable[[Model, int], State]
@@ -217,6 +218,7 @@ class Algorithm:
     server: ServerTraining | None = None
     resources: Resources = Resources()
     departure: Departure | None = None
+    reads_labels: bool = True
 
 
 def evaluated(algorithm: Algorithm, state: State) -> Tree:

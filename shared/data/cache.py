@@ -29,7 +29,8 @@ class DataCache:
         """
         share = self._share(spec)
         examples = self._whole(spec)
-        return examples if share is None else examples.subset(share)
+        own = examples if share is None else examples.subset(share)
+        return own if spec.is_labelled else own.without_labels()
 
     def count(self, spec: Data) -> int:
         """Return how many examples a device has, those it holds back included.
@@ -44,12 +45,13 @@ class DataCache:
         """Return the inputs of one example of the data set, of shape (...)."""
         return self._whole(spec).inputs[0]
 
-    def classes(self, spec: Data) -> tuple[str, ...]:
-        """Return the names of the data set's classes, as a device tells them."""
-        return as_told(self._whole(spec).classes)
+    def classes(self, spec: Data) -> tuple[str, ...] | None:
+        """Return the names of the data set's classes, as a device tells them; None where no label is read."""
+        return as_told(self._whole(spec).classes) if spec.is_labelled else None
 
     def _whole(self, spec: Data) -> Examples:
-        key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0))
+        whole = msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0)
+        key = msgspec.msgpack.encode((whole, spec.reads_labels))
         if key not in self._sets:
             self._sets[key] = load_whole(spec)
         return self._sets[key]

@@ -146,12 +146,14 @@ def require_number(highest: int, classes: Sequence[str], path: Path) -> None:
 
 
 def with_classes(data: Data, names: Sequence[str]) -> Data:
-    """Return a device's data with its classes numbered as a task says; unchanged where it says nothing.
+    """Return a device's data with its classes numbered as a task says.
+
+    It is as it was where the task says nothing, or where no label is read.
 
     Raises:
         ConfigError: The device's own file names others.
     """
-    if not names or data.classes == tuple(names):
+    if not names or data.classes == tuple(names) or not data.is_labelled:
         return data
     if data.classes:
         raise ConfigError(

@@ -33,39 +33,41 @@ def read(spec: Data) -> Examples:
         ConfigError: A file is missing, or a line or column is not as expected; the message names both.
     """
     path, sibling = split_paths(spec)
-    features, labels, clients = _table(path, spec)
+    columns, features, labels, clients = _table(path, spec)
+    inputs = as_inputs(np.frombuffer(features, dtype=np.float32).reshape(-1, columns))
+    people = tuple(clients) if spec.client_column else None
+    if not spec.reads_labels:
+        return Examples.unlabelled(inputs, people)
     known = set(labels) if sibling is None or spec.classes else {*labels, *labels_of(sibling, spec)}
     number = number_labels(known, spec, path)
-    inputs = np.frombuffer(features, dtype=np.float32).reshape(len(labels), -1)
     return Examples(
-        as_inputs(inputs),
+        inputs,
         torch.tensor([number[label] for label in labels], dtype=torch.int64),
-        tuple(clients) if spec.client_column else None,
+        people,
         classes=names_of(number),
     )
 
 
-def _table(path: Path, spec: Data) -> tuple[array[float], list[str], list[str]]:
-    """Return the features of all lines in one row, the labels and the clients."""
+def _table(path: Path, spec: Data) -> tuple[int, array[float], list[str], list[str]]:
+    """Return how many features a line has, those of all lines in one row, the labels if they are read, the clients."""
     features, labels, clients = array("f"), list[str](), list[str]()
     lines = read_lines(path)
     _, header = next(lines)
     label_at, client_at = find_columns(header, path, spec)
+    texts = {client_at: clients, label_at: labels if spec.reads_labels else None}
     checked = 0
     for line, cells in lines:
         if len(features) >= checked:
             require_room(2 * features.itemsize * len(features), path)  # as long again for the inputs made of them
             checked = len(features) + CHECKED_EVERY
         for at, (column, cell) in enumerate(zip(header, cells, strict=True)):
-            if at == label_at:
-                labels.append(require_text(cell, path, line, column))
-            elif at == client_at:
-                clients.append(require_text(cell, path, line, column))
-            else:
+            if at not in texts:
                 features.append(_number(cell, path, line, column))
-    if not labels:
+            elif (kept := texts[at]) is not None:
+                kept.append(require_text(cell, path, line, column))
+    if not features:
         raise ConfigError(f"{path}: has a header but no line below it; add examples or correct path")
-    return features, labels, clients
+    return len(header) - len(texts.keys() - {None}), features, labels, clients
 
 
 def _number(cell: str, path: Path, line: int, column: str) -> float:

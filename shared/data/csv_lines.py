@@ -66,8 +66,8 @@ def _bounded_lines(file: TextIO, chars: list[int], path: Path) -> Iterator[str]:
         yield line
 
 
-def find_columns(header: list[str], path: Path, spec: Data) -> tuple[int, int | None]:
-    """Return where the label and the client are.
+def find_columns(header: list[str], path: Path, spec: Data) -> tuple[int | None, int | None]:
+    """Return where the label and the client are; a label that is not read may be missing.
 
     Args:
         header: Names of the columns.
@@ -80,14 +80,15 @@ def find_columns(header: list[str], path: Path, spec: Data) -> tuple[int, int | 
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise ConfigError(f"{path}: has two columns {twice[0]!r}; rename one")
     for key, name in (("label_column", spec.label_column), ("client_column", spec.client_column)):
-        if name not in header and (name or key == "label_column"):
+        needed = spec.reads_labels if key == "label_column" else bool(name)
+        if needed and name not in header:
             raise ConfigError(f"{path}: has no column {name!r}, only {', '.join(header)}; correct {key} or the header")
     if spec.label_column == spec.client_column:
         raise ConfigError(f"{path}: label_column and client_column are both {spec.label_column!r}; correct one")
-    client_at = header.index(spec.client_column) if spec.client_column else None
-    if len(header) == (1 if client_at is None else 2):
+    places = [header.index(name) if name in header else None for name in (spec.label_column, spec.client_column)]
+    if len(header) == 2 - places.count(None):
         raise ConfigError(f"{path}: has no columns of features beside the label; add some")
-    return header.index(spec.label_column), client_at
+    return places[0], places[1]
 
 
 def require_text(cell: str, path: Path, line: int, column: str) -> str:
@@ -116,4 +117,5 @@ def labels_of(path: Path, spec: Data) -> Iterator[str]:
     lines = read_lines(path)
     _, header = next(lines)
     label_at, _ = find_columns(header, path, spec)
+    assert label_at is not None, "whose labels are asked for, reads them"
     return (require_text(cells[label_at], path, line, spec.label_column) for line, cells in lines)

@@ -32,15 +32,17 @@ def read(spec: Data) -> Examples:
     """
     path = find()
     try:
-        table = np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
-        pictures = torch.from_numpy(table[:, :-1] / INKIEST).reshape(-1, 1, SIDE, SIDE)
-        labels = torch.from_numpy(table[:, -1].astype(np.int64))
+        columns = None if spec.reads_labels else range(SIDE * SIDE)
+        table = np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2, usecols=columns)
+        pictures = torch.from_numpy(table[:, : SIDE * SIDE] / INKIEST).reshape(-1, 1, SIDE, SIDE)
+        labels = torch.from_numpy(table[:, -1].astype(np.int64)) if spec.reads_labels else None
     except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
         raise ConfigError(f"{path}: damaged ({error}); reinstall with pip install fieldfleet[demo]") from error
-    order = shuffled_order(len(labels), SPLIT_SEED)
-    count = round(len(labels) * TRAIN_SHARE)
+    order = shuffled_order(len(pictures), SPLIT_SEED)
+    count = round(len(pictures) * TRAIN_SHARE)
     index = order[:count] if spec.split == "train" else order[count:]
-    return Examples(pictures, labels).subset(index.sort().values)
+    whole = Examples.unlabelled(pictures) if labels is None else Examples(pictures, labels)
+    return whole.subset(index.sort().values)
 
 
 def find() -> Path:

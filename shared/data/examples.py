@@ -16,6 +16,8 @@ from shared.data.spec import Data
 
 BRIGHTEST = 255
 """The largest value of a byte, scaled to 1."""
+NO_LABEL = -1
+"""Stands for the label of an example that has none; no loss takes it."""
 FLOAT_BYTES = 4
 """Of a number of the inputs."""
 
@@ -26,7 +28,7 @@ class Examples:
 
     Attributes:
         inputs: float32 of shape (N, ...); pictures are (N, channels, height, width) in [0, 1].
-        labels: int64 of shape (N,), from 0.
+        labels: int64 of shape (N,), from 0; `NO_LABEL` of all where the data set has none.
         clients: Who produced each example, N names; None where the data set does not say.
         augment: What is done to inputs whenever they are trained on; None for nothing.
         classes: Names of the classes in the order of their numbers; none where the labels were numbers all along.
@@ -52,6 +54,15 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @classmethod
+    def unlabelled(cls, inputs: Tensor, clients: tuple[str, ...] | None = None) -> Examples:
+        """Return examples of which nobody says a class."""
+        return cls(inputs, torch.full((len(inputs),), NO_LABEL), clients)
+
+    def without_labels(self) -> Examples:
+        """Return the same inputs, of which nobody says a class any more."""
+        return replace(self, labels=torch.full_like(self.labels, NO_LABEL), classes=())
 
     def subset(self, index: Tensor) -> Examples:
         """Return the examples at `index`, int64 of shape (M,), in that order."""

@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -37,12 +38,16 @@ EIGHT_BIT = GREY | frozenset(("CMYK", "HSV", "LA", "P", "PA", "RGB", "RGBA", "YC
 def read(spec: Data) -> Examples:
     """Return one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], labels of shape (N,).
 
-    There is one channel where every picture of the split is grey, else three. Files of other types are passed over.
+    Where labels are not read, pictures may lie anywhere below the split's folder; what their folders are called says
+    nothing. There is one channel where every picture of the split is grey, else three. Files of other types are passed
+    over.
 
     Raises:
         ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
     """
     root = Path(spec.path)
+    if not spec.reads_labels:
+        return Examples.unlabelled(as_inputs(_decode(_unsorted_pictures(root, spec))))
     place, classes = find_class_folders(root, spec)
     try:
         paths = [(path, number) for number, name in enumerate(classes) for path in _pictures(place / name)]
@@ -52,6 +57,19 @@ def read(spec: Data) -> Examples:
         raise ConfigError(f"{place}: holds no picture in a folder of its class; correct path")
     labels = torch.tensor([number for _, number in paths], dtype=torch.int64)
     return Examples(as_inputs(_decode([path for path, _ in paths])), labels, classes=as_told(classes))
+
+
+def _unsorted_pictures(root: Path, spec: Data) -> list[Path]:
+    """Return a split's pictures, in whatever folders they lie."""
+    place, _ = find_class_folders(root, msgspec.structs.replace(spec, classes=msgspec.UNSET))
+    try:
+        folders = [place, *(path for path in sorted(place.rglob("*")) if path.is_dir() and path.name[0] != ".")]
+        paths = [path for folder in folders for path in _pictures(folder)]
+    except OSError as error:
+        raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
+    if not paths:
+        raise ConfigError(f"{place}: holds no picture; correct path")
+    return paths
 
 
 def _pictures(folder: Path) -> list[Path]:

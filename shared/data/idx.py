@@ -46,12 +46,18 @@ def read(spec: Data) -> Examples:
         ConfigError: A file is missing, damaged, or does not fit the others.
     """
     folder, prefix = Path(spec.path), PREFIXES[spec.split]
-    images_path, labels_path = _find(folder, f"{prefix}-images"), _find(folder, f"{prefix}-labels")
-    images, labels = parse(images_path), parse(labels_path)
+    images_path = _find(folder, f"{prefix}-images")
+    images = parse(images_path)
     if images.ndim != PICTURE_DIMENSIONS:
         raise ConfigError(
             f"{images_path}: has {images.ndim} dimensions, not 3 (count, height, width); replace the file"
         )
+    if not spec.reads_labels:
+        if spec.client_column:
+            raise ConfigError('client_column of idx files is found by their labels: take it out, or labels = "none"')
+        return Examples.unlabelled(as_inputs(images).unsqueeze(1))
+    labels_path = _find(folder, f"{prefix}-labels")
+    labels = parse(labels_path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ConfigError(f"{labels_path}: is not one row of integers; replace the file")
     if len(images) != len(labels):

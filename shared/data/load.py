@@ -12,7 +12,7 @@ from shared.data import csv, digits, folder, idx, npz
 from shared.data.augment import AUGMENTS, PICTURES
 from shared.data.classes import require_number
 from shared.data.examples import Examples, shuffled_order
-from shared.data.partition import take
+from shared.data.partition import all_but, draw_balanced, take
 from shared.data.spec import Data
 from shared.errors import ConfigError
 
@@ -38,11 +38,14 @@ def load(spec: Data) -> Examples:
         ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
     """
     examples = load_whole(spec)
-    return examples if spec.partition is None else take(examples, spec.partition)
+    share = examples if spec.partition is None else take(examples, spec.partition)
+    return share if spec.is_labelled else share.without_labels()
 
 
 def load_whole(spec: Data) -> Examples:
-    """Read the source and keep `limit` examples of it: what the devices share.
+    """Read the source and keep `limit` examples of it, and of these what is drawn or left: what the devices share.
+
+    Of examples without labels it still has those that the dealing goes by.
 
     Raises:
         ConfigError: A file is missing, damaged or not as expected.
@@ -58,6 +61,10 @@ def load_whole(spec: Data) -> Examples:
         examples = _augmented(examples, spec.augment, place)
     if spec.limit is not None and spec.limit < len(examples):
         examples = examples.subset(shuffled_order(len(examples), LIMIT_SEED)[: spec.limit].sort().values)
+    if spec.drawn:
+        examples = examples.subset(draw_balanced(examples.labels, spec.drawn))
+    if spec.without:
+        examples = examples.subset(all_but(len(examples), draw_balanced(examples.labels, spec.without)))
     return examples
 
 
@@ -85,9 +92,9 @@ def _augmented(examples: Examples, name: str, place: str) -> Examples:
 def _require_sound(examples: Examples, spec: Data, place: str) -> None:
     if not len(examples) or not examples.inputs.numel():
         raise ConfigError(f"{place}: holds no examples; correct path")
-    if (lowest := int(examples.labels.min())) < 0:
+    if spec.reads_labels and (lowest := int(examples.labels.min())) < 0:
         raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
-    if spec.classes:
+    if spec.classes and spec.reads_labels:
         require_number(int(examples.labels.max()), spec.classes, Path(place))
     extremes = torch.stack(torch.aminmax(examples.inputs))  # NaN and infinity show in them; no copy as of isfinite
     if not extremes.isfinite().all():

@@ -22,7 +22,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.data.examples import FLOAT_BYTES, Examples, as_inputs
+from shared.data.examples import FLOAT_BYTES, NO_LABEL, Examples, as_inputs
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -63,13 +63,13 @@ def read(spec: Data) -> Examples:
 def _read(arrays: NpzFile, spec: Data, path: Path) -> Examples:
     names = set(arrays.files)
     inputs_name, labels_name = f"x_{spec.split}", f"y_{spec.split}"
-    if {inputs_name, labels_name} <= names:
+    if inputs_name in names and (labels_name in names or not spec.reads_labels):
         return _plain(arrays, spec, path, (inputs_name, labels_name))
-    if {"x", "y"} <= names:
+    if "x" in names and ("y" in names or not spec.reads_labels):
         if spec.split == "test":
             raise ConfigError(f"{path}: x and y have no test split; name arrays x_test and y_test, or use holdout")
         return _plain(arrays, spec, path, ("x", "y"))
-    if {"signal", "start", "label", "subject", "test_subjects"} <= names:
+    if {"signal", "start", "subject", "test_subjects"} <= names and ("label" in names or not spec.reads_labels):
         return _windows(arrays, spec, path)
     raise ConfigError(
         f"{path}: holds {', '.join(sorted(names)) or 'nothing'}; name arrays {inputs_name} and {labels_name}"
@@ -82,7 +82,7 @@ def _plain(arrays: NpzFile, spec: Data, path: Path, names: tuple[str, str]) -> E
         raise ConfigError(f"{path}: {names[0]} has shape {inputs.shape}; save an array of shape (N, features)")
     if inputs.dtype == np.uint8:
         inputs = _pictures(inputs, path)
-    labels = _labels(arrays, names[1], path)
+    labels = _labels(arrays, names[1], path) if spec.reads_labels else torch.full((len(inputs),), NO_LABEL)
     clients = None
     if spec.client_column:
         ours = f"{spec.client_column}_{spec.split}"
@@ -97,7 +97,7 @@ def _windows(arrays: NpzFile, spec: Data, path: Path) -> Examples:
     start = _array(arrays, "start", path, INTEGERS, dimensions=1)
     subject = _clients(arrays, "subject", path)
     clients = _clients(arrays, spec.client_column, path) if spec.client_column else subject
-    labels = _labels(arrays, "label", path)
+    labels = _labels(arrays, "label", path) if spec.reads_labels else torch.full((len(start),), NO_LABEL)
     _require_alike(path, {"start": start, "subject": subject, "label": labels, "clients": clients})
     window = signal.shape[1] - int(start.max(initial=0))
     if window < 1 or int(start.min(initial=0)) < 0:

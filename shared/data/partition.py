@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.data.examples import Examples
-from shared.data.spec import Client, Dirichlet, Even, Partition, Shards
+from shared.data.spec import Client, Dirichlet, Drawn, Even, Partition, Shards
 from shared.errors import ConfigError
 
 MAX_DRAWS = 1000
@@ -160,6 +160,34 @@ def split_evenly(labels: Tensor, *, parts: int, seed: int) -> list[Tensor]:
     """
     _require_enough(len(labels), parts, 1)
     return [_ascending(part) for part in np.array_split(np.random.default_rng(seed).permutation(len(labels)), parts)]
+
+
+def draw_balanced(labels: Tensor, drawn: Drawn) -> Tensor:
+    """Return which examples are drawn, of every class as many, or as nearly; ascending, int64 of shape (M,).
+
+    Raises:
+        ConfigError: There are fewer than classes, or a class has too few, or none at all.
+    """
+    sizes = labels.bincount()
+    generator = np.random.default_rng(drawn.seed)
+    each, more = (drawn.per_class, 0) if drawn.per_class else divmod(drawn.count, len(sizes))
+    if not each:
+        raise ConfigError(f"drawn: {drawn.count} examples are fewer than the {len(sizes)} classes; raise count")
+    luckier = set(generator.permutation(len(sizes))[:more].tolist())
+    taken = []
+    for number, size in enumerate(sizes.tolist()):
+        wanted = each + (number in luckier)
+        if size < wanted:
+            raise ConfigError(f"drawn: class {number} has {size} examples, not {wanted}; draw fewer of each")
+        taken.append(generator.permutation(np.flatnonzero(labels.numpy() == number))[:wanted])
+    return _ascending(np.concatenate(taken))
+
+
+def all_but(count: int, index: Tensor) -> Tensor:
+    """Return 0 .. count - 1 but for those of `index`, ascending."""
+    left = torch.ones(count, dtype=torch.bool)
+    left[index] = False
+    return left.nonzero().flatten()
 
 
 def _ascending(index: NDArray[Any]) -> Tensor:

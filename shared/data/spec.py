@@ -102,6 +102,27 @@ Partition: TypeAlias = Dirichlet | Shards | Even | Client
 """Which share of the data set is this device's; told apart by the key `kind`."""
 
 
+class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A few examples of every class, drawn from a data set before the rest of it is dealt out.
+
+    Attributes:
+        per_class: Examples of each class; or give `count`.
+        count: Examples in all, of each class as many, but for one more of some where it does not divide.
+        seed: Of the draw.
+    """
+
+    per_class: int = 0
+    count: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a draw of nothing, or of two sizes."""
+        if self.per_class < 0 or self.count < 0 or (self.per_class > 0) == (self.count > 0):
+            raise ValueError("give per_class or count, one of them, above zero")
+        if self.seed < 0:
+            raise ValueError(f"seed must be >= 0, not {self.seed}")
+
+
 def require_class_names(names: Sequence[str]) -> None:
     """Refuse names of classes that cannot be told apart, or not be told.
 
@@ -130,6 +151,12 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         std: What each channel is divided by after that; likewise.
         augment: What is done to pictures that are trained on: `crop-flip` moves and mirrors them.
         limit: At most this many examples, drawn with a fixed seed before the partition; absent for all.
+        labels: `none`: no label is read, and the files need not hold any; such examples serve methods that train
+            without labels, and no evaluation. Only where a `[partition]` deals one data set by class, as a simulation
+            does, labels are read for the dealing and dropped at once.
+        drawn: Only these examples of what is left by `limit`, such as the few that a server has labels of. In a plan's
+            `[server_data]` they are taken out of `[data]` before that is dealt out, where both are one data set.
+        without: Not these examples: those that `drawn` takes elsewhere. A plan sets it itself.
         classes: Names of the classes in the order of their numbers, the same on all devices: label 0 is the first.
             Absent for names in the order of the alphabet, or numbers; then devices whose names differ are refused.
         label_column: Name of the CSV column that holds the class.
@@ -147,9 +174,22 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     std: tuple[float, ...] = ()
     augment: Literal["none", "crop-flip"] = "none"
     limit: int | None = None
+    labels: Literal["none"] | msgspec.UnsetType = msgspec.UNSET
+    drawn: Drawn | msgspec.UnsetType = msgspec.UNSET
+    without: Drawn | msgspec.UnsetType = msgspec.UNSET
     classes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # records without it are those of versions before
     label_column: str = "label"
     client_column: str = ""
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether its examples have labels."""
+        return not self.labels
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether its files' labels are read, be it only to deal the examples out."""
+        return self.is_labelled or bool(self.without) or isinstance(self.partition, Dirichlet | Shards)
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and those that the source would ignore."""
@@ -163,7 +203,15 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("mean must be finite, std above zero and finite")
         if self.classes is not msgspec.UNSET:
             require_class_names(self.classes)
+        self._require_labels()
         if self.source != "digits" and not self.path:
             raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
         if self.client_column and self.source in ("digits", "folder"):
             raise ValueError(f"client_column means nothing to source {self.source!r}; remove it")
+
+    def _require_labels(self) -> None:
+        """Refuse what can only be done with labels, where none is read."""
+        if self.labels and (self.holdout or self.validation):
+            raise ValueError('examples with labels = "none" cannot be evaluated: set holdout and validation to 0')
+        if self.labels and self.drawn:
+            raise ValueError('drawn takes examples by their class, and labels = "none" has none: take out one')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,10 @@ import pytest
 import torch
 
 from device_agent.exchange import outbox
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Result
 from shared.codecs.base import to_blob
+from shared.data.examples import NO_LABEL
 from shared.data.spec import Data
 from shared.errors import ConfigError, Superseded, WireError
 from shared.protocol import payload
@@ -55,6 +59,32 @@ def test_parameters_that_lack_a_layer_are_refused(device, make_task) -> None:
     del tree["3.bias"]
     with pytest.raises(WireError, match=r"3\.bias"):
         device.perform(make_task(), params=device.params(tree))
+
+
+def test_a_method_with_labels_is_refused_where_the_device_reads_none(device, make_task) -> None:
+    with pytest.raises(ConfigError, match="'fedavg' trains on labels"):
+        device.perform(make_task(), data=Data(source="digits", labels="none"))
+
+
+def test_a_method_without_labels_reads_none_even_where_the_device_has_some(
+    device, make_task, monkeypatch, caplog
+) -> None:
+    """It says so once. What is held back for evaluation is trained on: without labels nothing is evaluated."""
+    seen = list[int]()
+
+    def local(_model, state, start, batches, _told):
+        seen.extend(label for _, labels in batches for label in labels.tolist())
+        return state, Result({key: torch.zeros_like(leaf) for key, leaf in start.items()}, 1.0, len(seen))
+
+    blind = replace(ALGORITHMS["fedavg"](), local=local, reads_labels=False)
+    monkeypatch.setitem(ALGORITHMS, "blind", lambda: blind)
+    for number in (1, 2):
+        device.perform(make_task(algorithm=Spec(name="blind"), round=number))
+    assert set(seen) == {NO_LABEL}
+    assert len(seen) == 2 * 40
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "its labels are not read, algorithm 'blind' trains without any"
+    ]
 
 
 def test_a_network_is_not_built_for_parameters_that_are_not_its_own(device, make_task) -> None:
