@@ -2,20 +2,29 @@
 
 Whatever one device sends, the others' messages wait behind at most one of its own, and what waits of it takes a
 bounded part of memory. What is beyond its rate is dropped: an honest device says it again.
+
+A broker forwards faster than it is read, and what it queues for one client is one queue: there the others' messages
+wait behind a flood, or are dropped. So a channel is closed to a device that sends too much of no use on it: the server
+subscribes to all others by name until that time is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from shared.errors import WireError
-from shared.protocol.topics import is_name, parse_channel, parse_device
+from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
+from shared.runtime.executor import background
 from shared.transfer.frames import HEADER_BYTES, is_frame
-from shared.transport.base import Delivery
+from shared.transport.base import Delivery, Transport
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES: Mapping[str, int] = {
     "status": 4 << 10,
@@ -24,7 +33,7 @@ MOST_BYTES: Mapping[str, int] = {
     "update": 64 << 10,
     "features": 8 << 10,
 }
-"""The longest message of a channel. Frames are bounded by what waits of them."""
+"""The channels, and the longest message of each. Frames are bounded by what waits of them."""
 
 FRAMED = ("update", "features")
 PACKET_BYTES = 1 << 10
@@ -45,6 +54,12 @@ MOST_DEVICES, MOST_STRANGERS = 1 << 14, 64
 
 FROM_STRANGERS = ("status", "update")
 """What is heard of devices that the plan does not name: that they are there, and updates of earlier runs to settle."""
+
+CLOSED_S, LONGEST_CLOSED_S = 10.0, 600.0
+"""Seconds for which a channel is closed to a device: twice as long each time, until it behaves for the longest."""
+
+LOOK_S = 1.0
+"""Between two looks at who else has come, while a channel is closed to somebody."""
 
 REPORTS_BYTES = 32 << 20
 """Of the last reports of all devices, as they came."""
@@ -83,6 +98,9 @@ class _Sender:
     device: str
     messages: _Bucket
     bytes: _Bucket
+    wasted: _Bucket
+    closures: int = 0
+    closed_until: float = 0.0
     waiting: deque[Delivery] = field(default_factory=deque)
     waiting_bytes: int = 0
     report_bytes: int = 0
@@ -96,6 +114,9 @@ class Admission:
         refuse: Is told of what is dropped, and whose it was.
         window_bytes: Most bytes of frames that a device is asked for at once.
         takes: Whether a device may take part; of another one only a little is heard.
+
+    Attributes:
+        closes: Set when a channel was closed to a device.
     """
 
     def __init__(
@@ -112,7 +133,8 @@ class Admission:
         self._strangers: set[str] = set()
         self._turns: deque[_Sender] = deque()
         self._waiting_bytes = self._reports_bytes = 0
-        self._came = asyncio.Event()
+        self._closed: dict[str, dict[str, float]] = {channel: {} for channel in MOST_BYTES}
+        self._came, self.closes = asyncio.Event(), asyncio.Event()
         self._breath = 0
 
     @property
@@ -124,6 +146,32 @@ class Admission:
         """Count a message that was refused once more, and dearly."""
         if sender := self._senders.get(device):
             sender.messages.left = max(0.0, sender.messages.left - REFUSED)
+
+    def waste(self, device: str, channel: str, size: int) -> None:
+        """Count what came and was of no use; close the channel to who sends more of that than an accident explains.
+
+        Args:
+            device: Whose it was.
+            channel: On which it came.
+            size: Its bytes.
+        """
+        sender, closed = self._senders.get(device) or self._begin(device), self._closed.get(channel)
+        now = self._clock()
+        if sender is None or closed is None or sender.wasted.take(size + PACKET_BYTES, now) or device in closed:
+            return  # what comes after the closure was on its way
+        if now - sender.closed_until > LONGEST_CLOSED_S:
+            sender.closures = 0
+        seconds = min(LONGEST_CLOSED_S, CLOSED_S * 2.0**sender.closures)
+        sender.closures += 1
+        closed[device] = sender.closed_until = now + seconds
+        log.warning("%s floods %s with what nobody asked for: not heard there for %.0f s", device, channel, seconds)
+        self.closes.set()
+
+    def closed_to(self, channel: str) -> set[str]:
+        """Return the devices that a channel is closed to now."""
+        now = self._clock()
+        self._closed[channel] = {device: until for device, until in self._closed[channel].items() if until > now}
+        return set(self._closed[channel])
 
     def has_room(self, device: str, channel: str, size: int) -> bool:
         """Tell whether a frame of a device may come, as far as what waits of it tells.
@@ -144,6 +192,7 @@ class Admission:
         if sender and (channel in FROM_STRANGERS or device not in self._strangers):
             if why := self._objection(sender, channel, data):
                 self._refuse(device, why)
+                self.waste(device, channel, len(data))
             else:
                 self._queue(sender, delivery)
 
@@ -158,8 +207,9 @@ class Admission:
         if is_stranger:
             self._strangers.add(device)
         now = self._clock()
-        buckets = _Bucket(MESSAGES, MESSAGES_PER_S, MESSAGES, now), _Bucket(BYTES, BYTES_PER_S, BYTES, now)
-        self._senders[device] = sender = _Sender(device, *buckets)
+        rates = (MESSAGES, MESSAGES_PER_S), (BYTES, BYTES_PER_S), (max(BYTES, self._device_bytes), BYTES_PER_S)
+        messages, bytes_, wasted = (_Bucket(most, per_s, most, now) for most, per_s in rates)
+        self._senders[device] = sender = _Sender(device, messages, bytes_, wasted)
         return sender
 
     def _objection(self, sender: _Sender, channel: str, data: bytes) -> WireError | None:
@@ -214,3 +264,48 @@ class Admission:
         if sender.waiting:
             self._turns.append(sender)
         return delivery
+
+
+@asynccontextmanager
+async def subscribed(
+    transport: Transport, site: str, admission: Admission, known: Callable[[], Iterable[str]]
+) -> AsyncIterator[None]:
+    """Let an admission hear all devices while the block lasts; where a channel is closed to one, all others by name.
+
+    Args:
+        transport: Of the server.
+        site: Whose devices.
+        admission: Takes what they say.
+        known: Returns the devices that have been heard of.
+    """
+    opened: dict[str, tuple[list[str], AsyncExitStack]] = {}
+
+    async def renew() -> None:
+        """Subscribe anew where others are to be heard than are; what comes in between is said again, or retained."""
+        for channel in MOST_BYTES:
+            closed = admission.closed_to(channel)
+            heard = sorted(set(known()) - closed) if closed else [ANY]
+            before, stack = opened.get(channel, ([], AsyncExitStack()))
+            if heard != before:
+                await stack.aclose()
+                opened[channel] = heard, stack
+                if heard:
+                    names = (topic(site, device, channel) for device in heard)
+                    inbox = await stack.enter_async_context(transport.subscribe(*names))
+                    inbox.divert(admission.put)
+
+    async def watch() -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if any(heard != [ANY] for heard, _ in opened.values()) else None):
+                    await admission.closes.wait()
+            admission.closes.clear()
+            await renew()
+
+    try:
+        await renew()
+        async with background(watch()):
+            yield
+    finally:
+        for _, stack in opened.values():
+            await stack.aclose()

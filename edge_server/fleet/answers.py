@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 
 from shared.errors import Unreachable
 from shared.protocol import wire
-from shared.protocol.messages import Message
+from shared.protocol.messages import Ack, Features, Message, Skip, Update, Verdict
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
+
+OVER = (1 << 31) - 1
+"""As the number of a step: the session is over."""
 
 BURST, PER_S = 32.0, 8.0
 """Answers that a device is given at once, and for ever."""
@@ -72,3 +75,26 @@ class Answers:
         for telling in under_way:
             telling.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
+    """Return the word that settles an update.
+
+    Args:
+        update: What is settled.
+        verdict: What became of it.
+        reason: Why, in words; cut at 500 characters.
+    """
+    return Ack(
+        run=update.run,
+        round=update.round,
+        device=update.device,
+        start=update.start,
+        verdict=verdict,
+        reason=reason[:500],
+    )
+
+
+def skip(offer: Features, step: int = OVER) -> Skip:
+    """Return the word that another step is open than that of an offer; without one, that its session is over."""
+    return Skip(run=offer.run, round=offer.round, device=offer.device, start=offer.start, step=step, offered=offer.step)

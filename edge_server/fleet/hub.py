@@ -9,14 +9,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from edge_server.fleet.admission import MOST_BYTES, Admission
-from edge_server.fleet.answers import Answers
+from edge_server.fleet.admission import FRAMED, MOST_BYTES, Admission, subscribed
+from edge_server.fleet.answers import Answers, ack, skip
 from edge_server.fleet.handlers import Broadcast, Collector, StepServer
 from edge_server.fleet.state import Fleet
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.clip import clip
-from shared.protocol.messages import Ack, Features, Message, Report, Skip, Status, Task, Update, Verdict, Want
+from shared.protocol.messages import Features, Message, Report, Status, Task, Update, Want
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker, background
@@ -25,11 +25,6 @@ from shared.transfer.pace import Pace
 from shared.transport.base import Delivery, Transport
 
 log = logging.getLogger(__name__)
-
-OVER = (1 << 31) - 1
-"""As the number of a step: the session is over."""
-
-CHANNELS = ("status", "report", "want", "update", "features")
 
 ASKING, ASK_S, ASK_AGAIN_S = 16, 5.0, 10.0
 """Devices that the broker is asked for at once, seconds that its answer is waited for, and until one is asked anew."""
@@ -87,19 +82,25 @@ class Server:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Hear devices while the block lasts."""
-        patterns = (topic(self.site, ANY, channel) for channel in CHANNELS)
-        async with self.transport.subscribe(*patterns) as inbox:
-            source: AsyncIterable[Delivery] = inbox
-            if self.window_bytes is not None:
-                source = self._admission = Admission(
-                    self.clock, self._refuse, window_bytes=self.window_bytes, takes=self.takes
-                )
-                inbox.divert(source.put)
+        async with self._heard() as source:
             try:
                 async with background(self._hear(source)):
                     yield
             finally:
                 await self._close()
+
+    @asynccontextmanager
+    async def _heard(self) -> AsyncIterator[AsyncIterable[Delivery]]:
+        """Subscribe to what devices say."""
+        if self.window_bytes is None:
+            async with self.transport.subscribe(*(topic(self.site, ANY, channel) for channel in MOST_BYTES)) as inbox:
+                yield inbox
+            return
+        self._admission = admission = Admission(
+            self.clock, self._refuse, window_bytes=self.window_bytes, takes=self.takes
+        )
+        async with subscribed(self.transport, self.site, admission, lambda: self.fleet.statuses):
+            yield admission
 
     async def _close(self) -> None:
         """Give up what is being said and asked."""
@@ -147,7 +148,10 @@ class Server:
         if self._admission is None or size <= MOST_BYTES.get(channel, 0):
             return True
         taker = self._gather if channel == "update" else self._splitting
-        return taker is not None and taker.awaits(device) and self._admission.has_room(device, channel, size)
+        is_awaited = taker is not None and taker.awaits(device) and self._admission.has_room(device, channel, size)
+        if not is_awaited:
+            self._admission.waste(device, channel, size)
+        return is_awaited
 
     @property
     def waiting_bytes(self) -> int:
@@ -184,19 +188,22 @@ class Server:
 
     async def _hear(self, source: AsyncIterable[Delivery]) -> None:
         async for name, data in source:
-            device = parse_device(name)
+            device, channel, is_of_use = parse_device(name), parse_channel(name), True
             try:
                 if not is_name(device):
                     continue  # the server's own topics
-                if parse_channel(name) in ("update", "features") and frames.is_frame(data):
-                    if taker := self._gather if parse_channel(name) == "update" else self._splitting:
-                        await taker.frame(device, data)
+                if channel in FRAMED and frames.is_frame(data):
+                    taker = self._gather if channel == "update" else self._splitting
+                    is_of_use = taker is not None and await taker.frame(device, data)
                 elif data:
                     await self._take(device, wire.decode(data))
             except WireError as error:
                 self._refuse(device, error)
+                is_of_use = False
                 if self._admission:
                     self._admission.charge(device)
+            if self._admission and not is_of_use:
+                self._admission.waste(device, channel, len(data))
 
     async def _take(self, device: str, message: Message) -> None:
         message = clip(message)
@@ -357,26 +364,3 @@ class Server:
         if not self.refused[error.reason]:
             log.warning("refused a message of %s (%s): %s", device, error.reason, error)
         self.refused[error.reason] += 1
-
-
-def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
-    """Return the word that settles an update.
-
-    Args:
-        update: What is settled.
-        verdict: What became of it.
-        reason: Why, in words; cut at 500 characters.
-    """
-    return Ack(
-        run=update.run,
-        round=update.round,
-        device=update.device,
-        start=update.start,
-        verdict=verdict,
-        reason=reason[:500],
-    )
-
-
-def skip(offer: Features, step: int = OVER) -> Skip:
-    """Return the word that another step is open than that of an offer; without one, that its session is over."""
-    return Skip(run=offer.run, round=offer.round, device=offer.device, start=offer.start, step=step, offered=offer.step)

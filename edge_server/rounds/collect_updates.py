@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from edge_server.config import LinkConfig
-from edge_server.fleet.answers import Answers
-from edge_server.fleet.hub import ack
+from edge_server.fleet.answers import Answers, ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.records import UpdateAccepted
 from edge_server.rounds.check_update import check
@@ -168,8 +167,8 @@ class Gather:
         """Tell whether frames of a device are under way."""
         return device in self._arrivals
 
-    async def frame(self, device: str, data: bytes) -> None:
-        """Take a frame of an update that was offered.
+    async def frame(self, device: str, data: bytes) -> bool:
+        """Take a frame of an update that was offered; tell whether anything in it was new.
 
         Raises:
             WireError: It is damaged or does not fit the offer.
@@ -177,13 +176,15 @@ class Gather:
         frame = frames.decode(data)
         arrival = self._arrivals.get(device)
         if arrival is None:
-            return  # of a round that is over, or offered to a server that has restarted since
+            return False  # of a round that is over, or offered to a server that has restarted since
         try:
             with explain_disk_errors(self.path(device)):
-                arrival.payload.take(frame, self.clock())
+                is_new = arrival.payload.take(frame, self.clock())
                 await self._go_on(arrival)
         except Unwritable as error:
             self._unstored(device, error)
+            return True
+        return is_new
 
     async def _go_on(self, arrival: Arrival) -> None:
         """Store an update that is whole, which it may be from an earlier process's time; else ask for more of it."""

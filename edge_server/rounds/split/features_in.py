@@ -60,7 +60,7 @@ class FeaturesIn:
         await self._ask(session)
 
     async def take(self, session: DeviceSession, data: bytes) -> bool:
-        """Take a frame of features; tell whether they are whole.
+        """Take a frame of features; tell whether anything in it was new.
 
         Raises:
             WireError: It is damaged or does not fit the offer.
@@ -68,9 +68,9 @@ class FeaturesIn:
         frame, receiver = frames.decode(data), session.receiver
         if receiver is None or frame.digest != receiver.transfer.digest:
             return False  # of a step that is over
-        receiver.take(frame, self.clock())
+        is_new = receiver.take(frame, self.clock())
         await self._ask(session)
-        return receiver.complete
+        return is_new
 
     async def ask_anew(self, session: DeviceSession) -> None:
         """Ask a device that has connected anew for all that is missing: what was under way is lost."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_server.config import LinkConfig
-from edge_server.fleet.hub import Server, skip
+from edge_server.fleet.answers import skip
+from edge_server.fleet.hub import Server
 from edge_server.plan.plan import Plan
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Reply
@@ -100,8 +101,8 @@ class SplitRound:
         """Tell whether frames of a device may come."""
         return self.barrier.is_member(device)
 
-    async def frame(self, device: str, data: bytes) -> None:
-        """Take a frame of features that were offered.
+    async def frame(self, device: str, data: bytes) -> bool:
+        """Take a frame of features that were offered; tell whether anything in it was new.
 
         Raises:
             WireError: It is damaged or does not fit the offer.
@@ -109,8 +110,10 @@ class SplitRound:
         session = self.barrier.sessions.get(device) or DeviceSession(
             device
         )  # a stranger's frame is checked all the same
-        if await self.features.take(session, data):
+        is_new = await self.features.take(session, data)
+        if is_new and session.receiver and session.receiver.complete:
             self._wake.set()
+        return is_new
 
     def join(self, gather: Gather) -> None:
         """Take the features of this round's devices from now on."""

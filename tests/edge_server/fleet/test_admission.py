@@ -9,6 +9,7 @@ import pytest
 
 from edge_server.fleet import admission
 from edge_server.fleet.admission import (
+    BYTES,
     MESSAGES,
     MESSAGES_PER_S,
     MOST_BYTES,
@@ -182,5 +183,26 @@ def test_what_no_device_says_is_passed_over():
             door.put(name, "status", b"word")
         assert door.inside.waiting_bytes == 0
         assert not door.refused
+
+    virtual(play())
+
+
+def test_a_channel_is_closed_for_twice_as_long_each_time_and_to_nobody_else():
+    """What came of use and what an accident explains closes nothing; after long good conduct it begins anew."""
+
+    async def play() -> None:
+        door, lasted = Door(), []
+        for pause_s in (0.0, 1.0, admission.LONGEST_CLOSED_S + 1):
+            await asyncio.sleep(pause_s)
+            began = asyncio.get_running_loop().time()
+            door.inside.waste("clumsy", "update", int(BYTES) // 2)
+            for _ in range(200):
+                door.inside.waste("flood", "update", len(FRAME))
+            assert door.inside.closed_to("update") == {"flood"}
+            assert door.inside.closed_to("features") == set()
+            while door.inside.closed_to("update"):  # noqa: ASYNC110 - nobody tells when it is over
+                await asyncio.sleep(0.5)
+            lasted.append(asyncio.get_running_loop().time() - began)
+        assert lasted == [admission.CLOSED_S, 2 * admission.CLOSED_S, admission.CLOSED_S]
 
     virtual(play())

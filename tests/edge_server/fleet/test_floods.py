@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge_server.fleet import answers, broker
+from edge_server.fleet import admission, answers, broker
 from edge_server.fleet.admission import MOST_BYTES
 from edge_server.fleet.hub import Server
 from shared.protocol import wire
@@ -50,7 +50,7 @@ def kind(request) -> str:
 
 
 @asynccontextmanager
-async def flooded(folder, kind: str) -> AsyncIterator[Flooded]:
+async def flooded(folder, kind: str, clock=monotonic) -> AsyncIterator[Flooded]:
     async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
         running = await stack.enter_async_context(broker.running(folder, embedded=kind == "embedded"))
         place = Broker(port=running.port, version=3 if kind == "embedded" else 5)
@@ -58,7 +58,7 @@ async def flooded(folder, kind: str) -> AsyncIterator[Flooded]:
         for client in clients:
             await stack.enter_async_context(client.running())
             await client.connected.wait()
-        server = Server(SITE, clients[0], monotonic, inline, run="run", window_bytes=WINDOW)
+        server = Server(SITE, clients[0], clock, inline, run="run", window_bytes=WINDOW)
         clients[0].admits = server.admits
         await stack.enter_async_context(server.listening())
         acks = await stack.enter_async_context(clients[1].subscribe(topic(SITE, "flood", "ack")))
@@ -109,6 +109,61 @@ def test_a_flood_of_frames_that_nobody_asked_for_is_not_held(tmp_path, kind):
             for channel in ("update", "features"):
                 assert await pour(here, channel, FRAME, 40) <= len(OFFER) + sum(MOST_BYTES.values())
             assert not here.server.refused
+
+    asyncio.run(play())
+
+
+async def until_answered(client: MqttTransport, device: str) -> None:
+    """Be born, and offer an update of no run until the server answers."""
+    birth = Status(device=device, session=1, instance="a", online=True)
+    offer = wire.encode(Update(run="stranger", round=1, device=device, params=None))
+    async with client.subscribe(topic(SITE, device, "ack")) as acks:
+        await client.publish(topic(SITE, device, "status"), wire.encode(birth), retain=True)
+        while not list(acks.taken()):
+            await client.publish(topic(SITE, device, "update"), offer)
+            await asyncio.sleep(0.1)
+
+
+class Awaiting:
+    """A round that awaits frames of every device, and finds none of what comes of use."""
+
+    run, number = "run", 1
+    expected = accepted = failed = starts = {}  # noqa: RUF012 - nobody writes them
+
+    async def watch(self) -> None:
+        """Nothing is asked for."""
+
+    def awaits(self, _device: str) -> bool:
+        return True
+
+    async def frame(self, _device: str, _data: bytes) -> bool:
+        return False
+
+    def gone(self, device: str) -> None:
+        """It awaits him all the same."""
+
+
+@pytest.mark.parametrize("is_awaited", [False, True], ids=["unasked", "of another update"])
+def test_the_broker_forwards_no_more_of_who_floods_with_frames(tmp_path, kind, monkeypatch, is_awaited):
+    """Others are heard meanwhile, also who is born only then; the flooder is when his time is over."""
+    monkeypatch.setattr(admission, "LOOK_S", 0.1)
+    passed_s = 0.0
+
+    async def play() -> None:
+        nonlocal passed_s
+        async with flooded(tmp_path, kind, lambda: monotonic() + passed_s) as here, AsyncExitStack() as stack:
+            came, admits = [], here.server.admits
+            if is_awaited:
+                await stack.enter_async_context(here.server.round(Awaiting(), {}, []))
+            here.server.transport.admits = lambda name, size: came.append(size) or admits(name, size)
+            await until_answered(here.honest, "honest")
+            for _ in range(5):
+                await pour(here, "update", FRAME, 60)
+            await until_answered(here.honest, "honest")
+            await until_answered(here.honest, "late")
+            assert sum(came) < 150 * len(FRAME)
+            passed_s = admission.CLOSED_S
+            await until_answered(here.flood, "flood")
 
     asyncio.run(play())
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from edge_server.fleet.hub import OVER
+from edge_server.fleet.answers import OVER
 from edge_server.journal.records import Rewound, RoundClosed, closed_rounds
 from shared.errors import ConfigError
 from shared.protocol import payload, wire
