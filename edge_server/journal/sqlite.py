@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -162,6 +163,8 @@ class SqliteJournal:
             folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
         self._lock, self.durable = threading.RLock(), durable
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._taking_over: Future[None] | None = None
         try:
             self._open()
         except CorruptFile as error:
@@ -172,6 +175,7 @@ class SqliteJournal:
         path = self.folder / JOURNAL
         with translate_sql_errors(path):
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._second = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
             with translate_sql_errors(path):
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -182,22 +186,42 @@ class SqliteJournal:
                 self._connection.execute(INSERT, (b"", 0))
                 self._connection.execute("ROLLBACK")
                 [[found]] = self._connection.execute("PRAGMA quick_check(1)").fetchall()
+                self._second.execute(FOUND).fetchone()  # opens the log, which may be deleted later
             _require(path, whole=found == "ok", cause=found)
             self.records()
         except BaseException:
-            self._connection.close()
+            self._disconnect()
             raise
 
+    def _disconnect(self) -> None:
+        self._second.close()
+        self._connection.close()  # the last one, which takes the log with it
+
     def append(self, record: AnyRecord) -> None:
-        """Add a record durably; after a round all are in the database itself, so that a copy of the file is the run."""
+        """Add a record durably; soon after a round all are in the database itself: a copy of the file is the run.
+
+        That takes two more waits for the disk, which the next round does not wait for.
+        """
         body = encode(record)
         with self._lock, translate_sql_errors(self.folder / JOURNAL):
             self._restore_deleted()
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute(INSERT, (body, row_mark(body, before)))
             if self.durable and isinstance(record, RunOpened | RoundClosed | RunClosed):
-                with suppress(sqlite3.Error):  # the record is safe in the log; a full disk is told with the next one
-                    self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                self._taking_over = self._beside.submit(self._take_over_log, self._second)
+        if isinstance(record, RunOpened | RunClosed):
+            self.settle()
+
+    @staticmethod
+    def _take_over_log(connection: sqlite3.Connection) -> None:
+        """Copy what is in the log into the database; others may write meanwhile."""
+        with suppress(sqlite3.Error):  # the records are safe in the log; a full disk is told with the next one
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def settle(self) -> None:
+        """Wait until the database's file alone has all records up to the last round that was closed."""
+        if taking_over := self._taking_over:
+            taking_over.result()
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
         with self._lock, translate_sql_errors(self.folder / JOURNAL):
@@ -220,7 +244,8 @@ class SqliteJournal:
         with explain_disk_errors(path):
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = _write_beside(path, held)
-            self._connection.close()  # takes the log with it, which must not be taken over
+            self.settle()
+            self._disconnect()  # takes the log with it, which must not be taken over
             path.with_name(f"{JOURNAL}-wal").unlink(missing_ok=True)
             path.with_name(f"{JOURNAL}-shm").unlink(missing_ok=True)
             partial.replace(path)
@@ -242,7 +267,9 @@ class SqliteJournal:
     def close(self) -> None:
         """Close the database, after whatever a thread is still writing."""
         with self._lock:
-            self._connection.close()
+            self.settle()
+            self._disconnect()
+            self._beside.shutdown()
 
 
 def read(folder: Path, after: int = 0) -> list[AnyRecord]:

@@ -74,6 +74,7 @@ def run(request, plan, tmp_path_factory) -> Path:
     for number in range(1, ROUNDS + 1):
         write_round(store, number)
     write_round(store, ROUNDS + 1, opened_only=True)
+    store.settle()
     shutil.copytree(folder, copy)
     store.close()
     (copy / f"{JOURNAL}-shm").unlink()
@@ -185,11 +186,12 @@ def test_a_state_of_another_run_or_from_before_the_run_went_back_is_not_taken(tm
 
 
 def test_a_copy_of_the_file_is_the_run(tmp_path, plan):
-    """While the server is at work, and without the log beside it: each round that has ended is in it."""
+    """While the server is at work, moments after a round and without the log beside it: all that ended are in it."""
     store = SqliteStore(tmp_path / RUN)
     store.append(RunOpened(run=RUN, plan=plan))
     for number in (1, 2, 3):
         write_round(store, number)
+        store.settle()
         copy = tmp_path / f"copy-{number}"
         copy.mkdir()
         shutil.copy(tmp_path / RUN / JOURNAL, copy)
