@@ -118,16 +118,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _replay(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="PLAN|TRACE|RUN", help="a plan's file, a trace's folder, or a run")
+    parser.add_argument(
+        "plan", type=Path, metavar="PLAN|TRACE|RUN", help=f"a plan's file, a trace's folder, or a run: {places.RUN}"
+    )
     parser.add_argument("instead", type=Path, nargs="?", metavar="PLAN", help="what else to do with a trace's devices")
     parser.add_argument("--devices", type=int, default=0, metavar="N", help="instead of those that the plan names")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that train; default: all cores")
     parser.add_argument("--exact", action="store_true", help="train every device alone, whatever the plan allows")
     help_ = "play a trace's plan although its devices trained on other examples than are here"
     parser.add_argument("--other-data", action="store_true", help=help_)
-    parser.add_argument(
-        "--compare", metavar="RUN", help="say how far the replay is from this run, by rounds and devices"
-    )
+    parser.add_argument("--compare", metavar="RUN", help=f"say how far the replay is from this run: {places.RUN}")
     parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: write it as a page as well")
     parser.add_argument(
         "--fail-above", type=float, metavar="X", help="with --compare: code 1 if rounds are further off, 0.1 for 10 %%"

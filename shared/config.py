@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from shared.errors import ConfigError
 
@@ -49,11 +52,12 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: more than {MAX_BYTES} bytes; give the path of a configuration")
     try:
-        return _decode(data.decode(), kind, is_json=path.suffix == ".json")
+        text, is_json = data.decode(), path.suffix == ".json"
+        return _decode(text, kind, is_json=is_json)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); fix the file") from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_remedy(one_line(error), kind)}") from error
+        raise ConfigError(f"{path}: {_remedy(one_line(error), kind, text, is_json=is_json)}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {one_line(error)}; correct that line") from error
     except RecursionError:
@@ -84,18 +88,50 @@ def one_line(error: Exception) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(error))
 
 
-def _remedy(error: str, kind: type) -> str:
+def _remedy(error: str, kind: type, text: str, *, is_json: bool) -> str:
     """Rephrase msgspec's `Expected X, got Y - at `$.key`` with the key first and what to do last."""
     problem, _, place = error.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".") or "top level"
     if "unknown field" in problem:
-        return f"{key}: {problem}; remove it or correct its spelling{_known(key, kind)}"
+        known = _known_keys("" if key == "top level" else key, kind, text, is_json=is_json)
+        named = f" (known: {', '.join(known)})" if known else ""
+        alike = difflib.get_close_matches(problem.partition("`")[2].rstrip("`"), known, 1)
+        guess = f"; did you mean `{alike[0]}`?" if alike else ""
+        return f"{key}: {problem}; remove it or correct its spelling{named}{guess}"
     if "missing required field" in problem:
         return f"{key}: {problem}; add it"
     return f"{key}: {problem}; correct the value"
 
 
-def _known(key: str, kind: type) -> str:
-    if key != "top level":
-        return ""
-    return f" (known: {', '.join(field.encode_name for field in msgspec.structs.fields(kind))})"
+def _known_keys(place: str, kind: type, text: str, *, is_json: bool) -> list[str]:
+    """Return the keys of the table at a place such as `device[0].link`; empty where nobody knows them."""
+    found = [inspect.type_info(kind)]
+    for part in re.findall(r"[^.\[\]]+", place):
+        found = [inner for one in _without_unions(found) for inner in _parts_of(one, part)]
+    tables = [one for one in _without_unions(found) if isinstance(one, inspect.StructType)]
+    if len(tables) > 1:  # the table says which of them it is
+        told = _table_at(place, _decode(text, dict[str, Any], is_json=is_json))
+        tables = [one for one in tables if told.get(one.tag_field or "") == one.tag]
+    tags = [one.tag_field for one in tables[:1] if one.tag_field]
+    return [*tags, *(field.encode_name for one in tables[:1] for field in one.fields)]
+
+
+def _without_unions(types: list[inspect.Type]) -> Iterator[inspect.Type]:
+    for one in types:
+        yield from _without_unions(list(one.types)) if isinstance(one, inspect.UnionType) else (one,)
+
+
+def _parts_of(one: inspect.Type, part: str) -> Iterator[inspect.Type]:
+    """Yield what type a part of a value may have: a struct's field, an entry of an array or of a table."""
+    if isinstance(one, inspect.StructType):
+        yield from (field.type for field in one.fields if field.encode_name == part)
+    elif isinstance(one, inspect.DictType):
+        yield one.value_type
+    elif isinstance(one, inspect.CollectionType):
+        yield one.item_type
+
+
+def _table_at(place: str, value: Any) -> dict[str, Any]:
+    for part in re.findall(r"[^.\[\]]+", place):
+        value = value[int(part)] if isinstance(value, list) else value.get(part, {})
+    return value if isinstance(value, dict) else {}

@@ -32,7 +32,7 @@ def trace(options: argparse.Namespace) -> int:
     from edge_server.trace import files, header, transfer  # noqa: PLC0415
 
     if options.verb == "export":
-        folder = options.out or Path(f"{options.run.rstrip('/')}.trace")
+        folder = options.out or _usual_folder(options)
         found = transfer.export(options.data_dir, options.run, folder, options.data_root, anonymous=options.anonymous)
         _say(f"{transfer.summary(found)}\ntrace: {folder}")
         return 0
@@ -45,6 +45,15 @@ def trace(options: argparse.Namespace) -> int:
     else:
         _say(transfer.summary(found))
     return 0
+
+
+def _usual_folder(options: argparse.Namespace) -> Path:
+    """Return the folder of a run's trace where none is named: called as the run is, however that was named."""
+    from edge_server.journal.runs import find  # noqa: PLC0415
+
+    path = Path(options.run.rstrip("/"))
+    name = path if path.exists() else Path(find(options.data_dir, options.run).folder.name)
+    return name.with_name(f"{name.name}.trace")
 
 
 def _say(text: str) -> None:

@@ -30,6 +30,10 @@ MOST_ENDED = 64
 """Runs that devices are told are over; each is a name in every task."""
 
 
+class NoSuchRun(ConfigError):
+    """Nothing in a folder of runs has the name that was given, or begins so."""
+
+
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a line."""
 
@@ -128,7 +132,7 @@ def _abbreviated(data_dir: Path, run: str) -> Path:
         some = ", ".join(folder.name for folder in alike[:MOST_NAMED]) + ", …" * (len(alike) > MOST_NAMED)
         raise ConfigError(f"{run!r} may be any of {len(alike)} runs in {data_dir}: {some}; give more of the name")
     if not alike:
-        raise ConfigError(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are")
+        raise NoSuchRun(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are")
     return alike[0]
 
 

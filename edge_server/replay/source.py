@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_server.journal.runs import exists
+from edge_server.journal.runs import NoSuchRun, exists
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan, placed
 from edge_server.rounds.check_plan import check, load
@@ -25,7 +25,7 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
     """Return the plan to play and, where its devices are recorded ones, their trace.
 
     Args:
-        source: A plan's file, a trace's folder, or the name or folder of a run.
+        source: A plan's file, a trace's folder, or a run as every command takes it.
         instead: Another plan than the trace's own; it may change all but what the devices do with work and bytes.
         data_dir: Folder of runs.
         data_root: Folder of data sets.
@@ -35,13 +35,8 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
     """
     if files.is_trace(source):
         trace = files.read(source)
-    elif exists(data_dir, str(source)) or exists(source.parent, source.name):
-        trace = trace_of_run(data_dir, str(source), data_root)
-    elif not source.exists():
-        raise ConfigError(
-            f"{source}: no plan, no trace and no run in {data_dir} has this name; "
-            "give the path of a plan's file or of a trace's folder, or a run that `edge-server runs` lists"
-        )
+    elif exists(data_dir, str(source)) or exists(source.parent, source.name) or not source.exists():
+        trace = _run_trace(source, data_dir, data_root)
     elif source.is_dir():
         raise ConfigError(f"{source}: a folder without a trace or a run in it; name one that has, or a plan's file")
     elif instead is None:
@@ -50,6 +45,16 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
         raise ConfigError(f"{source} is no trace and no run: only of what was recorded another plan can be replayed")
     check(trace.header.plan, source)
     return (placed(_recorded_plan(trace), data_root) if instead is None else load(instead, data_root)), trace
+
+
+def _run_trace(source: Path, data_dir: Path, data_root: Path) -> Trace:
+    try:
+        return trace_of_run(data_dir, str(source), data_root)
+    except NoSuchRun:
+        raise ConfigError(
+            f"{source}: no plan, no trace and no run in {data_dir} has this name; "
+            "give the path of a plan's file or of a trace's folder, or a run that `edge-server runs` lists"
+        ) from None
 
 
 def _recorded_plan(trace: Trace) -> Plan:

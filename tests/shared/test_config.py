@@ -15,6 +15,18 @@ from shared.errors import ConfigError
 from shared.transport.base import Broker
 
 
+class Wired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wired", tag_field="kind"):
+    """One kind of link."""
+
+    mbit_s: float = 1.0
+
+
+class Radio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="radio", tag_field="kind"):
+    """Another."""
+
+    distance_m: float = 1.0
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something to read."""
 
@@ -23,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rate: float = 1.0
     broker: Broker = Broker()
     data: Data | None = None
+    links: list[Wired | Radio] = []
 
 
 GOOD = 'name = "demo"\nrounds = 3\n'
@@ -84,6 +97,20 @@ def test_a_wrong_key_or_value(mistake, text, key, problem, remedy):
     assert said.startswith(f"{key}: ")
     assert problem in said
     assert f"; {remedy}" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        (GOOD + "roundz = 1", "(known: name, rounds, rate, broker, data, links); did you mean `rounds`?"),
+        (GOOD + "[broker]\nkeepalive = 1", "did you mean `keepalive_s`?"),
+        (GOOD + "[[links]]\nkind = 'wired'\nrate = 1", "(known: kind, mbit_s)"),
+        (GOOD + "[[links]]\nkind = 'wired'\n[[links]]\nkind = 'radio'\nmbit_s = 1", "(known: kind, distance_m)"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_keys_of_its_table_and_the_closest(mistake, text, remedy):
+    """Also where the table is one of several in an array, and its kind says what it may hold."""
+    assert mistake(text).endswith(remedy)
 
 
 @pytest.mark.parametrize(

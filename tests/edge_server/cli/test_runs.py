@@ -81,6 +81,21 @@ def test_a_run_is_named_by_what_its_name_begins_with(folder, capsys, name, stand
     assert capsys.readouterr().out.splitlines()[-1].endswith(stands_for)
 
 
+@pytest.mark.parametrize("name", ["last", "fir", "second-20260102"])
+def test_every_command_takes_a_run_by_the_same_names(folder, tmp_path, capsys, monkeypatch, name):
+    """A replay that is told to play a plan that is not there has found its run before."""
+    monkeypatch.chdir(tmp_path)
+    begun = [one.name for one in folder.iterdir()]
+    assert called("trace", "export", name, "--data-dir", folder) == 0
+    (written,) = tmp_path.glob("*.trace")
+    assert written.stem in begun
+    assert called("replay", name, "absent.toml", "--data-dir", folder) == 2
+    assert "absent.toml: no such file" in capsys.readouterr().err
+    assert called("report", name, "--data-dir", folder, "--format", "csv") == 0
+    assert called("explain", name, 1, "--data-dir", folder) == 2
+    assert "no run" not in capsys.readouterr().err
+
+
 def test_a_beginning_of_several_names_is_refused_with_the_names(folder, capsys):
     assert called("show", "second", "--data-dir", folder) == 2
     said = capsys.readouterr().err
