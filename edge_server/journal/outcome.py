@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from edge_server.journal.records import AnyRecord, closed_rounds, measured_rounds
 from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, outcome_of
+
+MOST_NAMED = 4
+TRIES_TO_WAIT = 3
+"""After so many misses one after the other time alone will hardly mend it."""
+REMEDY = (
+    "time alone will hardly mend it: `device-agent doctor` on a device that is named says what it lacks; a mistake in "
+    "the plan is corrected after Ctrl-C. Once devices are mended, the run goes on by itself"
+)
+
+
+def frequent_cause(failed: Mapping[str, str]) -> str:
+    """Return the cause that most of the failed devices told, with their names; empty where none failed.
+
+    Args:
+        failed: Causes by device.
+    """
+    if not failed:
+        return ""
+    [(cause, count)] = Counter(dict(sorted(failed.items())).values()).most_common(1)
+    names = sorted(device for device, told in failed.items() if told == cause)
+    more = f" and {count - MOST_NAMED} more" if count > MOST_NAMED else ""
+    others = f"; {len(failed) - count} failed otherwise" if len(failed) > count else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}: {cause}{others}"
 
 
 class RoundAccuracy(msgspec.Struct, frozen=True, kw_only=True):

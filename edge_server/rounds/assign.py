@@ -138,7 +138,9 @@ class Assigning:
         if not enough:
             here, least = len(self.muster.here(server.fleet)), plan.cohort.min_devices
             what = WHAT.get(purpose, f"round {number}")
-            log.warning("%s: %d of %d devices are here after %.0f s", what, here, least, plan.cohort.wait_s)
+            able = len(self.muster.training(server.fleet))
+            rest = "" if here < least or able else "; none can do its tasks until its agent is started anew"
+            log.warning("%s: %d of %d devices are here after %.0f s%s", what, here, least, plan.cohort.wait_s, rest)
             return Assigned({})
         devices = select_cohort(
             self.muster.training(server.fleet),

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from edge_server.journal.outcome import MOST_NAMED, REMEDY, TRIES_TO_WAIT
 from edge_server.journal.records import Rewound, RoundClosed, RunClosed, closed_rounds
 from edge_server.rounds.round import Rounds
 from shared.errors import Diverged, is_cause
@@ -16,7 +17,6 @@ log = logging.getLogger(__name__)
 REPLAY_TRIES = 3
 """How often a replay repeats a round: its devices fail by rule, and nobody mends them meanwhile."""
 FIRST_PAUSE_S = 1.0
-MOST_NAMED = 4
 
 
 @dataclass
@@ -67,6 +67,8 @@ class Repetition:
         self.tries += 1
         cause = f"missed: {missed_cause(closed)}"
         log.warning("round %d is done again in %g s, %s", closed.round, self.pause_s, cause)
+        if self.tries == TRIES_TO_WAIT:
+            log.warning("round %d was missed %d times one after the other: %s", closed.round, self.tries, REMEDY)
         await self._go_back(Rewound(round=closed.round, cause=cause, missed=True))
         await asyncio.sleep(self.pause_s)
 

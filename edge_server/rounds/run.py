@@ -24,6 +24,7 @@ from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, spent_budget
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.costs import Costs
+from edge_server.journal.outcome import frequent_cause
 from edge_server.journal.records import (
     AnyRecord,
     Joined,
@@ -368,7 +369,8 @@ def _line(run: str, closed: RoundClosed, rounds: int) -> str:
     accuracy = "" if closed.accuracy is None else f" accuracy={closed.accuracy:.4f}"
     loss = "" if closed.loss is None else f" loss={closed.loss:.4f}"
     refused = f" refused={sum(closed.refused.values())}" if closed.refused else ""
+    failed = f" failed={len(closed.failed)}: {frequent_cause(closed.failed)}" if closed.failed else ""
     return (
         f"round={closed.round}/{rounds} run={run} {closed.outcome} updates={len(closed.arrived)}"
-        f"{accuracy}{loss} seconds={closed.seconds:.3f}{refused}"
+        f"{accuracy}{loss} seconds={closed.seconds:.3f}{refused}{failed}"
     )

@@ -10,7 +10,16 @@ from rich.console import Console
 from rich.progress import Progress, Task
 from rich.text import Text
 
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, RunClosed, UpdateAccepted
+from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, frequent_cause
+from edge_server.journal.records import (
+    AnyRecord,
+    Evaluated,
+    LeftOut,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    UpdateAccepted,
+)
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.trial.tables import figure
 
@@ -77,6 +86,8 @@ class Display:
         self.bar = NewsBar(console)
         self._task = self.bar.add_task("waiting for devices", total=rounds, news="")
         self._here, self._waiting, self._came = "", 0, 0
+        self._asked: frozenset[str] = frozenset()
+        self._missed, self._why = 0, ""
 
     def tell(self, record: AnyRecord) -> None:
         """Show one more record."""
@@ -84,19 +95,16 @@ class Display:
             case RoundOpened():
                 self._here = f"round {record.round}, updates 0/{len(record.assignments)}"
                 self._waiting, self._came = len(record.assignments), 0
+                self._asked = frozenset(record.assignments)
             case UpdateAccepted():
                 self._came += 1
                 what = f"round {record.round}, updates {self._came}/{self._waiting}"
                 self._here = what if record.round <= self._rounds else f"evaluating, {self._came} devices"
             case RoundClosed():
-                self._came = 0
-                news = f"accuracy {figure(record.accuracy)}  loss {figure(record.loss)}"
-                if record.outcome == "missed":
-                    news = f"missed: {len(record.arrived)} updates came, {len(record.failed)} devices failed"
-                self.bar.update(self._task, completed=record.round, news=news)
-                if not self._console.is_terminal:
-                    line = f"round {record.round}/{self._rounds}  {news}  {record.seconds:.2f} s"
-                    print_line(self._console, line)
+                self._close(record)
+            case LeftOut():
+                print_line(self._console, f"device {record.device} is asked no more until its agent is started anew")
+                return
             case Evaluated(round=int(number)):
                 mean, kind = figure(record.accuracy), "own models" if record.personal else "the model"
                 line = f"round {number}/{self._rounds}  {kind} on {len(record.by_device)} devices' own data: {mean}"
@@ -105,3 +113,24 @@ class Display:
             case _:
                 return
         self.bar.update(self._task, description=self._here)
+
+    def _close(self, closed: RoundClosed) -> None:
+        """Show how a round ended; of a missed one why, and after some in a row what to do."""
+        self._came, is_missed = 0, closed.outcome == "missed"
+        news = f"accuracy {figure(closed.accuracy)}  loss {figure(closed.loss)}"
+        why = self._missed_why(closed) if is_missed else ""
+        if is_missed:
+            news = f"missed: {len(closed.arrived)} updates came{why}"
+        self.bar.update(self._task, completed=closed.round, news=news)
+        if not self._console.is_terminal or (is_missed and why != self._why):
+            print_line(self._console, f"round {closed.round}/{self._rounds}  {news}  {closed.seconds:.2f} s")
+        self._missed, self._why = self._missed + 1 if is_missed else 0, why
+        if self._missed == TRIES_TO_WAIT:
+            print_line(self._console, f"missed {self._missed} times one after the other: {REMEDY}")
+
+    def _missed_why(self, closed: RoundClosed) -> str:
+        if not self._asked:
+            return "; no device could be asked"
+        silent = sorted(self._asked - set(closed.arrived) - set(closed.failed))
+        known = dict.fromkeys(silent, "no answer before the deadline") | closed.failed
+        return f"; {frequent_cause(known)}" if known else ""

@@ -1,0 +1,52 @@
+"""What a terminal and a pipe are told of a run while it goes on."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from edge_server.journal.records import AnyRecord, LeftOut, RoundClosed, RoundOpened
+from edge_server.trial.progress import Display
+from shared.protocol.messages import Assignment, Hyper
+
+GONE = "ConfigError: data: path '/srv/examples': No such file"
+
+
+def shown(*records: AnyRecord, is_terminal: bool = False) -> str:
+    """Return what is written of a run's records."""
+    out = io.StringIO()
+    display = Display(Console(file=out, force_terminal=is_terminal, width=400, color_system=None), 5)
+    for record in records:
+        display.tell(record)
+    return out.getvalue()
+
+
+def missed(failed: dict[str, str], asked: tuple[str, ...] = ("a", "b", "c")) -> list[AnyRecord]:
+    """Return the records of a round without a model."""
+    return [
+        RoundOpened(round=1, assignments={name: Assignment(seed=1, hyper=Hyper()) for name in asked}),
+        RoundClosed(round=1, outcome="missed", arrived=(), failed=failed, seconds=1.0),
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_missed_round_names_its_most_frequent_cause_and_the_devices(is_terminal):
+    """The line said how many had failed, and only `show` why."""
+    said = shown(*missed({"a": GONE, "b": GONE, "c": "TaskFailed: other"}), is_terminal=is_terminal)
+    assert f"round 1/5  missed: 0 updates came; a, b: {GONE}; 1 failed otherwise  1.00 s" in said
+
+
+def test_devices_that_did_not_answer_and_nobody_to_ask_are_causes_too():
+    assert "0 updates came; a, b, c: no answer before the deadline" in shown(*missed({}))
+    assert "0 updates came; no device could be asked" in shown(*missed({}, asked=()))
+    left_out = LeftOut(device="a", instance="1", cause=GONE, round=1, at=1.0)
+    assert "device a is asked no more until its agent is started anew" in shown(left_out)
+
+
+def test_after_some_misses_in_a_row_it_says_what_to_do():
+    """Once, and again only after a round that was not missed."""
+    again = missed({"a": GONE})
+    assert "device-agent doctor" not in shown(*again * 2)
+    assert shown(*again * 9).count("missed 3 times one after the other: time alone will hardly mend it") == 1
