@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from device_agent.build import compose
 from device_agent.config import AgentConfig, TargetConfig, load
+from device_agent.diagnosis.checks import check_data
 from device_agent.exchange.state_files import writable
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
@@ -51,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
     folder = writable(Path(config.state_dir), "name a folder this user may write")
+    _require_examples(config.data)
     session = Session(
         folder / "session",
         config.device,
@@ -74,6 +77,13 @@ async def serve(config: AgentConfig) -> None:
         with _hold_target(config.board.target, board, folder), board.power or nullcontext():
             await _run_agent(config, board, session, trainer, stopping)
     logger.info("stopped")
+
+
+def _require_examples(data: Data) -> None:
+    """Warn where there are no examples to read: the first task that needs them fails, and that may be hours away."""
+    found = check_data(data.path, is_readable=not data.path or os.access(data.path, os.R_OK))
+    if found.state != "ok":
+        logger.warning("data.path: %s; every task fails until then: %s", found.finding, found.remedy)
 
 
 def _class_names(data: Data) -> tuple[str, ...] | None:

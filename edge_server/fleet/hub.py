@@ -26,6 +26,8 @@ from shared.transport.base import Delivery, Transport
 
 log = logging.getLogger(__name__)
 
+CONNECT_S = 3.0
+"""Seconds that a broker takes to accept us, and nobody needs to hear of."""
 ASKING, ASK_S, ASK_AGAIN_S = 16, 5.0, 10.0
 """Devices that the broker is asked for at once, seconds that its answer is waited for, and until one is asked anew."""
 
@@ -162,6 +164,10 @@ class Server:
         """Wait until the broker is there; tell whether it was there already."""
         if self.broker is None or self.broker.is_set():
             return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT_S):
+                await self.broker.wait()
+                return False
         log.warning("waiting for the broker; no deadline runs meanwhile")
         await self.broker.wait()
         return False
@@ -289,8 +295,10 @@ class Server:
         for see in self.seen:
             see(after)
         if after.online:
-            log.info("device %s is here, session %d", device, after.session)
-            if before and (before.instance, before.session) != (after.instance, after.session):
+            is_same = before and (before.instance, before.session) == (after.instance, after.session)
+            if before is None or not (is_same and before.online):  # brokers may tell one birth twice
+                log.info("device %s is here, session %d", device, after.session)
+            if before and not is_same:
                 await self._returned(device)
             self._give_soon(device)
         elif before and before.online:

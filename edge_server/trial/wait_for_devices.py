@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from edge_server.config import ServerConfig
 from edge_server.fleet import membership
-from edge_server.fleet.hub import Server
+from edge_server.fleet.hub import CONNECT_S, Server
 from edge_server.fleet.membership import Muster
 from edge_server.plan.plan import Plan
 from shared.errors import ConfigError, Unreachable
@@ -71,10 +72,17 @@ async def wait_without_end(server: Server, plan: Plan, members: Muster) -> None:
     """
     _require_enough(plan, members)
     await server.reachable()
-    while not await membership.wait_for_cohort(server, members, plan.cohort):
-        here = members.here(server.fleet)
-        found = f"{len(here)} of {plan.cohort.min_devices} devices are connected{_list(here, ': ')}"
-        log.warning("%s, after another %g s; round 1 waits for them", found, plan.cohort.wait_s)
+    least, said = plan.cohort.min_devices, [""]
+
+    def tell(here: tuple[str, ...]) -> None:
+        line = f"{len(here)} of {least} devices are connected{_list(here, ': ')}"
+        if line != said[-1]:
+            said.append(line)
+            more = f"; waiting for {least - len(here)} more" if len(here) < least else ""
+            log.info("%s%s", line, more)
+
+    while not await membership.wait_for_cohort(server, members, plan.cohort, tell):
+        log.warning("%s, after another %g s; round 1 waits for them", said[-1], plan.cohort.wait_s)
         await server.reachable()
 
 
@@ -90,6 +98,10 @@ def _require_enough(plan: Plan, members: Muster) -> None:
 async def _broker(server: Server, where: str, wait_s: float, say: Callable[[str], None]) -> None:
     if server.broker is None or server.broker.is_set():
         return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(min(CONNECT_S, wait_s / 2)):
+            await server.broker.wait()
+            return
     say(f"waiting for the broker at {where}")
     try:
         async with asyncio.timeout(wait_s):

@@ -68,7 +68,9 @@ GOODBYE_S = 2.0
 MOST_TOPICS = 1024
 MOST_WAITING_BYTES = 256 << 20
 """Of one subscription; what is more is dropped, as a broker drops what it cannot deliver."""
-ONE_EACH = "no two may have the same site and device name; rename one in its configuration, or stop it"
+ONE_EACH = "no two may have the same site and device name; rename one (`device` in its configuration), or stop it"
+BRIEF = 2
+"""So many connections in a row that the broker closed soon: brokers that say nothing part two clients of one id so."""
 
 
 @dataclass
@@ -210,26 +212,34 @@ class MqttTransport:
     async def _keep_connected(self) -> None:
         """Connect, and connect again; say so once a state, wait longer each time, never in step with others."""
         loop, jitter = asyncio.get_running_loop(), Random()  # noqa: S311 - spreads reconnects
-        longest_s, told = 0.0, False
+        longest_s, told, brief = 0.0, False, 0
+        place = f"{self.broker.host}:{self.broker.port}"
         while True:
-            anew = False
+            anew, before = False, self.connections
             try:
                 async with self._connect() as connection:
                     log.info("connected broker=%s:%s client=%s", self.broker.host, self.broker.port, self.client_id)
                     since, told = loop.time(), False
                     reason = await connection.lost
                     anew = self._learn(connection, reason) or loop.time() - since >= self.steady_s
+                lasted_s, told = loop.time() - since, True
+                log.warning("lost the broker at %s after %.1f s (%s), trying again", place, lasted_s, reason)
             except Unreachable as error:
                 reason = str(error)
+                if not told:
+                    log.warning("no broker at %s (%s), trying again until there is one", place, reason)
+                told = True
             self._fall_back(reason)
-            if not told:
-                place = f"{self.broker.host}:{self.broker.port}"
-                log.warning("no broker at %s (%s), trying again until there is one", place, reason)
-            told = True
+            brief = brief + 1 if self.connections > before and not anew else 0
             longest_s = longest_wait(longest_s, anew=anew)
             if reason == TAKEN_OVER:
                 longest_s = LAST_S  # to connect is to throw the other one out
-                self._tell_once(reason, f"another client is connected as {self.client_id}: {ONE_EACH}")
+                self._tell_once(TAKEN_OVER, f"another client is connected as {self.client_id}: {ONE_EACH}")
+            elif brief >= BRIEF:
+                how = f"the broker has closed {brief} connections in a row soon after they were made"
+                self._tell_once(
+                    TAKEN_OVER, f"{how}: probably another client is connected as {self.client_id} too; {ONE_EACH}"
+                )
             await asyncio.sleep(jitter.uniform(0.0, longest_s))
 
     @asynccontextmanager

@@ -73,10 +73,15 @@ def test_importing_a_command_loads_nothing_heavy(command: str, part: str) -> Non
 
 
 def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) -> None:
-    """Several attempts, one warning; SIGTERM ends it with 0 at once; the folder it was given is there."""
+    """Several attempts, one warning; SIGTERM ends it with 0 at once; the folder it was given is there.
+
+    That its examples are not, which showed when the first task failed, it says before all else.
+    """
+    examples = f'source = "npz"\npath = "{tmp_path / "absent.npz"}"'
 
     async def story() -> None:
-        async with living(write_config(tmp_path, free_port())) as process:
+        async with living(write_config(tmp_path, free_port(), examples)) as process:
+            assert "absent.npz is not there, or not ours to read" in await line_with(process, " data.path: ")
             said = [await line_with(process, "no broker at")]
             await asyncio.sleep(1.5)
             seconds, more = await stop(process)

@@ -44,6 +44,23 @@ def test_the_late_will_of_the_board_before_does_not_end_the_new_one(tmp_path):
     virtual(play())
 
 
+def test_a_birth_that_comes_twice_is_told_once(tmp_path, caplog):
+    """The broker is asked for the status of a device whose report came first, and tells it beside the usual way."""
+
+    async def play() -> None:
+        async with site(tmp_path, rounds=1) as here:
+            board = await here.device("pi", online=False)
+            for session in (1, 1, 2):
+                await say(board, "a", session)
+
+    caplog.set_level("INFO")
+    virtual(play())
+    assert [line for line in caplog.messages if "pi is here" in line] == [
+        "device pi is here, session 1",
+        "device pi is here, session 2",
+    ]
+
+
 def test_an_id_that_two_boards_use(tmp_path, caplog):
     """Their births take turns: told once with the remedy, counted in the round's record, and the round goes on."""
 

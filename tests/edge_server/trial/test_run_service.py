@@ -33,7 +33,10 @@ def write_config(folder: Path, **keys: object) -> Path:
 @pytest.mark.broker
 @pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
 def test_a_server_waits_for_its_devices_before_the_first_round(tmp_path):
-    """With one of two there it burned every round and ended `finished`; it waits, warns, and begins when both are."""
+    """With one of two there it burned every round and ended `finished`; it waits, warns, and begins when both are.
+
+    It says at once who is there and how many are awaited, and again when somebody comes.
+    """
     keys = {
         "cohort": "min_devices = 2\nwait_s = 0.5",
         "more": TINY["more"] + '\n[[device]]\nname = "a"\n[[device]]\nname = "b"',
@@ -61,6 +64,10 @@ def test_a_server_waits_for_its_devices_before_the_first_round(tmp_path):
             runner.run(stack.aclose())
     rounds = closed_rounds(read(folder_of(tmp_path / "runs")))
     assert [(one.outcome, one.arrived) for one in rounds] == [("aggregated", ("a", "b"))] * 2
+    said = log.read_text()
+    assert "INFO edge_server.trial.wait_for_devices 1 of 2 devices are connected: a; waiting for 1 more\n" in said
+    assert "INFO edge_server.trial.wait_for_devices 2 of 2 devices are connected: a, b\n" in said
+    assert "waiting for the broker" not in said  # it was there, and a start is nothing to warn of
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 1), ("diverged", 1)])

@@ -14,6 +14,7 @@ import pytest
 
 from shared.transport.base import Broker
 from shared.transport.mqtt import FIRST_S, LAST_S, MqttTransport, longest_wait
+from tests.machine import configured
 
 
 def test_waits_grow_to_a_cap_and_begin_anew():
@@ -62,10 +63,7 @@ def test_a_broker_that_accepts_and_drops_is_not_hammered(real):
 
 
 def test_one_id_used_twice_is_told_with_the_remedy(real, caplog):
-    """MQTT 5, DISCONNECT 0x8E: who is thrown out says what to mend, once, and leaves the other in peace.
-
-    mosquitto 2.0.11 closes the connection without that word; there the server finds out from the births.
-    """
+    """MQTT 5, DISCONNECT 0x8E: who is thrown out says what to mend, once, and leaves the other in peace."""
     attempts: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,6 +83,26 @@ def test_one_id_used_twice_is_told_with_the_remedy(real, caplog):
     assert "another client is connected as attic.pi-4" in error
     assert "rename one" in error
     assert len(attempts) <= 3  # the next but one waits up to half a minute
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("version", [5, 3])
+def test_two_boards_of_one_name_on_a_real_broker_say_why_they_are_thrown_out(tmp_path, real, caplog, version):
+    """mosquitto 2.0.11, and each with 3.1.1, says nothing when it closes; `no broker` was all that boards said."""
+
+    async def use() -> None:
+        async with configured(tmp_path, "allow_anonymous true") as broker:
+            where = Broker(port=broker.port, version=version)
+            one, other = MqttTransport(where, "attic.pi-4"), MqttTransport(where, "attic.pi-4")
+            async with one.running(), other.running():
+                while "rename one" not in caplog.text:  # noqa: ASYNC110 - what is waited for is a line of the log
+                    await asyncio.sleep(0.05)
+
+    real(use())
+    assert "another client is connected as attic.pi-4" in caplog.text
+    assert "(`device` in its configuration)" in caplog.text
+    assert "lost the broker at" in caplog.text
+    assert "no broker at" not in caplog.text
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_says_so_once_a_state(mortal, kill_broker, real, caplog):
 
     real(use())
     said = [record.message.split()[0] for record in caplog.records if record.name == "shared.transport.mqtt"]
-    assert said == ["no", "connected", "no"]
+    assert said == ["no", "connected", "lost"]
     assert f"127.0.0.1:{mortal.port}" in caplog.text
 
 
