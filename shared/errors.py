@@ -13,6 +13,10 @@ class ConfigError(FieldFleetError):
     """The operator must edit a file or a command line; retrying cannot help."""
 
 
+class NoSuchRun(ConfigError):
+    """Nothing in a folder of runs has the name that was given, or begins so."""
+
+
 class WireError(FieldFleetError):
     """The peer sent bytes we cannot accept; drop them, keep the session.
 

@@ -175,7 +175,13 @@ def test_ctrl_c_ends_everything_that_a_trial_started(tmp_path, moment):
         assert naming(tmp_path) == []
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
-    assert log.read_text().splitlines()[-1] == "edge-server: interrupted"
+    said = log.read_text()
+    assert said.splitlines()[-1] == "edge-server: interrupted"
+    begun = list(runs.glob(f"*/{JOURNAL}"))
+    assert ("stays unfinished; the same command begins a new one" in said) == bool(begun)
+    if begun:
+        [own] = runs.glob("*/local/edge-server.log")
+        assert "the same command goes on" not in own.read_text()
 
 
 def _broker_settings(runs: Path) -> list[str]:

@@ -32,7 +32,7 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
     from edge_server.config import load  # noqa: PLC0415
-    from edge_server.journal.runs import ended_run, new_name, unfinished  # noqa: PLC0415
+    from edge_server.journal.runs import edited_from, ended_run, exists, new_name, unfinished  # noqa: PLC0415
     from edge_server.rounds import check_plan  # noqa: PLC0415
 
     config = load(options.config)
@@ -46,10 +46,18 @@ def run(options: argparse.Namespace) -> int:
             return outcome_code(ended.records)
         if config.run:
             raise ConfigError(f"{options.config}: run {config.run!r} has ended: name another, or take `run` out")
-    return asyncio.run(_serve(config, plan, name or new_name(plan)))
+    elif name and options.again and exists(Path(config.data_dir), name):
+        rm = f"`edge-server runs rm {name} --config {options.config}` before begins it anew"
+        logger.warning("run %s is not finished: goes on with it; %s", name, rm)
+    if not name:
+        name = new_name(plan)
+        if edited := edited_from(Path(config.data_dir), plan):
+            logger.warning("%s: begins run %s", edited, name)
+    command = f"edge-server run --config {options.config}"
+    return asyncio.run(_serve(config, plan, name, command))
 
 
-async def _serve(config: ServerConfig, plan: Plan, name: str) -> int:
+async def _serve(config: ServerConfig, plan: Plan, name: str, command: str) -> int:
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
     from edge_server.journal.runs import exists  # noqa: PLC0415
     from edge_server.trial.live import serve  # noqa: PLC0415
@@ -59,7 +67,7 @@ async def _serve(config: ServerConfig, plan: Plan, name: str) -> int:
         records = await serve(config, plan, name)
     except asyncio.CancelledError:
         if config.run or exists(Path(config.data_dir), name):
-            logger.info("interrupted; the same command goes on with run %s", name)
+            logger.info("interrupted; `%s` goes on with run %s", command, name)
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     from edge_server.trial.tables import failure_lines  # noqa: PLC0415
 

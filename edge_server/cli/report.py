@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge_server.report.digest import Digest
 
 FORMATS = ("html", "csv", "json")
-PAGE = Path("report.html")
+PAGE = "report.html"
 SCHEMA = 1
 """Of the JSON: `runs` are of `edge_server.report.digest`, `targets` of `edge_server.report.targets.Taken`."""
 
@@ -23,7 +23,12 @@ SCHEMA = 1
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{places.RUN}; the first is compared with")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {PAGE}; of CSV and JSON: standard output")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"default: {PAGE} in the folder of the first RUN; of CSV and JSON: standard output",
+    )
     parser.add_argument("--format", choices=FORMATS, help="default: what FILE's name ends in, else html")
     parser.add_argument(
         "--target",
@@ -60,10 +65,11 @@ def report(options: argparse.Namespace) -> int:
     from edge_server.journal.runs import find  # noqa: PLC0415
     from edge_server.report.summarise import digest_run  # noqa: PLC0415
 
-    runs = distinct([digest_run(find(options.data_dir, run).records) for run in dict.fromkeys(options.runs)])
+    found = [find(options.data_dir, run) for run in dict.fromkeys(options.runs)]
+    runs = distinct([digest_run(run.records) for run in found])
     kind = options.format or kind_of(options.out)
     text = WRITERS[kind](runs, options.target)
-    out = options.out or (PAGE if kind == "html" else None)
+    out = options.out or (found[0].folder / PAGE if kind == "html" else None)
     if out is None:
         sys.stdout.write(text)
         return 0

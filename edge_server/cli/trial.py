@@ -13,7 +13,7 @@ from rich.console import Console
 from edge_server.config import ServerConfig
 from edge_server.config import load as load_config
 from edge_server.journal.records import AnyRecord
-from edge_server.journal.runs import exists, make_folder, new_name, unfinished
+from edge_server.journal.runs import edited_from, exists, make_folder, new_name, unfinished
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan, devices, planned_data, require_there
 from edge_server.rounds.check_plan import load
@@ -69,6 +69,8 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
         print_line(console, line)
 
     goes_on = ", going on with it" if exists(data_dir, name) else ""
+    if not goes_on and (edited := edited_from(data_dir, plan)):
+        say(f"{edited}: begins run {name}")
     say(f"{plan.name}: run {name}{goes_on}, {plan.rounds} rounds of {plan.algorithm.name}")
     with display.bar:
         try:
@@ -102,5 +104,7 @@ def _local(
             asyncio.run(go())
         except (asyncio.CancelledError, KeyboardInterrupt):
             print_line(console, "the broker and the agents that this command started have ended")
+            if exists(local.data_dir, local.run):
+                print_line(console, f"run {local.run} stays unfinished; the same command begins a new one")
             raise
     return local.folder, read(local.folder)

@@ -16,8 +16,8 @@ import msgspec
 
 from edge_server.journal.records import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
 from edge_server.journal.sqlite import JOURNAL, last_record, read, salvageable_records
-from edge_server.plan.plan import Plan, is_same_plan
-from shared.errors import ConfigError, CorruptFile
+from edge_server.plan.plan import Plan, is_same_plan, plan_differences
+from shared.errors import ConfigError, CorruptFile, NoSuchRun
 from shared.runtime.clock import utc_of_stamp, utc_stamp
 from shared.runtime.durable import explain_disk_errors
 
@@ -28,10 +28,6 @@ LAST = "last"
 MOST_NAMED = 5
 MOST_ENDED = 64
 """Runs that devices are told are over; each is a name in every task."""
-
-
-class NoSuchRun(ConfigError):
-    """Nothing in a folder of runs has the name that was given, or begins so."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +220,27 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
         ):
             return run.opened.run
     return None
+
+
+def edited_from(data_dir: Path, plan: Plan) -> str:
+    """Return which run of a plan of this name was begun last and where that plan differs; empty where it does not.
+
+    Args:
+        data_dir: Folder of runs.
+        plan: What is to be done now.
+    """
+    runs = [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders_of_runs(data_dir)]
+    begun = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
+    last = max((one for one in begun if one.plan.name == plan.name), key=lambda one: one.started, default=None)
+    if last is None or is_same_plan(last.plan, plan):
+        return ""
+    return f"the plan differs from that of run {last.run} ({describe_differences(last.plan, plan)})"
+
+
+def describe_differences(begun: Plan, plan: Plan) -> str:
+    """Return in which keys two plans differ, not too many of them."""
+    found = plan_differences(begun, plan)
+    return ", ".join(found[:MOST_NAMED]) + f" and {len(found) - MOST_NAMED} more" * (len(found) > MOST_NAMED)
 
 
 def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -234,6 +234,29 @@ def is_same_plan(begun: Plan, plan: Plan) -> bool:
     if (begun.round.on_missed, plan.round.on_missed) == ("continue", "retry"):
         begun = msgspec.structs.replace(begun, round=msgspec.structs.replace(begun.round, on_missed="retry"))
     return begun == plan
+
+
+def plan_differences(begun: Plan, plan: Plan) -> list[str]:
+    """Return where a plan differs from that of a run, as `round.deadline_s: 60.0 -> 90.0`, a key a line.
+
+    Args:
+        begun: The run's.
+        plan: What is to be done now.
+    """
+    before, after = (_leaves("", msgspec.to_builtins(one)) for one in (begun, plan))
+    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    return [f"{key}: {before.get(key, 'none')} -> {after.get(key, 'none')}" for key in keys]
+
+
+def _leaves(place: str, value: Any) -> dict[str, Any]:
+    """Return the values of a nest of tables and arrays by their places."""
+    if isinstance(value, dict):
+        parts = [(f"{place}.{key}".lstrip("."), one) for key, one in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{place}[{index}]", one) for index, one in enumerate(value)]
+    else:
+        return {place: value}
+    return {key: leaf for name, one in parts for key, leaf in _leaves(name, one).items()}
 
 
 def placed(plan: Plan, data_root: Path) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_server.journal.runs import NoSuchRun, exists
+from edge_server.journal.runs import exists
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan, placed
 from edge_server.rounds.check_plan import check, load
@@ -14,7 +14,7 @@ from edge_server.trace import files
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import trace_of_run
 from shared.algorithms import ALGORITHMS
-from shared.errors import ConfigError
+from shared.errors import ConfigError, NoSuchRun
 from shared.registry import build
 
 MOST_NAMED = 3

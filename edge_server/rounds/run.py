@@ -37,7 +37,7 @@ from edge_server.journal.records import (
     RunOpened,
     closed_rounds,
 )
-from edge_server.journal.runs import require_record, versions
+from edge_server.journal.runs import describe_differences, require_record, versions
 from edge_server.plan.plan import Plan, is_same_plan, test_data
 from edge_server.plan.sections import BudgetPlan
 from edge_server.rounds import evaluate
@@ -344,7 +344,10 @@ def is_live(records: Iterable[AnyRecord]) -> bool:
 def _begun(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
     begun = next((record for record in records if isinstance(record, RunOpened)), None)
     if begun and not is_same_plan(begun.plan, plan):
-        raise ConfigError(f"run: {begun.run!r} was begun with another plan; name another run, or restore its plan")
+        others = describe_differences(begun.plan, plan)
+        raise ConfigError(
+            f"run: {begun.run!r} was begun with another plan ({others}); name another run, or restore its plan"
+        )
     return begun
 
 

@@ -87,6 +87,44 @@ def test_a_plan_that_has_ended_is_not_begun_again_by_a_restart(tmp_path, monkeyp
     assert [path.parent.name for path in (tmp_path / "runs").glob(f"*/{JOURNAL}")] == [RUN]
 
 
+def leave_unfinished(folder: Path, name: str, started: str, **sections: str) -> Path:
+    """Leave a run that was interrupted, of a plan that says so; return the server's file."""
+    plan = load(write_plan(folder, rounds=1, **sections), folder)
+    store = SqliteStore(folder / "runs" / name)
+    store.append(RunOpened(run=name, plan=plan, started=started))
+    store.close()
+    return write_config(folder)
+
+
+def said_by_run(config: Path, monkeypatch, capsys, *words: str) -> str:
+    """Return what `run` writes until it would serve."""
+
+    async def serve(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("edge_server.trial.live.serve", serve)
+    monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(config), *words])
+    with pytest.raises(SystemExit):
+        main()
+    return capsys.readouterr().err
+
+
+def test_an_edited_plan_says_where_it_differs_and_which_run_it_begins(tmp_path, monkeypatch, capsys):
+    """It began another run without a word, and the one before stayed as it was."""
+    config = leave_unfinished(tmp_path, RUN, "20261122T000000Z")
+    assert "differs" not in said_by_run(config, monkeypatch, capsys)
+    write_plan(tmp_path, rounds=3, round="deadline_s = 90.0")
+    said = said_by_run(config, monkeypatch, capsys)
+    assert f"the plan differs from that of run {RUN} (round.deadline_s: 30.0 -> 90.0, rounds: 1 -> 3)" in said
+    assert "): begins run tiny-" in said
+
+
+def test_again_of_a_run_that_is_not_finished_goes_on_with_it_and_says_so(tmp_path, monkeypatch, capsys):
+    config = leave_unfinished(tmp_path, RUN, "20261122T000000Z")
+    said = said_by_run(config, monkeypatch, capsys, "--again")
+    assert f"run {RUN} is not finished: goes on with it; `edge-server runs rm {RUN} --config {config}`" in said
+
+
 def test_a_run_that_the_servers_file_names_is_not_begun_again(tmp_path, monkeypatch, capsys):
     """Two runs have no one name: the file must say another."""
     plan = load(write_plan(tmp_path, rounds=1), tmp_path)
