@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from device_agent.config import load as load_agent
 from edge_server.config import LinkConfig, ReadingsConfig, ServerConfig, load
+from edge_server.fleet.membership import devices_of_plan
+from edge_server.rounds import check_plan
+from shared.data.load import load as load_data
 from shared.errors import ConfigError
 from shared.transport.base import Broker
+from tests.machine import configured
+
+GATEWAY = Path(__file__).parents[2] / "deploy" / "gateway"
 
 
 def write(folder, text, name="server.toml"):
@@ -92,3 +102,25 @@ def test_a_mistake_names_file_key_and_remedy(tmp_path, text, key, remedy):
 def test_an_absent_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml: no such file; give the path"):
         load(tmp_path / "nowhere.toml")
+
+
+def test_the_sample_gateway_fits_together():
+    """Server, plan and board as they are shipped: one site, a board that the plan names, data that its model takes."""
+    server, board = load(GATEWAY / "server.toml"), load_agent(GATEWAY / "agent.toml")
+    plan = check_plan.load(Path(server.plan), GATEWAY)
+    assert (board.site, board.broker.port) == (server.site, server.broker.port)
+    assert board.device in devices_of_plan(plan)
+    assert len(devices_of_plan(plan)) == plan.cohort.min_devices == board.data.partition.parts == 2
+    assert len(load_data(board.data))
+
+
+@pytest.mark.broker
+def test_the_sample_brokers_lines_are_taken(tmp_path):
+    """By mosquitto itself; only the port is the test's own."""
+    lines = [line for line in (GATEWAY / "mosquitto.conf").read_text().splitlines() if not line.startswith("listener")]
+
+    async def use() -> None:
+        async with configured(tmp_path, *lines) as broker:
+            assert broker.process.returncode is None
+
+    asyncio.run(use())
