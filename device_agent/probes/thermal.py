@@ -20,6 +20,8 @@ from shared.protocol.measurements import Absent, Lack, Reading
 
 ZONE_FOLDER = "sys/class/thermal"
 HOTTEST_CELSIUS = "thermal.hottest_celsius"
+MOST_TOLD = 64
+"""Thermometers that are told, the hottest; servers with thousands of zones made reports of 400 kB."""
 CPU_CHIPS = ("coretemp", "cpu_thermal", "k10temp", "zenpower")
 """Drivers of CPU sensors under hwmon; many other chips are fans, disks and network cards."""
 
@@ -85,7 +87,23 @@ def _collect_readings(sensors: list[Sensor], profile: Profile, at: float) -> Pro
     else:
         lack: Lack = next((one.lack for one in lacking.values()), "not_present")
         lacking[HOTTEST_CELSIUS] = describe_absence(NoData("no thermometer of known place answers", lack=lack))
-    return ProbeResult(readings=readings, absent=lacking)
+    return _keep_hottest(readings, lacking)
+
+
+def _keep_hottest(readings: dict[str, Reading], lacking: dict[str, Absent]) -> ProbeResult:
+    """Leave out the coolest thermometers, and the last of those that do not answer, beyond a bound; say so."""
+    ranked = sorted(readings, key=lambda name: (name != HOTTEST_CELSIUS, -readings[name].value))
+    told, absent = set(ranked[: MOST_TOLD + 1]), dict(sorted(lacking.items(), key=_is_hottest)[:MOST_TOLD])
+    facts = {}
+    if len(told) + len(absent) < len(readings) + len(lacking):
+        count = len({*readings, *lacking} - {HOTTEST_CELSIUS})
+        facts["thermal"] = f"{count} thermometers, of which at most {MOST_TOLD} that answer and as many others are told"
+    kept = {name: one for name, one in readings.items() if name in told}
+    return ProbeResult(readings=kept, absent=absent, facts=facts)
+
+
+def _is_hottest(entry: tuple[str, Absent]) -> bool:
+    return entry[0] != HOTTEST_CELSIUS
 
 
 def _choose_hottest(readings: list[Reading], lacking: int) -> Reading:

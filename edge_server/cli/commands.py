@@ -240,7 +240,7 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
     device_columns = tables.MAX_DEVICE_COLUMNS if sys.stdout.isatty() else None
     table = tables.rounds_table(records, device_columns=device_columns)
     found = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
-    notes = [*chain.from_iterable(found), why_short(records)]
+    notes = [*chain.from_iterable(found), *tables.restart_lines(records), why_short(records)]
     write_text(sys.stdout, table, *filter(None, notes))
     *lines, what_next, record = outcome_lines(came_to, folder)
     write_text(sys.stdout, *lines)

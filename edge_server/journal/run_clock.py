@@ -43,11 +43,19 @@ def _by_calendar(earlier: ServerBegan, utc_s: float | None) -> float | None:
     return earlier.run_s + utc_s - earlier.utc_s
 
 
+RESTARTED = "went on after a restart of the server"
+"""In the note of a round whose seconds hold the time in which there was no server."""
+
+
 class Elapsed(NamedTuple):
-    """Seconds that have passed, and whether all of them are known; if not, there may have been more."""
+    """Seconds that have passed, and whether all of them are known; if not, there may have been more.
+
+    Of them at most `away_s` had no server: from the last moment that is recorded to the beginning of the next process.
+    """
 
     seconds: float
     is_known: bool
+    away_s: float = 0.0
 
 
 def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float) -> Elapsed:
@@ -59,16 +67,19 @@ def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float)
         now: On the clock of that process.
     """
     processes, opened_s, is_known = list[ServerBegan](), None, True
+    last_s = away_s = 0.0
     for record, second in timed_records(records):
         if isinstance(record, ServerBegan):
+            away_s += record.run_s - last_s if opened_s is not None else 0.0
             told_s = _by_calendar(processes[-1], record.utc_s) if processes else None
             is_known &= opened_s is None or told_s == record.run_s
             processes.append(record)
         elif isinstance(record, RoundOpened) and record.round == opened.round:
-            opened_s, is_known = second, True
+            opened_s, is_known, away_s = second, True, 0.0
+        last_s = max(last_s, second or 0.0)
     if opened_s is None or not processes:
         return Elapsed(0.0, is_known=False)
-    return Elapsed(processes[-1].run_s + now - processes[-1].at - opened_s, is_known)
+    return Elapsed(processes[-1].run_s + now - processes[-1].at - opened_s, is_known, away_s)
 
 
 @dataclass

@@ -261,7 +261,9 @@ async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
     """Return how long ago an earlier process opened a round; the record says how well that is known."""
     found = run_clock.elapsed_since(rounds.store.records(), opened, rounds.server.clock())
     how = "by the calendar" if found.is_known else "as far as is known: the calendar does not tell how long it was away"
-    what = f"round {opened.round} went on after a restart of the server: its seconds count from its opening, {how}"
+    what = f"round {opened.round} {run_clock.RESTARTED}: its seconds count from its opening, {how}"
+    if found.away_s >= 1:
+        what += f"; up to {found.away_s:.0f} of them it was away, and nobody worked on the round"
     await rounds.persist(rounds.store.append, Noted(what=what))
     return found.seconds
 

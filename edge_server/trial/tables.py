@@ -12,12 +12,14 @@ from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
     LeftOut,
+    Noted,
     Rewound,
     RoundClosed,
     closed_rounds,
     missed_tries,
     valid,
 )
+from edge_server.journal.run_clock import RESTARTED
 from edge_server.journal.runs import RunSummary
 from shared.protocol.measurements import JOULES, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
@@ -185,6 +187,13 @@ def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
         lines.append(f"device {device} failed {times} times, last in round {number}: {cause}{stays}")
     rest = len(causes) - MOST_NAMED
     return [*lines, *([f"{rest} more devices failed"] if rest > 0 else [])]
+
+
+def restart_lines(records: Sequence[AnyRecord]) -> list[str]:
+    """Return which rounds went on after a restart of the server: their seconds hold the time it was away."""
+    notes = [record.what for record in records if isinstance(record, Noted) and RESTARTED in record.what]
+    rest = len(notes) - MOST_MISSED
+    return [*notes[:MOST_MISSED], *([f"{rest} more rounds {RESTARTED}"] if rest > 0 else [])]
 
 
 def missed_lines(records: Sequence[AnyRecord]) -> list[str]:

@@ -47,6 +47,17 @@ def test_two_zones_of_one_type_are_told_apart_in_the_order_of_their_numbers(tmp_
     }
 
 
+def test_of_thousands_of_zones_the_hottest_are_told_and_how_many_are_not(tmp_path) -> None:
+    """A report of 4,000 zones was one of 400 kB, every half a minute."""
+    files: dict[str, object] = {}
+    for number in range(200):
+        files |= zone(number, f"zone{number}", 20000 + 100 * number if number < 100 else "garbage")
+    found = thermal.read(grow(tmp_path, files), profile(), 0)
+    assert celsius(found) == {f"zone{number}": 20 + number / 10 for number in range(36, 100)} | {"hottest": 29.9}
+    assert len(found.absent) == 64
+    assert found.facts == {"thermal": "200 thermometers, of which at most 64 that answer and as many others are told"}
+
+
 def test_what_means_nothing_is_left_out_and_what_cannot_be_is_invalid(tmp_path) -> None:
     """PMIC-Die is a constant; -256 celsius is a block that is off; 126 is none that a board survives."""
     root = grow(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import Evaluated, Noted, RoundClosed, RoundOpened, RunClosed
+from edge_server.journal.records import AnyRecord, Evaluated, Noted, RoundClosed, RoundOpened, RunClosed
 from edge_server.journal.runs import checkpoint_path
-from edge_server.trial.tables import device_lines
+from edge_server.trial.tables import device_lines, restart_lines
 from shared.protocol.messages import Status
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import RUN, Site, beginning, moved, packed, site, update_for, virtual
@@ -248,7 +248,7 @@ def test_the_final_model_is_tried_by_the_devices(tmp_path):
 def test_a_round_that_a_restart_cut_counts_from_its_opening(tmp_path):
     """Open for 4 s when the server was ended, and for 3 s after; without a calendar nobody knows the 20 s between."""
 
-    async def play() -> tuple[RoundClosed, list[str]]:
+    async def play() -> tuple[RoundClosed, list[AnyRecord]]:
         broker = MemoryTransport()
         async with site(tmp_path, broker, rounds=1) as here:
             one, two = await here.device("one"), await here.device("two")
@@ -263,11 +263,12 @@ def test_a_round_that_a_restart_cut_counts_from_its_opening(tmp_path):
             await asyncio.sleep(3)
             await one.answer(task, moved(here.plan, 0.5))
             _, [closed] = await here.ended()
-            return closed, [record.what for record in here.store.records() if isinstance(record, Noted)]
+            return closed, here.store.records()
 
-    closed, notes = virtual(play())
+    closed, records = virtual(play())
     assert closed.seconds == pytest.approx(7.0)
-    [note] = notes
+    [note] = restart_lines(records)
+    assert [one.what for one in records if isinstance(one, Noted)] == [note]
     assert note == (
         "round 1 went on after a restart of the server: its seconds count from its opening, "
         "as far as is known: the calendar does not tell how long it was away"
