@@ -6,6 +6,7 @@ Transports: memory, and MQTT 5 and 3.1.1 over the two brokers that the project m
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -46,6 +47,23 @@ KINDS = {
     "embedded": ("embedded", 3),
 }
 _numbers = count()
+
+
+def pytest_configure() -> None:
+    """Collect no garbage while tests are collected: nothing of it is any, and looking takes seconds."""
+    gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, so that none of them is left to one process at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, of what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
