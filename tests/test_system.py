@@ -23,7 +23,6 @@ from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_examples, write_plan
 from tests.edge_server.processes import (
     PATIENCE_S,
-    ROOT,
     ROUNDS,
     TINY,
     Field,
@@ -39,33 +38,39 @@ from tests.edge_server.textbook import require_equal, textbook
 DEVICES = ("device-0", "device-1")
 pytestmark = [
     pytest.mark.broker,
+    pytest.mark.slow,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 
-def trial(plan: Path, runs: Path, *more: object) -> subprocess.CompletedProcess[str]:
-    """Run a plan live on this machine."""
-    places = ("--data-dir", runs, "--data-root", plan.parent)
-    return subprocess.run(  # noqa: S603 - ours
-        [sys.executable, "-m", "edge_server", "trial", "run", *map(str, (plan, *places, *more))],
-        cwd=ROOT,
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the plan of a finished live trial of two agents, and what the command said.
+
+    It is given in another folder than that of the data sets, which it names by a relative path.
+    """
+    folder = tmp_path_factory.mktemp("tried")
+    model = 'name = "mlp"\noptions = { features = 8, hidden = 4, classes = 3 }'
+    data = f"{write_examples(folder, 120)}\nholdout = 0.1"
+    plan = write_plan(folder, rounds=2, **TINY | {"model": model, "data": data})
+    (folder / "here").mkdir()
+    words = ("trial", "run", plan, "--local", 2, "--data-dir", folder / "runs", "--data-root", "..")
+    done = subprocess.run(  # noqa: S603 - ours
+        [sys.executable, "-m", "edge_server", *map(str, words)],
+        cwd=folder / "here",
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-
-
-@pytest.fixture(scope="module")
-def tried(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Return the plan of a finished live trial of two agents, and what the command said."""
-    folder = tmp_path_factory.mktemp("tried")
-    plan = write_plan(folder, rounds=2, **TINY)
-    return plan, trial(plan, folder / "runs", "--local", 2)
+    return plan, done
 
 
 def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
-    """Exit code 0, one row a round, every device's bytes, the path that `show` takes."""
+    """Exit code 0, one row a round, every device's bytes, the path that `show` takes.
+
+    A relative folder of data sets starts where the command was given, though the agents' own files lie elsewhere.
+    """
     plan, done = tried
     assert done.returncode == 0, done.stderr
     folder = folder_of(plan.parent / "runs")
@@ -73,6 +78,7 @@ def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
     assert ["round", "updates", "accuracy", "loss", "seconds", "slowest", "joules", "device-0", "device-1"] in rows
     assert [row[:2] for row in rows if row and row[0] in "12"] == [["1", "2"], ["2", "2"]]
     assert f"record: {folder}" in done.stdout
+    assert "finished: 2 of 2 rounds" in done.stdout
     assert "on the devices' held-out examples" in done.stdout
     assert "round 2/2" in done.stderr
 
@@ -230,25 +236,3 @@ def test_a_killed_broker_costs_nothing_but_time(site):
         site.replace_broker()
         assert process.wait(PATIENCE_S) == 0
     site.require_whole(name)
-
-
-def test_a_relative_folder_of_data_sets_starts_where_the_command_was_given(tmp_path):
-    """The agents' own files lie elsewhere; by default the folder is a relative one."""
-    plan = write_plan(
-        tmp_path,
-        rounds=1,
-        model='name = "mlp"\noptions = { features = 8, hidden = 4, classes = 3 }',
-        data=write_examples(tmp_path),
-        partition='kind = "even"',
-    )
-    (tmp_path / "here").mkdir()
-    done = subprocess.run(  # noqa: S603 - ours
-        [sys.executable, "-m", "edge_server", "trial", "run", str(plan), "--local", "2", "--data-root", ".."],
-        cwd=tmp_path / "here",
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "finished: 1 of 1 rounds" in done.stdout

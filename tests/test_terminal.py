@@ -172,7 +172,7 @@ def test_a_replay_its_gap_and_a_study_fit_the_terminal(site, tmp_path):
     study = write_study(
         tmp_path, f'name = "study-of-two-methods"\nplan = "plan.toml"\n{VARIANTS}\n[report]\ntarget = 0.2'
     )
-    command = lambda: run_server("study", study, "--data-root", tmp_path, "--data-dir", runs)  # noqa: E731
+    command = lambda: run_server("study", study, "--jobs", 1, "--data-root", tmp_path, "--data-dir", runs)  # noqa: E731
     require_whole(on_terminal(command, 80), piped(command, 30), 80)  # the second finds every cell done
 
 
@@ -192,14 +192,18 @@ def test_a_study_of_kills_and_a_calibration_fit_the_terminal(tmp_path):
     require_whole(on_terminal(lambda: show_fit(found, tmp_path), 60), piped(lambda: show_fit(found, tmp_path), 30), 60)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_live_trial_ends_with_whole_figures_on_80_columns(tmp_path):
-    """Its progress and its table, on one terminal."""
+    """Its progress and its table, on one terminal; the plan says that it runs on this machine, not the command line."""
     plan = write_plan(tmp_path, rounds=1, **TINY)
-    words = (plan, "--data-dir", tmp_path / "runs", "--data-root", tmp_path, "--local", 2)
+    plan.write_text(plan.read_text().replace("rounds = 1", "rounds = 1\nlocal = 2"))
+    words = (plan, "--data-dir", tmp_path / "runs", "--data-root", tmp_path)
     seen = on_terminal(lambda: live("trial", "run", *words), 80)
     require_whole(seen, [], 80)
     text = "\n".join(seen)
+    assert "tiny: 2 agents, 1 rounds of fedavg" in text
+    assert len(list((folder_of(tmp_path / "runs") / "local").glob("device-[01].json"))) == 2  # agents of its own
     assert re.search(r"round 1, updates \d/2", text)
     assert re.search(r"accuracy 0\.\d{4}  loss \d\.\d{4}", text)
     [headings] = [line.split() for line in seen if line.startswith("round updates") or "  updates  accuracy" in line]

@@ -100,6 +100,7 @@ def module(word: Path) -> str:
     return command[command.index("-m") + 1] if "-m" in command else ""
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
 def test_a_live_trial_under_jumping_clocks_is_as_any_other(clocks, tmp_path):

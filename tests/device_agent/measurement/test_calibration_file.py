@@ -79,6 +79,7 @@ class Simulated:
             thread.join()
 
 
+@pytest.mark.slow
 def test_the_fit_finds_what_the_board_takes(tmp_path):
     """Real training in a child, a real plug on loopback: idle watts and watts of a core are found, kept and used.
 

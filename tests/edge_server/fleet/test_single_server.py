@@ -102,6 +102,7 @@ def test_words_alone_are_no_server(caplog):
     assert not caplog.records
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.skipif(mosquitto() is None, reason="mosquitto is not installed")
 def test_a_trial_that_is_begun_beside_the_sites_server_gives_way_to_it(tmp_path):

@@ -186,6 +186,7 @@ for number in count(int(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_history(tmp_path):
     """kill -9 at any moment: what is there reads, and the next process goes on with it."""
     path = tmp_path / FILE

@@ -190,6 +190,7 @@ def test_a_replay_waits_for_no_disk_and_asks_no_sensor(tmp_path, monkeypatch):
     assert [path for path in opened if path.startswith("/sys/") and not path.startswith("/sys/fs/cgroup")] == []
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_ended_leaves_nothing_behind(tmp_path):
     """By SIGTERM, in the middle: exit code 130, no process, no folder in memory."""
     make_plan(tmp_path, rounds=1_000_000)

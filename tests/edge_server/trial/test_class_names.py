@@ -18,20 +18,30 @@ from tests.edge_server.processes import PATIENCE_S, folder_of, started
 
 pytestmark = [
     pytest.mark.broker,
+    pytest.mark.slow,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 
-@contextmanager
-def boards(folder: Path, **labels: tuple[str, str]) -> Iterator[int]:
-    """Run a broker, and an agent for each table of two classes, until the block ends; yield the broker's port.
-
-    What stands before a class and a comma is one feature more.
-    """
+@pytest.fixture(scope="module")
+def port(tmp_path_factory) -> Iterator[int]:
+    """Run a broker with boards a and b, whose folders of classes are `cat, dog` and `bird, cat`; return its port."""
+    folder = tmp_path_factory.mktemp("boards")
     with asyncio.Runner() as runner, ExitStack() as stack:
         private = broker.running(folder)
         port = runner.run(private.__aenter__()).port
         stack.callback(lambda: runner.run(private.__aexit__(None, None, None)))
+        stack.enter_context(boards(folder, port, a=("cat", "dog"), b=("bird", "cat")))
+        yield port
+
+
+@contextmanager
+def boards(folder: Path, port: int, **labels: tuple[str, str]) -> Iterator[None]:
+    """Run an agent for each table of two classes until the block ends.
+
+    What stands before a class and a comma is one feature more.
+    """
+    with ExitStack() as stack:
         for name, (left, right) in labels.items():
             (folder / name).mkdir()
             rows = "".join(f"{-place},1,{left}\n{place},1,{right}\n" for place in range(1, 21))
@@ -41,7 +51,7 @@ def boards(folder: Path, **labels: tuple[str, str]) -> Iterator[int]:
             (folder / name / "agent.json").write_text(json.dumps(config))
             words = ("run", "--config", folder / name / "agent.json")
             stack.enter_context(started("device_agent", *words, log=folder / f"{name}.log"))
-        yield port
+        yield
 
 
 def run_server(folder: Path, port: int, **sections: str) -> tuple[int, str]:
@@ -57,10 +67,9 @@ def run_server(folder: Path, port: int, **sections: str) -> tuple[int, str]:
     return code, (folder / "log").read_text()
 
 
-def test_other_names_are_refused_with_both_lists(tmp_path):
+def test_other_names_are_refused_with_both_lists(port, tmp_path):
     """Folders `cat, dog` and `bird, cat` are both 0 and 1: it ended with code 0 and without a word."""
-    with boards(tmp_path, a=("cat", "dog"), b=("bird", "cat")) as port:
-        code, said = run_server(tmp_path, port)
+    code, said = run_server(tmp_path, port)
     assert code == 2
     last = said.splitlines()[-1]
     assert last.startswith("edge-server: device b: the run does not begin, its labels mean something else: its classes")
@@ -69,11 +78,11 @@ def test_other_names_are_refused_with_both_lists(tmp_path):
     assert closed_rounds(read(folder_of(tmp_path / "runs"))) == []
 
 
-def test_the_plan_names_them_and_every_board_numbers_its_own_by_it(tmp_path):
+def test_the_plan_names_them_and_every_board_numbers_its_own_by_it(port, tmp_path):
     """`cat` is one class, right of zero on one board and left of it on the other; what does not fit has our words."""
     planned = 'source = "csv"\npath = "nowhere.csv"\nclasses = ["dog", "bird", "cat"]'
     cohort = "min_devices = 3"
-    with boards(tmp_path, a=("cat", "dog"), b=("bird", "cat"), c=("0,cat", "0,dog")) as port:
+    with boards(tmp_path, port, c=("0,cat", "0,dog")):
         code, said = run_server(tmp_path, port, data=planned, cohort=cohort, round='on_missed = "stop"')
         assert code == 0, said
         [closed] = closed_rounds(read(folder_of(tmp_path / "runs")))

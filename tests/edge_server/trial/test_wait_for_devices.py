@@ -31,6 +31,7 @@ from tests.edge_server.textbook import require_equal
 
 pytestmark = [
     pytest.mark.broker,
+    pytest.mark.slow,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
@@ -248,13 +249,3 @@ def test_a_killed_trial_has_not_forgotten_its_budget(site, tmp_path):
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end == RunClosed(outcome="stopped", cause=f"budget.time_s: {sum(seconds):.6g} s of 4 s are spent")
     assert f"ended short after {len(seconds)} rounds: {end.cause}" in " ".join(log.read_text().split())
-
-
-def test_a_plan_may_say_that_it_runs_on_this_machine(tmp_path, typed):
-    """Without a word on the command line; agents and broker are its own."""
-    path = plan(tmp_path, rounds=1, cohort="min_devices = 1", more=TINY["more"], evaluation="every = 1")
-    path.write_text(path.read_text().replace("rounds = 1", "rounds = 1\nlocal = 1"))
-    code, _, said = typed("trial", "run", path, "--data-dir", tmp_path / "runs", "--data-root", tmp_path)
-    assert code == 0
-    assert "tiny: 1 agents, 1 rounds of fedavg" in said
-    assert (folder_of(tmp_path / "runs") / "local" / "device-0.json").exists()

@@ -67,56 +67,56 @@ HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FAULTS = """
 import resource, sys
 from shared.runtime import malloc
-if sys.argv[1] == "huge":
+if sys.argv[1] != "plain":
     malloc.enable_huge_pages()
+if sys.argv[1] == "tuned":
+    malloc.tune(*malloc.STEPS)
 import torch
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-torch.full((16 << 20,), 1.0)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+from shared.models.spu import spu_emnist
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+steps, count = 0, 60 if sys.argv[1] != "plain" else 0
+torch.set_num_threads(1)
+layers = spu_emnist().layers.to(memory_format=torch.channels_last)
+inputs = torch.ones(16, 1, 28, 28)
+for step in range(count):
+    before = faults()
+    layers(inputs).sum().backward()
+    steps += (faults() - before) * (step >= 20)
+before = faults()
+torch.full((16 << 20,), 1.0)  # larger than what is ever taken from the heap
+print(steps, faults() - before)
 """
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, tuple[int, int]]:
+    """Return page faults of forty steps (of none where plain) and of a large tensor, by what is set."""
+    found = {}
+    for how in ("plain", "huge", "tuned"):
+        words = [sys.executable, "-c", FAULTS, how]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, check=True)  # noqa: S603 - ours
+        steps, tensor = map(int, done.stdout.split())
+        found[how] = steps, tensor
+    return found
 
 
 @pytest.mark.skipif(
     not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this kernel has no transparent huge pages"
 )
-def test_a_large_tensor_costs_few_page_faults():
+def test_a_large_tensor_costs_few_page_faults(counted):
     """64 MiB in pages of 4 KiB are 16 thousand faults; with huge pages, where the system is free to give them, few."""
-    faults = []
-    for how in ("plain", "huge"):
-        done = subprocess.run(  # noqa: S603 - ours
-            [sys.executable, "-c", FAULTS, how], cwd=ROOT, capture_output=True, check=True
-        )
-        faults.append(int(done.stdout))
+    faults = [counted[how][1] for how in ("plain", "huge")]
     if faults[0] < 4000:
         pytest.skip("this system gives huge pages to everybody")
     assert faults[1] < faults[0] / 3
 
 
-STEPS = """
-import resource, sys
-from shared.runtime import malloc
-malloc.enable_huge_pages()
-if sys.argv[1] == "tuned":
-    malloc.tune(*malloc.STEPS)
-import torch
-from shared.models.spu import spu_emnist
-torch.set_num_threads(1)
-layers = spu_emnist().layers.to(memory_format=torch.channels_last)
-inputs = torch.ones(16, 1, 28, 28)
-for step in range(60):
-    if step == 20:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    layers(inputs).sum().backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def test_steps_take_their_memory_once():
+def test_steps_take_their_memory_once(counted):
     """Untuned, the pages of each step's tensors are given back and taken anew, a hundred or two a step."""
-    faults = [
-        int(subprocess.run([sys.executable, "-c", STEPS, how], cwd=ROOT, capture_output=True, check=True).stdout)  # noqa: S603 - ours
-        for how in ("plain", "tuned")
-    ]
+    faults = [counted[how][0] for how in ("huge", "tuned")]
     if faults[0] < 2000:
         pytest.skip("this allocator keeps what is freed")
     assert faults[1] < faults[0] / 3
