@@ -78,7 +78,8 @@ class BudgetPlan(Section, frozen=True, kw_only=True):
     A run, live or replayed, ends after the round that reaches a budget (`journal.budget` says what is counted). A round
     whose tasks would take more joules than are left is begun with fewer devices, the cheapest, or not at all; what
     a device's task takes is told by its earlier ones, so that a first round is begun whole. What devices evaluate is
-    charged as well, and not held back. A replay whose devices cannot keep to a budget at all says so before it begins.
+    charged as well, and left out where less is left than the last evaluation took. A replay whose devices cannot keep
+    to a budget at all says so before it begins.
 
     Attributes:
         time_s: Time of all rounds together, with waiting for devices.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
-from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds, valid
+from edge_server.journal.budget import Ledger
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import AnyRecord, Evaluated, Noted, closed_rounds, valid
 from edge_server.plan.plan import Plan
 from edge_server.rounds.round import Rounds, mean_accuracy
+from shared.protocol.measurements import joule_parts
 from shared.tensors.tree import State
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,28 @@ def evaluation_due(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> 
     return None if done & {None, last} else last
 
 
+def unaffordable(plan: Plan, records: Sequence[AnyRecord]) -> str:
+    """Return why a budget of joules pays for no evaluation, as far as earlier ones tell; empty where it does.
+
+    Args:
+        plan: What it says of the budget.
+        records: The run's journal.
+    """
+    if plan.budget.joules is None:
+        return ""
+    ledger = Ledger()
+    ledger.take(records)
+    left = plan.budget.joules - (ledger.spending().joules or 0.0)
+    tried = [one.round for one in valid(records) if isinstance(one, Evaluated) and one.round is not None]
+    last = by_round(records).get(plan.evaluation.number(plan.rounds, tried[-1]), {}) if tried else {}
+    parts = [getattr(cost, name) for cost in last.values() for name in joule_parts(split=False)]
+    foreseen = math.fsum(one for one in parts if one is not None)
+    if left > 0 and foreseen <= left:
+        return ""
+    last_one = f", and the last one took {foreseen:.4g} J" if foreseen else ""
+    return f"{max(0.0, left):.4g} J are left of budget.joules{last_one}"
+
+
 async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -> None:
     """Let every device that is there evaluate, if that is owed; record what comes of it, whatever that is.
 
@@ -44,8 +70,15 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
     """
     if after is not None and not _is_due(rounds.plan, after):
         return
-    after = evaluation_due(rounds.plan, await rounds.server.worker(rounds.store.records), ended=after is None)
+    records = await rounds.server.worker(rounds.store.records)
+    after = evaluation_due(rounds.plan, records, ended=after is None)
     if after is None:
+        return
+    if why := unaffordable(rounds.plan, records):
+        what = f"the devices' evaluation after round {after} is left out: {why}"
+        if Noted(what=what) not in records:
+            log.warning("%s", what)
+            await rounds.persist(rounds.store.append, Noted(what=what))
         return
     number = rounds.plan.evaluation.number(rounds.plan.rounds, after)
     personal = rounds.algorithm.personal is not None

@@ -30,7 +30,7 @@ from edge_server.replay.run import replay
 from shared.errors import Infeasible
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper, Update
-from tests.edge_server.harness import RUN, moved, site, virtual
+from tests.edge_server.harness import RUN, moved, site, update_for, virtual
 from tests.edge_server.textbook import make_plan
 
 TOLD = Assignment(seed=0, hyper=Hyper())
@@ -189,7 +189,11 @@ def answering(figures: dict[str, list[float | None]], folder: Path, budget: str,
             await asyncio.sleep(5)
             compute = next(told)
             cost = Cost() if compute is None else Cost(**joules(0.0, compute, 0.0))
-            await puppet.answer(task, moved(here.plan, 0.5), cost=cost)
+            if task.train:
+                await puppet.answer(task, moved(here.plan, 0.5), cost=cost)
+            else:
+                tried = {"eval_accuracy": 0.5, "eval_examples": 8.0}
+                await puppet.offer(update_for(task, b"", params=None, weight=0.0, metrics=tried, cost=cost))
 
     async def caught() -> None:
         with suppress(Ended):
@@ -254,6 +258,18 @@ def test_a_round_needs_as_many_as_its_plan_says(tmp_path):
     )
     assert len(closed_rounds(records)) == 2
     assert ends(records).cause == "budget.joules: 14 J of 20 J are spent, and round 3 would take 7 J at the least"
+
+
+def test_an_evaluation_that_cannot_be_afforded_is_left_out_and_the_record_says_so(tmp_path):
+    """5 J a round and 2 an evaluation: of 20 J 19 are spent after the third round, and its evaluation took 21."""
+    records = answering({"a": [5.0, 2.0] * 9}, tmp_path, "joules = 20.0", evaluation="every = 0\ndevices_every = 1")
+    assert [one.round for one in closed_rounds(records)] == [1, 2, 3]
+    assert [one.round for one in records if isinstance(one, Evaluated)] == [1, 2]
+    left_out = "1 J are left of budget.joules, and the last one took 2 J"
+    assert [one.what for one in records if isinstance(one, Noted)] == [
+        f"the devices' evaluation after round 3 is left out: {left_out}"
+    ]
+    assert ends(records).cause == "budget.joules: 19 J of 20 J are spent, and round 4 would take 5 J at the least"
 
 
 def test_fewer_devices_are_the_cheapest_as_many_as_can_be_paid():
