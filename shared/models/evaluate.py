@@ -20,6 +20,10 @@ from shared.tensors.tree import Tree
 MAX_CLASSES = 100
 """Classes up to which each is scored on its own."""
 
+BATCH_SIZE, BATCH_BYTES = 512, 64 << 20
+"""Most examples that are evaluated at a time, and most bytes of what a layer takes and gives for them, if the
+parameters do not take more."""
+
 
 @contextmanager
 def in_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
@@ -82,18 +86,37 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
         raise ConfigError(f"model: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
 
 
+def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:
+    """Return the most bytes that any layer takes and gives for an input of shape (1, ...)."""
+    found = [1]
+
+    def note(_layer: nn.Module, given: tuple[object, ...], gives: object) -> None:
+        found.append(sum(one.nbytes for one in (*given, gives) if isinstance(one, Tensor)))
+
+    hooks = [layer.register_forward_hook(note) for layer in network.modules()]
+    try:
+        functional_call(network, tree, (example,))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(found)
+
+
 @torch.no_grad()
-def score(network: nn.Module, tree: Tree, examples: Examples, batch_size: int = 512) -> Score:
-    """Evaluate parameters on examples, by their running statistics; no copy of the parameters is made.
+def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
+    """Evaluate parameters on examples, by their running statistics, in memory of about the parameters' size.
+
+    No copy of the parameters is made; a wide layer has fewer examples at a time.
 
     Args:
         network: Of any storage, or none.
         tree: Its parameters and buffers.
         examples: Inputs of shape (N, ...), labels of shape (N,).
-        batch_size: Examples evaluated at a time.
     """
     loss_sum, hits, classes = 0.0, [], 0
     with in_mode(network, train=False):
+        most_bytes = max(BATCH_BYTES, sum(leaf.nbytes for leaf in tree.values()))
+        batch_size = max(1, min(BATCH_SIZE, most_bytes // _layer_bytes(network, tree, examples.inputs[:1])))
         for begin in range(0, len(examples), batch_size):
             labels = examples.labels[begin : begin + batch_size]
             logits = functional_call(network, tree, (examples.inputs[begin : begin + batch_size],))

@@ -158,7 +158,9 @@ def _children(pid: int) -> list[int]:
     return [int(one) for each in Path(f"/proc/{pid}/task").glob("*/children") for one in each.read_text().split()]
 
 
-async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = False, memory: bool = False) -> Run:
+async def measure(
+    *, model_bytes: int, devices: int, rounds: int, echo: bool = False, memory: bool = False, tests: bool = False
+) -> Run:
     """Run a fleet. Nobody reads its journal before the run has ended, and then the rounds' ends are taken from it.
 
     Args:
@@ -167,6 +169,7 @@ async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = F
         rounds: How many rounds; the first two are not counted.
         echo: Agents share one process and send back what came, instead of each having a trainer.
         memory: Sample the server's memory, which slows it a little.
+        tests: The server evaluates the model after each round.
     """
     hidden = max(1, (model_bytes // 4 - 10) // HIDDEN_PER_PARAMETER)
     Path("build").mkdir(exist_ok=True)
@@ -175,7 +178,7 @@ async def measure(*, model_bytes: int, devices: int, rounds: int, echo: bool = F
             place, port = Place(Path(name).resolve(), stack), free_port()
             epochs = int(model_bytes >= NOTED_BYTES)
             plan = PLAN.format(rounds=rounds, hidden=hidden, devices=devices, epochs=epochs)
-            (place.path / "plan.toml").write_text(plan)
+            (place.path / "plan.toml").write_text(plan.replace("every = 0", f"every = {int(tests)}"))
             relay = await stack.enter_async_context(counting(port)) if echo else Counted(port)
             server = {"plan": "plan.toml", "run": "bench", "data_dir": str(place.path), "threads": 1}
             pid = await place.configured("server", "edge_server", {**server, "broker": {"port": relay.port}})
