@@ -178,7 +178,9 @@ class Rounds:
             await self.persist(self.store.append, opened)
         us, told = (self.plan, self.algorithm, self.model, self.server, self.link), opened.assignments
         begun = await self._trained(number, state, told)
-        split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
+        split = None
+        if self.algorithm.split:
+            split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
         gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
         after, scored = await self._after(split.top.state if split else begun, told, gather), None
         batches = None
@@ -187,7 +189,7 @@ class Rounds:
             log.debug("phase checkpointing run=%s round=%d", self.run, number)
             _, scored = await asyncio.gather(
                 self.persist(Effect(ROUND_END, self.store.save), number, state),
-                self.server.worker(self._score, state, number),
+                self._score(state, number),
             )
         personal = self.algorithm.personal is not None
         closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
@@ -278,7 +280,7 @@ class Rounds:
         """
         broadcast = sent(self.algorithm, purpose)
         trees = {device: broadcast(state, device, told) for device, told in assignments.items()}
-        outgoing = [await self.server.worker(self._outgoing, tree, devices) for tree, devices in audiences(trees)]
+        outgoing = await self.server.worker(self._prepare, trees)
         payloads = [(device, one) for one in outgoing for device in one.devices]
         codec = build(CODECS, self.plan.codec, "codec")
 
@@ -302,7 +304,6 @@ class Rounds:
         tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
         if split:
             split.join(gather)
-        await self.server.worker(keep_only, self.store.updates, assignments)
         await self._gather_answers(gather, (tasks, outgoing, split), purpose)
         return gather
 
@@ -343,6 +344,12 @@ class Rounds:
         await self.persist(self.store.append, Noted(what=note))
         return True
 
+    def _prepare(self, trees: dict[str, Tree]) -> list[Outgoing]:
+        """Pack what goes down, and make room for what comes up."""
+        outgoing = [self._outgoing(tree, devices) for tree, devices in audiences(trees)]
+        keep_only(self.store.updates, trees)
+        return outgoing
+
     def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
         ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
         server, parts = self.server, pack(dense().encode(ordered, None)[0])
@@ -373,7 +380,8 @@ class Rounds:
         every = self.plan.evaluation.every
         return self.test is not None and bool(every) and (not number % every or number == self.plan.rounds)
 
-    def _score(self, state: State, number: int) -> Score | None:
+    async def _score(self, state: State, number: int) -> Score | None:
         if self.test is None or not self._is_tested(number):
             return None
-        return score(self.model.layers, evaluated(self.algorithm, state), self.test)
+        model, test = self.model, self.test
+        return await self.server.worker(lambda: score(model.layers, evaluated(self.algorithm, state), test))
