@@ -137,8 +137,11 @@ def check_like(tree: Tree, like: Tree) -> None:
 
 
 def _is_finite(leaf: Tensor) -> bool:
-    """Tell by the extremes, which propagate NaN: no mask of the leaf's size is made."""
-    if leaf.is_meta or not leaf.numel():
+    """Tell by the norm, which costs two thirds of the extremes; by these where its squares are beyond the dtype.
+
+    Both propagate NaN, and no mask of the leaf's size is made.
+    """
+    if leaf.is_meta or not leaf.numel() or math.isfinite(torch.linalg.vector_norm(leaf).item()):
         return True
     lowest, highest = torch.aminmax(leaf)
     return math.isfinite(lowest.item()) and math.isfinite(highest.item())

@@ -167,6 +167,19 @@ def test_check_like_refuses_what_is_no_number(dtype, bad):
         tree.check_like({"w": torch.tensor(bad, dtype=dtype)}, {"w": torch.tensor(0, dtype=dtype)})
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_check_like_tells_large_numbers_from_none(dtype, bad):
+    """Numbers of which the squares are beyond the dtype are numbers; one that is none is found among them."""
+    for largest in (torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny):
+        leaf = torch.full((3, 1001), largest, dtype=dtype)
+        tree.check_like({"w": leaf}, {"w": leaf})
+        tree.check_like({"w": leaf.T[::3]}, {"w": leaf.T[::3]})
+        leaf[2, 1000] = bad
+        with pytest.raises(WireError, match="NaN or infinity"):
+            tree.check_like({"w": leaf}, {"w": leaf})
+
+
 def test_check_like_takes_a_part_and_what_is_empty():
     """A device may hold some leaves only; an empty leaf has no bad number; the largest finite number is fine."""
     tree.check_like({}, LIKE)
