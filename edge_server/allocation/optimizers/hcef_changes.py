@@ -6,8 +6,8 @@ leave of E, d = E - J - sum j, all others take up along their faces. The best ch
     sum r + d^2 / (2 S),  S = sum_n drawn_n^2 / (2 bend_n) over those inside of their faces
 
 by dynamic programming over d; what is not spent costs lambda d at most. Between its faces a device may send at any
-level; of all devices, that pays for one at most, and at what level is then searched for, unless they are so many that
-one is nothing. Every point is solved exactly.
+level; of all devices, that pays for one at most, and at what level is searched for at the end, unless they are so many
+that one is nothing. Every point is solved exactly.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from edge_server.allocation.optimizers.hcef_faces import Apart, Faces, add_level
 from edge_server.allocation.optimizers.hcef_few import COLUMNS
 from edge_server.allocation.optimizers.hcef_problem import HcefTerms, Point, value
 
-DEVICES, LEVELS, BINS, TRIED, SEARCHED = 20, 7, 200, 6, 2
-GOLDEN, NARROWINGS = (5**0.5 - 1) / 2, 26
-FACES, MANY = 3, 1000
+DEVICES, LEVELS, BINS, TRIED = 20, 7, 200, 6
+GOLDEN, NARROWINGS = (5**0.5 - 1) / 2, 18
+FACES = 3
 SAME, HOPELESS = 1e-12, 5
 
 
@@ -65,20 +65,13 @@ def by_changes(given: HcefTerms, faces: Faces, start: Start, nearest: NDArray[np
     joules = np.vstack((spent[:, devices], between.still + between.drawn * alone.on_faces))
     own, rows = start.face[devices], np.arange(len(devices))
     left = given.energy_joules - float(spent[start.face, np.arange(len(start.face))].sum())
-    least, best = np.inf, None
     for picks in _cheapest(cost - cost[own, rows], joules - joules[own, rows], left, _Rest.of(faces, start)):
         face, sent = start.face.copy(), np.full(len(start.face), given.least[1])
         face[devices] = np.minimum(picks, FACES)
         is_between = picks >= FACES
         sent[devices[is_between]] = levels[picks[is_between] - FACES, rows[is_between]]
-        found = on_faces(given, add_level(given, faces, sent), face)
-        if found:
+        if found := on_faces(given, add_level(given, faces, sent), face):
             yield found
-            if (worth := float(value(given, found).sum())) < least:
-                least, best = worth, (face, np.where(face < FACES, found[1], sent))
-    if best is not None and len(start.face) <= MANY:
-        for device in np.append(np.flatnonzero(best[0] == FACES), devices)[:SEARCHED]:
-            yield from _level_searched(given, faces, best, device=int(device), worth=least)
 
 
 def _levels(few: HcefTerms) -> Array:
@@ -158,19 +151,30 @@ def _cheapest(cost: Array, joules: Array, left: float, rest: _Rest) -> Iterator[
             yield chosen
 
 
-def _level_searched(
+def search_level(
     given: HcefTerms, faces: Faces, found: tuple[NDArray[np.intp], Array], *, device: int, worth: float
 ) -> Iterator[Point]:
-    """Yield points with one device that sends at other levels, by golden section, while they may be worth less."""
+    """Yield points with one device that sends at other levels, by golden section, while they may be worth less.
+
+    Args:
+        given: The problem's terms.
+        faces: Of every device.
+        found: The face that each device is on, `FACES` for none of them, and what it sends then.
+        device: The one.
+        worth: Objective of the best point that is known.
+    """
     face, sent = found[0].copy(), found[1]
     face[device] = FACES
     apart_by = float(np.ptp(_levels(given)[:2, device]))
     low, high = max(given.least[1], sent[device] - apart_by), min(1.0, sent[device] + apart_by)
 
+    levels, wide = sent.copy(), add_level(given, faces, sent)
+
     def at(level: float) -> tuple[float, Point | None]:
-        levels = sent.copy()
         levels[device] = level
-        point = on_faces(given, add_level(given, faces, levels), face)
+        for line, new in zip(vars(wide).values(), vars(level_faces(given, levels)).values(), strict=True):
+            line[FACES] = new
+        point = on_faces(given, wide, face)
         return (float(value(given, point).sum()) if point else np.inf), point
 
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)

@@ -13,7 +13,8 @@ fixed, P2 is convex and one water-filling: the faces on both sides of lambda are
 all about to change at once, as many on the one as there are joules for; then those with another face for one of the
 devices that are nearest to changing. These, or all where they are no more than `FEW`, then share their joules out anew
 by dynamic programming, as one of few devices matters to the whole. The same over cells of joules bounds P2 from below
-where there are up to `MANY` and that of lambda is too far. Alternation ends it.
+where there are up to `MANY` and that of lambda is too far. Alternation ends it: from there, and from what devices do on
+both sides of lambda, where it gives the joules that no whole change of faces takes to one device between its faces.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from numpy.typing import NDArray
 
 from edge_server.allocation.optimizers.base import Array
 from edge_server.allocation.optimizers.hcef import alternate, halfway
-from edge_server.allocation.optimizers.hcef_changes import Start, by_changes
+from edge_server.allocation.optimizers.hcef_changes import FACES, Start, by_changes, search_level
 from edge_server.allocation.optimizers.hcef_faces import (
+    NEAR,
+    ROUNDING,
     Apart,
     Faces,
     apart,
@@ -43,12 +46,14 @@ from edge_server.allocation.optimizers.hcef_problem import (
     HcefTerms,
     Point,
     control,
+    joules,
     terms,
     value,
 )
 
 FEW = 24
 MANY, CELLS, CERTAIN = 256, (500, 2000, 6000), 9e-4
+SEARCHED = 1000
 NARROWINGS, WIDENINGS = 80, 200
 CLOSE, ENOUGH = 1e-10, 1e-6
 
@@ -71,10 +76,36 @@ def solve(problem: Hcef) -> Control:
         if _total(given, best) - bound <= ENOUGH * abs(bound):
             break
     else:
+        best = _alternated(given, faces, (under[1], over[1]), best)
         best, bound = _by_cells(given, faces, under[0], (best, bound))
-        last = alternate(given, best[0])
-        best = _better(given, best, (last.steps, last.sent))
+        best = _better(given, best, _ended(given, best[0]))
     return control(given, best, under[0], least_objective=bound)
+
+
+def _ended(given: HcefTerms, steps: Array) -> Point:
+    """Return where alternation from these steps ends."""
+    last = alternate(given, steps)
+    return last.steps, last.sent
+
+
+def _alternated(given: HcefTerms, faces: Faces, sides: tuple[Apart, Apart], best: Point) -> Point:
+    """Return the best of where alternation ends, with the best level of the one device that it left between its faces.
+
+    From what devices do on either side of the bound's price, and from halfway between that and the best point so far.
+    """
+    under, over = (side.steps for side in sides)
+    for steps in (under, over, (under + best[0]) / 2):
+        found = _ended(given, steps)
+        if joules(given, found) <= given.energy_joules * (1 + ROUNDING):
+            best = _better(given, best, found)
+    face = closest(faces, best)
+    one = faces.only(face)
+    between = np.flatnonzero(np.abs(best[1] - (one.x - one.y * best[0])) > NEAR)
+    face[between] = FACES
+    for device in between[:1] if len(face) <= SEARCHED else ():
+        for found in search_level(given, faces, (face, best[1]), device=int(device), worth=_total(given, best)):
+            best = _better(given, best, found)
+    return best
 
 
 def _by_cells(given: HcefTerms, faces: Faces, price: float, known: tuple[Point, float]) -> tuple[Point, float]:
