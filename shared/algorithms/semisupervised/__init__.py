@@ -1,0 +1,1 @@
+"""Semi-supervised learning: labels at the server alone, examples without labels on the devices."""

@@ -1,0 +1,122 @@
+"""The two-level queue of SemiSFL: teacher projections of earlier batches, labelled and unlabelled ones apart.
+
+Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule keeps all in one ring, from which 640 unlabelled entries a
+step push the labelled ones within two steps, counts zeros of empty slots as references, and lets labelled entries be
+negatives alone. Here are two rings; what is empty counts for nothing; a labelled entry is always confident. A queue of
+earlier batches is that of K. He et al., Momentum Contrast, CVPR 2020, https://arxiv.org/abs/1911.05722.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from shared.algorithms.semisupervised.losses import References
+from shared.tensors.tree import Tree
+
+LABELLED, UNLABELLED = "queue/labelled/", "queue/unlabelled/"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The last references that were pushed, first in, first out.
+
+    Attributes:
+        slots: As many references as it has room for; those that were never written are zeros.
+        written: How many were ever pushed.
+    """
+
+    slots: References
+    written: int = 0
+
+    @classmethod
+    def empty(cls, capacity: int, width: int) -> Ring:
+        """Return a ring with room for `capacity` projections of `width` numbers."""
+        return cls(
+            References(
+                torch.zeros(capacity, width),
+                torch.zeros(capacity, dtype=torch.int64),
+                torch.zeros(capacity, dtype=torch.bool),
+            )
+        )
+
+    @property
+    def capacity(self) -> int:
+        """How many references it has room for."""
+        return len(self.slots.labels)
+
+    def references(self) -> References:
+        """Return those that are there, in any order."""
+        there, slots = min(self.written, self.capacity), self.slots
+        return References(slots.projections[:there], slots.labels[:there], slots.confident[:there])
+
+    def push(self, new: References) -> Ring:
+        """Return the ring with more references, in place of the oldest; of more than there is room for, the last."""
+        count = len(new.labels)
+        fitting = min(count, self.capacity)
+        at = torch.arange(self.written + count - fitting, self.written + count) % max(1, self.capacity)
+        last = slice(count - fitting, count)
+        slots = References(
+            self.slots.projections.index_copy(0, at, new.projections[last]),
+            self.slots.labels.index_copy(0, at, new.labels[last]),
+            self.slots.confident.index_copy(0, at, new.confident[last]),
+        )
+        return Ring(slots, self.written + count)
+
+    def cleared(self) -> Ring:
+        """Return it with nothing in it."""
+        return Ring.empty(self.capacity, self.slots.projections.shape[1])
+
+    def tree(self, prefix: str) -> Tree:
+        """Return its tensors under names that begin with `prefix`."""
+        return {
+            f"{prefix}projections": self.slots.projections,
+            f"{prefix}labels": self.slots.labels,
+            f"{prefix}confident": self.slots.confident,
+            f"{prefix}written": torch.tensor(self.written),
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Tree, prefix: str) -> Ring:
+        """Return the ring that `tree` wrote."""
+        slots = References(tree[f"{prefix}projections"], tree[f"{prefix}labels"], tree[f"{prefix}confident"])
+        return cls(slots, int(tree[f"{prefix}written"]))
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Both levels.
+
+    Attributes:
+        labelled: Written in supervised steps alone, so that its entries outlast a round.
+        unlabelled: Written at every step of a session, cleared after it.
+    """
+
+    labelled: Ring
+    unlabelled: Ring
+
+    def among(self, current: References) -> References:
+        """Return the current batch's references with all that are queued."""
+        return References.joined(current, self.labelled.references(), self.unlabelled.references())
+
+    def push_labelled(self, new: References) -> Queue:
+        """Return the queue with a batch of the server's own."""
+        return replace(self, labelled=self.labelled.push(new))
+
+    def push_unlabelled(self, new: References) -> Queue:
+        """Return the queue with a batch of the devices'."""
+        return replace(self, unlabelled=self.unlabelled.push(new))
+
+    def after_session(self) -> Queue:
+        """Return the queue that the next round begins with."""
+        return replace(self, unlabelled=self.unlabelled.cleared())
+
+    def tree(self) -> Tree:
+        """Return all its tensors, by name."""
+        return {**self.labelled.tree(LABELLED), **self.unlabelled.tree(UNLABELLED)}
+
+    @classmethod
+    def from_tree(cls, tree: Tree) -> Queue:
+        """Return the queue that `tree` wrote."""
+        return cls(Ring.from_tree(tree, LABELLED), Ring.from_tree(tree, UNLABELLED))
