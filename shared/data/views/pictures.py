@@ -1,0 +1,86 @@
+"""Weak and strong views of pictures: mirror and crop; these, RandAugment and cutout. Bytes in, bytes out.
+
+As FixMatch has them, K. Sohn et al., 2020, https://arxiv.org/abs/2001.07685, and SemiSFL after it: crops move by an
+eighth of a side, with what is beyond the edge reflected; RandAugment takes 2 of 14 operations at magnitude 10; cutout
+greys a square of half a side, 16 pixels of CIFAR's 32 (T. DeVries and G. W. Taylor, https://arxiv.org/abs/1708.04552).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.data.views.operations import OPERATIONS
+
+MARGIN_SHARE, CUT_SHARE = 8, 2
+"""Parts of a side by which a picture moves at most, and that a cutout takes."""
+PICKED, MAGNITUDE, LARGEST = 2, 10, 30
+GREY = 127
+
+
+def weak(pictures: Tensor, generator: torch.Generator, *, mirrors: bool = True) -> Tensor:
+    """Return each picture moved by up to an eighth of its side, every second one or so mirrored.
+
+    Args:
+        pictures: uint8 of shape (B, C, height, width).
+        generator: Draws; as many numbers for each picture, whatever they are.
+        mirrors: Whether any is mirrored: a mirrored digit is none.
+    """
+    count, channels, height, width = pictures.shape
+    shift = torch.rand(2, count, 1, generator=generator) * 2 - 1
+    flips = (torch.rand(count, 1, generator=generator) < 1 / 2) & mirrors
+    rows = _reflected(torch.arange(height) + (shift[0] * (height // MARGIN_SHARE)).round().long(), height)
+    across = torch.where(flips, torch.arange(width - 1, -1, -1), torch.arange(width))
+    columns = _reflected(across + (shift[1] * (width // MARGIN_SHARE)).round().long(), width)
+    at = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)
+    moved = pictures.flatten(2).gather(2, at[:, None].expand(-1, channels, -1))
+    return moved.view(pictures.shape)
+
+
+def _reflected(places: Tensor, count: int) -> Tensor:
+    """Return places below 0 or from `count` on mirrored at the outermost ones."""
+    inner = places.abs()
+    return torch.where(inner < count, inner, 2 * (count - 1) - inner)
+
+
+def strong(pictures: Tensor, generator: torch.Generator, *, mirrors: bool = True) -> Tensor:
+    """Return a weak view after two operations drawn for each picture, with a square of it grey.
+
+    Args:
+        pictures: uint8 of shape (B, C, height, width).
+        generator: As for `weak`.
+        mirrors: Likewise.
+    """
+    count = len(pictures)
+    changed = weak(pictures, generator, mirrors=mirrors)
+    for _ in range(PICKED):
+        chosen = torch.randint(0, len(OPERATIONS), (count,), generator=generator)
+        signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
+        changed = _operate(changed, chosen, signs * (MAGNITUDE / LARGEST))
+    return cut_out(changed, torch.rand(2, count, generator=generator))
+
+
+def _operate(pictures: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """Return each picture after its operation; those with the same one at once."""
+    after = pictures.clone()
+    for number, operation in enumerate(OPERATIONS.values()):
+        if len(index := (chosen == number).nonzero().flatten()):
+            after[index] = operation(pictures[index], shares[index])
+    return after
+
+
+def cut_out(pictures: Tensor, centres: Tensor) -> Tensor:
+    """Return pictures with a grey square each, of half a side, cut off at the edges.
+
+    Args:
+        pictures: Bytes.
+        centres: Where its middle is, as a share of height and of width; of shape (2, B).
+    """
+    inside = []
+    for side, centre in zip(pictures.shape[2:], centres, strict=True):
+        half = side // CUT_SHARE // 2
+        first = (centre * side).long()[:, None] - half
+        places = torch.arange(side)
+        inside.append((places >= first) & (places < first + 2 * half))
+    square = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+    return torch.where(square, GREY, pictures)
