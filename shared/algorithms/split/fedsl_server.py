@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.split.settings import MATRIX, FedslSettings, first_step, is_finite
+from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
+from shared.algorithms.split.settings import FedslSettings, first_step, is_finite
 from shared.codecs import bits
 from shared.errors import WireError
 from shared.models.base import Model
@@ -35,12 +35,6 @@ from shared.tensors.tree import State, Tree, check_like
 MOST_NUMBERS = 1 << 28
 """Of a batch at the cut, dropped ones included: 1 GiB of them."""
 MOST_AXES = 8
-MOST_SHAPES = 16
-"""Of features whose outputs are remembered: a device can name more than any session has."""
-_outputs: WeakKeyDictionary[nn.Module, dict[tuple[int, bool, tuple[int, ...]], int]] = WeakKeyDictionary()
-"""By network, then by cut, whether the batch is of one, and shape without the batch: each try passes an example."""
-_features: WeakKeyDictionary[nn.Module, dict[tuple[int, tuple[int, ...]], tuple[int, ...]]] = WeakKeyDictionary()
-"""By network, then by cut and shape of an input: its features' shape."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +74,11 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
         raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
     check_like({"features": features}, {"features": features})
     shape, cut = _sparse_shape(settings, up) if sparse else tuple(features.shape), settings.cut_of(model)
-    if model.example and shape[1:] != (own := _at_cut(model, cut, state.tree)):
+    if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
         raise WireError(
             f"an example has features of shape {shape[1:]}, one of {model.example} has {own}", reason="shape"
         )
-    classes = _classes(model, cut, state.tree, shape)
+    classes = count_outputs(model, cut, state.tree, shape)
     if labels.min() < 0 or labels.max() >= classes:
         raise WireError(f"a label is not in 0 to {classes - 1}", reason="label")
 
@@ -103,51 +97,6 @@ def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:
     if rows.shape != (shape[0], int(delta.sum()) * (math.prod(shape[1:]) // len(delta))):
         raise WireError(f"features of shape {tuple(rows.shape)}, where {int(delta.sum())} are kept", reason="shape")
     return shape
-
-
-@torch.no_grad()
-def _at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
-    """Return the shape of the features of an input as the model says it is made for; tried once, with zeros."""
-    known, key = _features.setdefault(model.layers, {}), (cut, model.example)
-    if key not in known:
-        bottom = model.below(cut)
-        leaves = {name: tree[name] for name in bottom.state_dict()}
-        with in_mode(model.layers, train=False):
-            known[key] = tuple(functional_call(bottom, leaves, (torch.zeros(1, *model.example),)).shape[1:])
-    return known[key]
-
-
-def _classes(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
-    """Return how many outputs the server part has for features of shape (B, ...), which follows from shapes alone."""
-    key = cut, shape[0] == 1, shape[1:]
-    known = _outputs.setdefault(model.layers, {})
-    if key not in known:
-        found = _try_classes(model, cut, tree, shape)  # of shapes that go on; the others are tried whenever they come
-        if len(known) >= MOST_SHAPES:
-            known.clear()
-        known[key] = found
-    return known[key]
-
-
-@torch.no_grad()
-def _try_classes(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:
-    """Return how many outputs there are for one example of features of shape (B, ...).
-
-    Not without storage, which would cost no arithmetic: torch imports a compiler for it. A batch of one is tried as it
-    will be trained on, which BatchNorm may refuse.
-    """
-    top = model.above(cut)
-    buffers = dict(top.named_buffers())
-    leaves = {name: tree[name].clone() if name in buffers else tree[name] for name in top.state_dict()}
-    try:
-        with in_mode(model.layers, train=shape[0] == 1):
-            outputs = functional_call(top, leaves, (torch.zeros(1, *shape[1:]),))
-    except (RuntimeError, ValueError) as error:
-        problem = str(error).partition("\n")[0]
-        raise WireError(f"features of shape {shape} do not go on ({problem})", reason="shape") from error
-    if outputs.ndim != MATRIX or len(outputs) != 1:
-        raise WireError(f"outputs of shape {tuple(outputs.shape)}", reason="shape")
-    return int(outputs.shape[1])
 
 
 def _delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Tensor:
