@@ -153,12 +153,16 @@ class Scale:
     def session(self, job: Job) -> tuple[Work, float]:
         """Return the work of a whole split session below the cut, and the share of it that is forward passes.
 
+        Where more bottoms than one came, such as a teacher's, every batch is passed through each of them.
+
         Raises:
             ConfigError: As `of`.
         """
         task, total = job.task, self.shelf.count(job.data)
-        names = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
+        came = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
         network = self._network(task.model)
+        names = came & network.state_dict().keys()
+        taught = len(came) // len(names) - 1  # bottoms beside the one that is trained, which only answer
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
         steps = task.assignment.steps
@@ -170,6 +174,7 @@ class Scale:
             )
             for trains in (False, True)
         )
+        forward, both = forward * (1 + taught), both + forward * taught
         examples = sum(one * count for one, count in sizes.items())
         work = self._work(job, steps=steps, examples=examples, flops=both)
         weights = sum(leaf.numel() for name, leaf in network.named_parameters() if name in names)

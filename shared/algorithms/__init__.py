@@ -9,6 +9,9 @@ from shared.algorithms.fedselect import fedselect
 from shared.algorithms.local_only import local_only
 from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
 from shared.algorithms.personal.pruned_personalization import pruned_personalization
+from shared.algorithms.semisupervised.semisfl import VARIANTS as SEMISFL
+from shared.algorithms.semisupervised.semisfl import semisfl
+from shared.algorithms.semisupervised.supervised_only import supervised_only
 from shared.algorithms.split.fedsl import VARIANTS, fedsl
 from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.fjord import fjord
@@ -29,6 +32,9 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fjord_fixed": fjord_fixed,
     "hermes": hermes,
     "prunefl": prunefl,
+    "semisfl": semisfl,
+    "supervised_only": supervised_only,
     **VARIANTS,
     **PERSONALIZED,
+    **SEMISFL,
 }

@@ -4,6 +4,8 @@
     v <- momentum * v + g       at the first step v <- g
     w <- w - rate * v
 
+or, as Nesterov has it, w <- w - rate * (g + momentum * v),
+
 where decay, momentum and rate are those of `Hyper`.
 
 The first use of torch's own imports a compiler, 1.2 seconds of CPU and 74 MB of a trainer's memory on an AMD EPYC, and
@@ -22,13 +24,14 @@ from shared.tensors.tree import Tree
 
 
 @torch.no_grad()
-def descend(weights: Iterable[tuple[str, Tensor]], momenta: Tree, hyper: Hyper) -> None:
+def descend(weights: Iterable[tuple[str, Tensor]], momenta: Tree, hyper: Hyper, *, nesterov: bool = False) -> None:
     """Take a step along the gradients, and use these up: g + decay * w into the momentum, and along that.
 
     Args:
         weights: Parameters by name, changed in place; those without a gradient stay as they are.
         momenta: Of each parameter, kept from step to step; empty before the first.
         hyper: Learning rate, momentum, weight decay.
+        nesterov: Whether the step looks ahead along the momentum.
     """
     for name, weight in weights:
         if (change := weight.grad) is None:
@@ -37,5 +40,10 @@ def descend(weights: Iterable[tuple[str, Tensor]], momenta: Tree, hyper: Hyper) 
         if hyper.weight_decay:
             change.add_(weight, alpha=hyper.weight_decay)
         if hyper.momentum:
-            momenta[name] = change = momenta[name].mul_(hyper.momentum).add_(change) if name in momenta else change
+            if name in momenta:
+                flow = momenta[name].mul_(hyper.momentum).add_(change)
+            else:
+                flow = change.clone() if nesterov else change
+            momenta[name] = flow
+            change = change.add_(flow, alpha=hyper.momentum) if nesterov else flow
         weight.add_(change, alpha=-hyper.learning_rate)

@@ -38,6 +38,7 @@ import split
 import starts
 import together
 import u_shape
+import views
 import wire
 from measure import Figure, NotRun, Row
 from rich.console import Console
@@ -67,6 +68,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "frozen": frozen.run,
     "optimizers": optimizers.run,
     "shares": shares.run,
+    "views": views.run,
 }
 ROOT, ROWS = Path(__file__).parents[2], Path("build/bench.json")
 

@@ -55,7 +55,7 @@ def run(*, quick: bool = False) -> list[Figure]:
         torch.set_num_threads(threads)
 
 
-def _taken(work: Callable[[], object], turns: int) -> float:
+def least_seconds(work: Callable[[], object], turns: int) -> float:
     """Return the least CPU seconds of some turns after the first."""
     work()
     taken = []
@@ -75,7 +75,9 @@ def _steps(shares: Sequence[float], turns: int) -> list[Figure]:
         apply_mask(weights, torch.rand(bottom.count, generator=torch.Generator().manual_seed(1)) >= share)
         name = f"VGG-19 cut {CUT}, sparsity {share:g}"
         figures.append(
-            Figure(f"{name}: step, dense with zeros", _taken(lambda b=bottom, x=inputs: _step(b, x), turns), "CPU s")
+            Figure(
+                f"{name}: step, dense with zeros", least_seconds(lambda b=bottom, x=inputs: _step(b, x), turns), "CPU s"
+            )
         )
         figures.append(Figure(f"{name}: client part, `masked`", _bytes(masked(), bottom.tree()) / 1e6, "MB"))
         if not share:
@@ -83,7 +85,11 @@ def _steps(shares: Sequence[float], turns: int) -> list[Figure]:
     bottom, inputs = _bottom(0.5)
     return [
         *figures,
-        Figure(f"VGG-19 cut {CUT}, half of the channels: step", _taken(lambda: _step(bottom, inputs), turns), "CPU s"),
+        Figure(
+            f"VGG-19 cut {CUT}, half of the channels: step",
+            least_seconds(lambda: _step(bottom, inputs), turns),
+            "CPU s",
+        ),
     ]
 
 
@@ -112,10 +118,10 @@ def _products(shares: Sequence[float], turns: int) -> list[Figure]:
     for share in shares:
         weight = torch.randn(CHANNELS, CHANNELS, 3, 3)
         weight[torch.rand_like(weight) < share] = 0
-        plain = _taken(lambda w=weight: _dense(w, inputs, upstream), turns)
+        plain = least_seconds(lambda w=weight: _dense(w, inputs, upstream), turns)
         matrix = weight.flatten(1)
         pair = matrix.to_sparse_csr(), matrix.t().contiguous().to_sparse_csr()
-        sparse = _taken(lambda two=pair: _sparse(*two, inputs, upstream), turns)
+        sparse = least_seconds(lambda two=pair: _sparse(*two, inputs, upstream), turns)
         figures.append(Figure(f"a convolution, sparsity {share:g}: sparse over dense", sparse / plain, "x"))
     return figures
 

@@ -142,7 +142,10 @@ def own() -> Callable[[Examples, Hyper, int], Own]:
 
 @pytest.fixture(scope="session")
 def play() -> Callable[..., State]:
-    """Return a function that plays rounds: assign, broadcast, local, absorb in device order, aggregate."""
+    """Return a function that plays rounds: assign, broadcast, local, absorb in device order, aggregate.
+
+    A server that trains itself has labels of all the fleet's examples.
+    """
 
     def rounds(
         algorithm: Algorithm,
@@ -154,7 +157,13 @@ def play() -> Callable[..., State]:
     ) -> State:
         state, devices = algorithm.init(initial(MLP, 5), 5), {device: State() for device in fleet}
         cohort = Cohort(tuple(fleet), hyper, seed=11, rounds=number)
+        labelled = (
+            torch.cat([one.inputs for one in fleet.values()]),
+            torch.cat([one.labels for one in fleet.values()]),
+        )
         for round_number in range(1, number + 1):
+            if algorithm.server:
+                state = algorithm.server.train(blank(MLP), state, labelled, cohort, round_number)
             mean = algorithm.empty(state)
             told = algorithm.assign(state, cohort, {}, round_number)
             batches_of = {device: Own(fleet[device], one) for device, one in told.items()}

@@ -1,0 +1,232 @@
+"""SemiSFL: labels at the server alone, unlabelled examples on devices that train the layers below a cut.
+
+Y. Xu, Y. Liao, H. Xu, Z. Yao, L. Huang, C. Qiao. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data,
+https://arxiv.org/abs/2307.15870; their code is https://github.com/littlefishe/Capsule. In every round the server takes
+K_s supervised steps,
+
+    l_s = CE + T        w~ <- g w~ + (1 - g) w                                             (4)
+
+sends the bottoms of student and teacher, and then takes K_u steps with the devices, each of which sends the student's
+features of a strong view and the teacher's of a weak one, and is sent back the gradient of the former:
+
+    l_u = H + C         H: cross-entropy with the teacher's sure labels   C: clustering    (1), (5), (6)
+    w_s <- w_s - eta/N sum_i dH_i/dw_s        w_p <- w_p - eta/N sum_i dC_i/dw_p           (7)
+    w_ci <- w_ci - eta dl_ui/dw_c                                                          (8)
+    w_c <- 1/N sum_i w_ci
+
+where w_p projects features for T and C. Judged and served is the teacher. No label, no output of the network and no
+example travels. `losses`, `queue`, `teacher` and `supervised_steps` have the parts, `semisfl_device` and
+`semisfl_server` the halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
+
+import msgspec
+import torch
+from torch import nn
+
+from shared.algorithms.base import (
+    Algorithm,
+    Allocation,
+    Cohort,
+    Result,
+    ServerTraining,
+    Split,
+    assign_alike,
+)
+from shared.algorithms.semisupervised.queue import Queue, Ring
+from shared.algorithms.semisupervised.semisfl_device import local
+from shared.algorithms.semisupervised.semisfl_server import (
+    FOLLOWED,
+    HISTORY,
+    LABELLED,
+    SESSION_STEPS,
+    SUPERVISED_LOSS,
+    UNLABELLED_LOSS,
+    check_features,
+    number_fact,
+    serve,
+    train,
+)
+from shared.algorithms.semisupervised.settings import (
+    HEAD,
+    MOMENTUM,
+    TEACHER,
+    TEACHER_HEAD,
+    SemisflSettings,
+    prefixed,
+    select,
+)
+from shared.algorithms.semisupervised.supervised_steps import StepHistory, StepRule, least_steps
+from shared.algorithms.split.cut_shapes import features_at_cut
+from shared.data.views.pair import Strength
+from shared.errors import ConfigError, WireError
+from shared.models.base import Model
+from shared.models.build import seeded
+from shared.models.initial_weights import fill
+from shared.protocol.messages import Assignment
+from shared.tensors import tree
+from shared.tensors.tree import Mean, State, Tree, check_like
+
+EXAMPLES = "examples/"
+"""Begins the facts that say how many examples a device has."""
+
+
+def init(settings: SemisflSettings, model: Model, seed: int) -> State:
+    """Return student, teacher, heads and an empty queue.
+
+    Raises:
+        ConfigError: The model may not be cut there, or does not say what it is made for.
+    """
+    cut = settings.cut_of(model)
+    below = model.below(cut).state_dict()
+    if not model.example:
+        raise ConfigError("the model does not say the shape of its inputs, which the projection head needs")
+    zeros = {name: torch.zeros(leaf.shape, dtype=leaf.dtype) for name, leaf in below.items()}
+    width = torch.Size(features_at_cut(model, cut, zeros)).numel()
+    head = _draw_head(settings, width, seed)
+    out = width if settings.head == "none" else settings.projections
+    student = model.tree()
+    whole = {name: leaf.clone() for name, leaf in student.items()}
+    whole |= prefixed({name: leaf.clone() for name, leaf in student.items()}, TEACHER)
+    whole |= prefixed(head, HEAD) | prefixed({name: leaf.clone() for name, leaf in head.items()}, TEACHER_HEAD)
+    rings = (Ring.empty(capacity, out) for capacity in (settings.labelled_queue, settings.unlabelled_queue))
+    facts = {FOLLOWED: 0, LABELLED: 0, SUPERVISED_LOSS: 0.0, UNLABELLED_LOSS: 0.0, SESSION_STEPS: 0}
+    return State(
+        whole | Queue(*rings).tree(),
+        {**facts, **StepHistory(steps=settings.supervised_steps).facts(HISTORY), "below": " ".join(below)},
+    )
+
+
+def _draw_head(settings: SemisflSettings, width: int, seed: int) -> Tree:
+    """Return the first weights of what projects features of so many numbers."""
+    hidden, out = settings.hidden, settings.projections
+    widths = {"none": [], "linear": [(width, out)], "mlp": [(width, hidden), (hidden, out)]}[settings.head]
+    with seeded(seed):
+        layers = nn.Sequential(*(nn.Linear(*pair) for pair in widths))
+    fill(layers, seed + 1, he_normal=False)
+    return {name: leaf.detach() for name, leaf in layers.state_dict().items()}
+
+
+def assign(
+    settings: SemisflSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
+) -> dict[str, Assignment]:
+    """Tell every device its steps and the round's step size.
+
+    Raises:
+        ConfigError: A queue has less room than a batch.
+    """
+    for key, room in (("labelled_queue", settings.labelled_queue), ("unlabelled_queue", settings.unlabelled_queue)):
+        if 0 < room < cohort.hyper.batch_size:
+            raise ConfigError(f"{key}: {room} is less than a batch of {cohort.hyper.batch_size}; raise it, or set 0")
+    hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    hyper = msgspec.structs.replace(hyper, local_epochs=settings.steps)  # a batch each at least
+    return {
+        device: msgspec.structs.replace(told, hyper=hyper, steps=settings.steps)
+        for device, told in assign_alike(state, cohort, allocation, number).items()
+    }
+
+
+def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
+    """Return the bottoms of student and teacher."""
+    below = str(state.facts["below"]).split()
+    both = (*below, *(TEACHER + name for name in below))
+    return {name: state.tree[name] for name in both}
+
+
+def check_update(_assignment: Assignment, sent: Tree, came: Tree) -> None:
+    """Refuse what is not the whole bottom of a student."""
+    like = {name: leaf for name, leaf in sent.items() if not name.startswith(TEACHER)}
+    check_like(came, like)
+    if missing := sorted(like.keys() - came.keys()):
+        raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
+
+
+def absorb(mean: Mean, device: str, _assignment: Assignment, result: Result) -> Mean:
+    """Add a device's bottom; every device counts as much."""
+    added = tree.accumulate(mean, result.tree, 1.0)
+    return Mean(added.total, added.weight, {**added.facts, EXAMPLES + device: result.num_examples})
+
+
+def aggregate(settings: SemisflSettings, state: State, mean: Mean) -> State:
+    """Return the state with the mean as the student's bottom, the session's queue empty, and the next K_s."""
+    if not mean.total:
+        return state
+    found = tree.finish_mean(mean)
+    for name, leaf in found.items():
+        like = state.tree[name]
+        found[name] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
+    kept = {name: leaf for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
+    facts = {**state.facts, **mean.facts}
+    history = StepHistory.from_facts(facts, HISTORY)
+    steps = int(number_fact(facts, SESSION_STEPS))
+    if settings.adapt and steps:
+        unlabelled = sum(int(number_fact(facts, name)) for name in facts if name.startswith(EXAMPLES))
+        least = least_steps(settings.rule, int(number_fact(facts, LABELLED)), unlabelled, settings.steps)
+        own, theirs = number_fact(facts, SUPERVISED_LOSS), number_fact(facts, UNLABELLED_LOSS) / steps
+        history = history.observe(settings.rule, own, theirs, settings.steps).decide(settings.rule, least)
+    queue = Queue.from_tree(state.tree).after_session().tree()
+    return State({**kept, **found, **queue}, {**facts, **history.facts(HISTORY)})
+
+
+def teacher_of(state: State) -> Tree:
+    """Return the teacher's parameters: those that are evaluated, exported and served."""
+    return select(state.tree, TEACHER)
+
+
+def semisfl(  # noqa: PLR0913 - options of a plan, all by name
+    *,
+    cut: int = 0,
+    steps: int = 50,
+    supervised_steps: int = 100,
+    warmup_steps: int = 0,
+    server_batch: int = 0,
+    threshold: float = 0.95,
+    temperature: float = 0.2,
+    inertia: float = 0.99,
+    head: Literal["none", "linear", "mlp"] = "mlp",
+    hidden: int = 512,
+    projections: int = 128,
+    labelled_queue: int = 1024,
+    unlabelled_queue: int = 1024,
+    mirrors: bool = True,
+    server_views: Strength = "strong",
+    teacher_update: Literal["server", "device"] = "server",
+    schedule: Literal["cosine", "constant"] = "cosine",
+    least_rate: float = 0.005,
+    nesterov: bool = True,
+    adapt: bool = True,
+    alpha: float = 1.5,
+    beta: float = 8.0,
+    period: int = 10,
+    window: int = 10,
+    per_step: bool = True,
+) -> Algorithm:
+    """Build the algorithm; options as in `SemisflSettings` and `StepRule`.
+
+    Raises:
+        ValueError: One is out of range.
+    """
+    own = dict(locals())
+    rule = StepRule(**{name: own.pop(name) for name in ("alpha", "beta", "period", "window", "per_step")})
+    settings = SemisflSettings(**own, rule=rule)
+    return Algorithm(
+        init=partial(init, settings),
+        assign=partial(assign, settings),
+        broadcast=broadcast,
+        local=partial(local, settings),
+        absorb=absorb,
+        aggregate=partial(aggregate, settings),
+        check_update=check_update,
+        split=Split(partial(serve, settings), partial(check_features, settings)),
+        server=ServerTraining(partial(train, settings), teacher_of),
+        reads_labels=False,
+    )
+
+
+VARIANTS: Mapping[str, Callable[..., Algorithm]] = {"semisfl_fixed": partial(semisfl, adapt=False)}
+"""The method with settings replaced: K_s does not fall."""

@@ -1,0 +1,154 @@
+"""The server half of SemiSFL: supervised steps before a round, then one step of the server part at every barrier.
+
+Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. Optimizers begin anew with every round, and the session's
+is not the supervised steps' one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from shared.algorithms.base import Batch, Cohort
+from shared.algorithms.semisupervised.learner import Learner, SessionPass
+from shared.algorithms.semisupervised.settings import HEAD, MOMENTUM, SemisflSettings, select
+from shared.algorithms.semisupervised.supervised_steps import StepHistory
+from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
+from shared.algorithms.split.settings import MATRIX, is_finite
+from shared.data.views.pair import make_views
+from shared.errors import ConfigError, WireError
+from shared.models.base import Model
+from shared.protocol.messages import Assignment, Scalar, mix
+from shared.tensors.tree import State, Tree, check_like
+
+HISTORY = "history/"
+FOLLOWED, LABELLED = "followed", "labelled"
+SUPERVISED_LOSS, UNLABELLED_LOSS, SESSION_STEPS = "supervised_loss", "unlabelled_loss", "session_steps"
+"""Facts of the state: steps that the teacher followed, examples of the server, and the open round's losses."""
+
+
+def number_fact(facts: Mapping[str, Scalar], name: str) -> float:
+    """Return a fact that is a number."""
+    value = facts[name]
+    assert isinstance(value, int | float)
+    return value
+
+
+def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch, cohort: Cohort, number: int) -> State:
+    """Take the supervised steps of a round: see `ServerTraining.train`.
+
+    Args:
+        settings: The method's.
+        model: The whole network, without storage.
+        state: The server's before the round; not changed.
+        labelled: The server's own examples.
+        cohort: Hyperparameters, seed, and rounds of the run.
+        number: The round.
+
+    Raises:
+        ConfigError: A class has no example, or there is a class that the network does not know.
+    """
+    inputs, labels = labelled
+    _require_classes(model, labels)
+    tree = {name: leaf.clone() for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
+    learner = Learner.from_tree(settings, model, tree, int(number_fact(state.facts, FOLLOWED)))
+    hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    steps = StepHistory.from_facts(state.facts, HISTORY).steps + (0 if learner.followed else settings.warmup_steps)
+    seed, losses = mix(cohort.seed, number, "supervised"), []
+    size = min(settings.server_batch or hyper.batch_size, len(labels))
+    for step, index in zip(range(steps), _orders(len(labels), size, seed), strict=False):
+        strengths = (settings.server_views, settings.server_views)
+        view, other = make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)
+        losses.append(learner.supervised_step(view, other, labels[index], hyper))
+    learner.momenta = {}
+    facts = {
+        **state.facts,
+        FOLLOWED: learner.followed,
+        LABELLED: len(labels),
+        SUPERVISED_LOSS: math.fsum(losses) / len(losses),
+        UNLABELLED_LOSS: 0.0,
+        SESSION_STEPS: 0,
+    }
+    return State(learner.tree(), facts)
+
+
+def _orders(count: int, size: int, seed: int) -> Iterator[Tensor]:
+    """Yield the places of one batch after the other, all of a size, of example orders strung together."""
+    generator, left = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.int64)
+    while True:
+        while len(left) < size:
+            left = torch.cat([left, torch.randperm(count, generator=generator)])
+        yield left[:size]
+        left = left[size:]
+
+
+def _require_classes(model: Model, labels: Tensor) -> None:
+    """Refuse labelled examples of other classes than the network has."""
+    sizes = labels.bincount().tolist()
+    outputs = next(leaf for leaf in reversed([*model.layers.parameters()])).shape[0]
+    if len(sizes) > outputs:
+        raise ConfigError(f"server_data: labels up to {len(sizes) - 1}, and the model has {outputs} outputs")
+    if missing := [number for number in range(outputs) if number >= len(sizes) or not sizes[number]]:
+        raise ConfigError(f"server_data: class {missing[0]} has no labelled example; the model has {outputs} outputs")
+
+
+def check_features(settings: SemisflSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
+    """Refuse what the server part could not take: see `Split.check_features`.
+
+    Raises:
+        WireError: A tensor is missing, unknown, or of another dtype or shape; there are more examples than a batch
+            has; a number is NaN or infinite.
+    """
+    if set(up) != {"features", "teacher"}:
+        raise WireError(f"tensors {', '.join(map(repr, sorted(up)))}", reason="unknown-tensor")
+    features = up["features"]
+    shape, cut = tuple(features.shape), settings.cut_of(model)
+    if features.dtype != torch.float32:
+        raise WireError(f"features of {features.dtype}", reason="dtype")
+    if len(shape) < MATRIX or not 1 <= shape[0] <= assignment.hyper.batch_size:
+        raise WireError(f"features of shape {shape} for batches of {assignment.hyper.batch_size}", reason="shape")
+    check_like(up, {"features": features, "teacher": features})
+    if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
+        raise WireError(f"an example has features of shape {shape[1:]}, one of the server's {own}", reason="shape")
+    head = select(state.tree, HEAD)
+    if head and math.prod(shape[1:]) != head["0.weight"].shape[1]:
+        raise WireError(f"features of shape {shape[1:]}, the head takes {head['0.weight'].shape[1]}", reason="shape")
+    count_outputs(model, cut, state.tree, shape)
+
+
+def serve(
+    settings: SemisflSettings,
+    model: Model,
+    state: State,
+    assignments: Mapping[str, Assignment],
+    ups: Mapping[str, Tree],
+) -> tuple[State, dict[str, Tree]]:
+    """Server half of a step: see `Split.serve`.
+
+    A device without which all numbers are finite, and with which they are not, is answered with nothing, and does not
+    move.
+    """
+    learner = Learner.from_tree(settings, model, state.tree, int(number_fact(state.facts, FOLLOWED)))
+    sent = {device: (up["features"], up["teacher"]) for device, up in ups.items()}
+    found = learner.session_pass(sent)
+    if not _counts(found):
+        sent = {device: one for device, one in sent.items() if _counts(learner.session_pass({device: one}))}
+        if not sent or not _counts(found := learner.session_pass(sent)):
+            return state, {device: {} for device in ups}
+    learner.take(found, assignments[next(iter(ups))].hyper)
+    facts = {
+        **state.facts,
+        UNLABELLED_LOSS: number_fact(state.facts, UNLABELLED_LOSS) + found.loss,
+        SESSION_STEPS: int(number_fact(state.facts, SESSION_STEPS)) + 1,
+    }
+    return State(learner.tree(), facts), {
+        device: {"gradient": found.down[device]} if device in found.down else {} for device in ups
+    }
+
+
+def _counts(found: SessionPass) -> bool:
+    """Tell whether every number of a pass can be used."""
+    return math.isfinite(found.loss) and all(map(is_finite, (*found.down.values(), *found.gradients.values())))
