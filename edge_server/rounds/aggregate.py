@@ -1,8 +1,8 @@
 """Aggregate a round's updates: folded one by one from their files, those left out that are far beyond the median.
 
 One update must not spoil the model of all, whether its device has diverged or means harm. What an update is allowed is
-told by the others of its round: their median is no one device's to choose. Norms are taken while updates are folded;
-only where one is beyond its bound are the others folded anew, from the same files and in the same order.
+told by the others of its round: their median is no one device's to choose. Norms were taken when the updates were
+checked; only where one is beyond its bound are the others folded anew, from the same files and in the same order.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def _fold(
     folded = Folded(algorithm.empty(state), {}, set())
     for device in sorted(gather.accepted.keys() - set(left_out)):
         update = read(gather.path(device), gather.accepted[device].update, gather.codec)
-        folded.norms[device] = tree_norm(update.tree)
+        norm = gather.norms.get(device)
+        folded.norms[device] = tree_norm(update.tree) if norm is None else norm
         folded.held.update(update.tree)
         folded = folded._replace(mean=algorithm.absorb(folded.mean, device, assignments[device], update))
         del update  # its pages are the file's; the next one needs the room

@@ -38,7 +38,7 @@ def read(path: Path, update: Update, codec: Codec) -> Result:
 
 def require_like(
     path: Path, update: Update, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None
-) -> None:
+) -> float:
     """Refuse a stored update that is not made of leaves of `like`, before it is decoded where its outline tells.
 
     Where a method has a rule of its own, `accepts`, that is asked in place of this one: of the outline, then of what
@@ -51,6 +51,9 @@ def require_like(
         like: Leaves that it must be made of.
         accepts: The method's own rule, in place of `like`.
 
+    Returns:
+        Its norm.
+
     Raises:
         WireError: It is not, or not of the codec that was asked for, or holds a number that is none.
     """
@@ -61,9 +64,10 @@ def require_like(
         like = outline
     check_like(outline, like)
     tree = read(path, update, codec).tree
-    check_like(tree, like)
+    norm = check_like(tree, like)
     if accepts:
         accepts(started, tree)
+    return norm
 
 
 def keep_only(folder: Path, devices: Collection[str]) -> None:

@@ -55,7 +55,7 @@ class Gather:
 
     Attributes:
         expected: Devices that were given a task, with what they were told.
-        require: Raises WireError where what a device sent is not what its update must look like.
+        require: Returns the norm of what a device sent; raises WireError where its update must not look like that.
         starts: Digest of the parameters that each device was given.
         accepted: Updates that are stored, by device.
         failed: Devices that could not, with the cause.
@@ -64,6 +64,7 @@ class Gather:
             those of the round, which stay.
         limit: Largest payload taken, in bytes.
         turned_away: Updates that the disk did not take.
+        norms: Of the updates that were checked here, by device; not of those that an earlier process stored.
     """
 
     site: str
@@ -74,7 +75,7 @@ class Gather:
     run: str
     number: int
     expected: Mapping[str, Assignment]
-    require: Callable[[Path, Update], None]
+    require: Callable[[Path, Update], float]
     starts: Mapping[str, bytes]
     codec: Codec
     trains: bool | None
@@ -85,6 +86,7 @@ class Gather:
     refused: Counter[str] = field(default_factory=Counter)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     turned_away: int = 0
+    norms: dict[str, float] = field(default_factory=dict)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -243,10 +245,11 @@ class Gather:
         try:
             with explain_disk_errors(path):
                 arrival.payload.finish()
-                self.require(path, record.update)
+                norm = self.require(path, record.update)
         except FileNotFoundError as error:
             raise Unwritable(f"{path}: deleted while it was being received") from error
         self.store.append(record)
+        self.norms[record.device] = norm
         log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
 
     def _unstored(self, device: str, error: Unwritable) -> None:

@@ -284,9 +284,9 @@ class Rounds:
         payloads = [(device, one) for one in outgoing for device in one.devices]
         codec = build(CODECS, self.plan.codec, "codec")
 
-        def require(path: Path, update: Update) -> None:
+        def require(path: Path, update: Update) -> float:
             rule = self.algorithm.check_update and partial(self.algorithm.check_update, assignments[update.device])
-            require_like(path, update, codec, trees[update.device], rule)
+            return require_like(path, update, codec, trees[update.device], rule)
 
         gather = Gather(
             *(self.server.site, self.server.transport, self.store, self.server.clock, self.server.worker),

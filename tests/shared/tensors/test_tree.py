@@ -180,6 +180,16 @@ def test_check_like_tells_large_numbers_from_none(dtype, bad):
             tree.check_like({"w": leaf}, {"w": leaf})
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64])
+def test_check_like_returns_the_norm(dtype):
+    """The same bits as `tree_norm`, by which updates are judged that an earlier process of a server has checked."""
+    leaves = {"w": 100 * torch.randn(7, 1001), "b": torch.randn(5), "none": torch.zeros(0), "steps": torch.tensor(3)}
+    own = {name: leaf.to(dtype) for name, leaf in leaves.items()}
+    assert tree.check_like(own, own) == tree.tree_norm(own)
+    outline = {name: leaf.to("meta") for name, leaf in own.items()}
+    assert tree.check_like(outline, own) == 0.0
+
+
 def test_check_like_takes_a_part_and_what_is_empty():
     """A device may hold some leaves only; an empty leaf has no bad number; the largest finite number is fine."""
     tree.check_like({}, LIKE)
