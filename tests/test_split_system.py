@@ -11,7 +11,6 @@ import pytest
 from edge_server.fleet import broker
 from edge_server.journal.records import Rewound, RoundClosed, RoundOpened, UpdateAccepted, closed_rounds, valid
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_of, until, waiting
@@ -48,8 +47,7 @@ class Split(Field):
         assert told == [(number, ("a", "b"), STEPS, {}) for number in range(1, ROUNDS + 1)]
         accepted = [(one.device, one.round) for one in valid(records) if isinstance(one, UpdateAccepted)]
         assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
-        state, _ = replay(plan, self.folder / f"replay-{name}", 2)
-        require_equal(final(folder_of(self.folder / name), ROUNDS), state.tree)
+        require_equal(final(folder_of(self.folder / name), ROUNDS), self.replayed(name, plan))
 
     def trainer(self, name: str) -> psutil.Process:
         """Return an agent's trainer."""

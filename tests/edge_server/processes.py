@@ -173,10 +173,14 @@ class Field:
         assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
         assert [type(one) for one in records if isinstance(one, RunOpened | RunClosed)] == [RunOpened, RunClosed]
         folder = folder_of(self.folder / name)
+        require_equal(final(folder, ROUNDS), self.replayed(name, plan))
+
+    def replayed(self, name: str, plan: Plan) -> dict[str, Any]:
+        """Return the parameters that a replay of a plan ends with: the same for whatever was killed meanwhile."""
         key = msgspec.msgpack.encode(plan)
-        if key not in self._replayed:  # the same for whatever was killed meanwhile
+        if key not in self._replayed:
             self._replayed[key], _ = replay(plan, self.folder / f"replay-{name}", 2)
-        require_equal(final(folder, ROUNDS), self._replayed[key].tree)
+        return self._replayed[key].tree
 
 
 @contextmanager

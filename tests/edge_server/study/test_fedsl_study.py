@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,9 @@ from tests.shared_data import shared
 STUDY = Path(__file__).resolve().parents[3] / "deploy" / "studies" / "fedsl.toml"
 
 
+@cache
 def grid(data_root: Path) -> list[Cell]:
-    """Return the study's cells."""
+    """Return the study's cells, which nobody changes."""
     study, plan = load(STUDY)
     return cells(study, plan, STUDY, STUDY.read_text(), data_root)
 

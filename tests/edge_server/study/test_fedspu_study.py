@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,9 @@ STUDIES = Path(__file__).resolve().parents[3] / "deploy" / "studies"
 NAMES = {"fedspu": 19 * 9, "fedspu-cifar": 19 * 9, "fedspu-writers": 19 * 3}
 
 
+@cache
 def grid(name: str, data_root: Path) -> list[Cell]:
+    """Return a study's cells, which nobody changes."""
     path = STUDIES / f"{name}.toml"
     study, plan = load(path)
     return cells(study, plan, path, path.read_text(), data_root)
