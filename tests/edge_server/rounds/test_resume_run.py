@@ -138,7 +138,7 @@ def test_a_run_is_not_gone_on_with_by_another_plan(tmp_path):
         store.close()
         await Site(Network(), make_plan(tmp_path, rounds=4), tmp_path).serve()
 
-    with pytest.raises(ConfigError, match="another plan; name another run, or restore its plan"):
+    with pytest.raises(ConfigError, match=r"another plan \(rounds: 3 -> 4\); name another run"):
         Network().run(play())
 
 
