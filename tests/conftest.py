@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, settings
 from edge_server.fleet import broker
 from edge_server.fleet.broker import PrivateBroker
 from shared.runtime.clock import VirtualLoop
+from shared.runtime.logs import LimitRepeats
 from shared.transport.base import Broker, Delivery, Inbox, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
@@ -72,6 +74,17 @@ def _usual_modes() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def _usual_log() -> Iterator[None]:
+    """Take away what a command that ran in this process logs to: the stream of that test is closed after it."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
+    for handler in logging.root.handlers[:]:
+        if any(isinstance(one, LimitRepeats) for one in handler.filters):
+            logging.root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
