@@ -1,7 +1,7 @@
 """What two views of a batch cost a device, beside the step of the layers below the cut, and beside Pillow.
 
 SemiSFL's devices make a weak and a strong view of every batch. Pictures are of CIFAR's size, the layers are AlexNet's
-five convolutions. Pillow makes the strong view one picture after the other, with the same draws.
+five convolutions. Pillow makes the strong view one picture after the other, as many operations, always the same ones.
 """
 
 from __future__ import annotations
