@@ -103,6 +103,8 @@ class Agent:
             except WireError as error:
                 log.warning("dropped: %s", error)
                 continue
+            if self._newest and not self._newest_differs(task):
+                self.download.told_again()
             self._newest = task
             self.delivery.allow(task.assignment)
             # Asked now: the settlement of its update may be right behind it.

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -41,7 +42,7 @@ settings.load_profile("any machine")
 T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent
-PATIENCE_S = 15.0
+PATIENCE_S = 90.0
 KINDS = {
     "memory": None,
     "mosquitto-5": ("mosquitto", 5),
@@ -52,8 +53,13 @@ _numbers = count()
 
 
 def pytest_configure() -> None:
-    """Collect no garbage while tests are collected: nothing of it is any, and looking takes seconds."""
+    """Collect no garbage while tests are collected: nothing of it is any, and looking takes seconds.
+
+    A shell that starts the tests in the background has them ignore SIGINT, and so would all that they start.
+    """
     gc.disable()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

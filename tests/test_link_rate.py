@@ -91,7 +91,7 @@ def test_both_ways_are_measured_as_the_token_bucket_shapes_them(tmp_path) -> Non
             board = await asyncio.create_subprocess_exec(
                 *(*link.prefix, sys.executable, "-c", BOARD, link.address, str(port)), stdout=PIPE
             )
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 output, _ = await board.communicate()
             return msgspec.json.decode(output, type=dict[str, float])
 

@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
-from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.records import CostSettled, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan, test_data
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
@@ -22,6 +23,7 @@ test_data.__test__ = False  # a function of ours, not a test
 
 numbers = itertools.count()
 ROUNDS = 2
+FLOAT16 = 'name = "float16"\noptions = { exact = "gradient" }'
 OPTIONS = "cut = 2, steps = 3, supervised_steps = 4, hidden = 16, projections = 8, threshold = 0.3"
 
 
@@ -37,6 +39,7 @@ def make_plan(folder, algorithm: str = "semisfl", options: str = OPTIONS, **sect
         "evaluation": "every = 1",
         "partition": 'kind = "even"',
     } | sections
+    written = {section: text for section, text in written.items() if text}
     path = write_plan(folder, rounds=ROUNDS, more=DEVICES, **written)
     path.write_text(f"seed = 11\n{path.read_text()}")
     return load(path, folder)
@@ -73,6 +76,18 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, pictures):
     assert [one.accuracy for one in closed_rounds(again)] == [one.accuracy for one in rounds]
 
 
+@pytest.mark.parametrize("codec", ['name = "quantize"\noptions = { bits = 7 }', FLOAT16])
+def test_with_a_codec_at_the_cut_the_replay_has_the_live_runs_bits(pictures, codec):
+    """Both batches of features and the gradient go through it, on either side alike; other bits than without it."""
+    plan = make_plan(pictures, cut_codec=codec)
+    live, records = Site(Network(), plan, pictures).play()
+    assert [one.refused for one in closed_rounds(records)] == [{}] * ROUNDS
+    require_equal(replay(plan, pictures / "replayed")[0].tree, live.tree)
+    (pictures / "plain").mkdir()
+    plain, _ = replay(make_plan(pictures), pictures / "plain")
+    assert any(not torch.equal(leaf, live.tree[name]) for name, leaf in plain.tree.items())
+
+
 def test_after_a_kill_in_a_round_it_ends_at_the_same_bits(pictures):
     """The supervised steps and the session are done again; queue, teacher and K_s come from the checkpoint."""
     plan = make_plan(pictures)
@@ -82,6 +97,38 @@ def test_after_a_kill_in_a_round_it_ends_at_the_same_bits(pictures):
     after, _ = here.play(lambda: here.serve_twice(lambda one: isinstance(one, UpdateAccepted) and one.round == 2))
     require_equal(after.tree, state.tree)
     assert after.facts == state.facts
+
+
+RANGES = 'kind = "ranges", hertz = 1e9, cycles_per_flop = 1.0'
+SWITCHED = "cut = 2, steps = 3, supervised_steps = 4, threshold = 0.3, switch_divergence = 0.0"
+
+
+def test_with_its_terms_left_out_and_the_student_labelling_it_comes_to_the_same_bits(pictures):
+    """FedSwitch-SL: live, replayed and after a kill in the round that begins with the students' bottoms alone."""
+    plan = make_plan(pictures, "fedswitch_sl", SWITCHED)
+    live, records = Site(Network(), plan, pictures).play()
+    assert [one.outcome for one in closed_rounds(records)] == ["aggregated"] * ROUNDS
+    assert [live.facts[f"labeller/{name}"] for name in NAMES] == ["student"] * len(NAMES)
+    replayed, _ = replay(plan, pictures / "replayed")
+    require_equal(replayed.tree, live.tree)
+    assert replayed.facts == live.facts
+    (pictures / "killed").mkdir()
+    here = Site(Network(), plan, pictures / "killed")
+    after, _ = here.play(lambda: here.serve_twice(lambda one: isinstance(one, UpdateAccepted) and one.round == 2))
+    require_equal(after.tree, live.tree)
+    assert after.facts == live.facts
+
+
+def test_a_device_that_labels_by_itself_is_charged_for_both_views(pictures):
+    """In replay: as many cycles a round, though one bottom comes in place of two."""
+    ranges = "\n".join(f'[[device]]\nname = "{name}"\ncompute = {{ {RANGES} }}' for name in NAMES)
+    make_plan(pictures, "fedswitch_sl", SWITCHED)
+    path = pictures / "plan.toml"
+    path.write_text(path.read_text().replace(DEVICES, ranges))
+    _, records = replay(load(path, pictures), pictures / "replayed")
+    spent = {(one.round, one.device): one.cost.compute_s for one in records if isinstance(one, CostSettled)}
+    assert all(spent[1, name] for name in NAMES)
+    assert [spent[2, name] for name in NAMES] == pytest.approx([spent[1, name] for name in NAMES])
 
 
 def test_the_baseline_of_supervised_steps_alone_runs_with_the_same_fleet(network, pictures):

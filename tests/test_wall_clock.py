@@ -133,4 +133,4 @@ def test_a_live_trial_under_jumping_clocks_is_as_any_other(clocks, tmp_path):
     assert all(0 <= figure < took_s for figure in seconds)
     assert any(isinstance(one, Evaluated) for one in records)
     assert [one.outcome for one in missed] == ["missed"] * (1 + MISSED)
-    assert all(WAIT_S <= one.seconds < WAIT_S + 10 for one in missed)
+    assert all(WAIT_S <= one.seconds < WAIT_S + 600 for one in missed)

@@ -16,7 +16,7 @@ from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.clock import monotonic
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import write_text
 
 USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0

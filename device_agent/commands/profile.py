@@ -24,7 +24,7 @@ from device_agent.tuning.apply import JOURNAL_NAME, format_step, hold_target
 from device_agent.tuning.plan import Run, Settings, Target, plan_steps
 from device_agent.tuning.settings import read_settings
 from shared.errors import ConfigError
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 HERTZ_PER_MHZ = 1e6

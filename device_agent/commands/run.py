@@ -25,8 +25,8 @@ from shared.data.classes import class_names
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.runtime import malloc, processes
-from shared.runtime.executor import in_thread
-from shared.runtime.processes import hold_lock
+from shared.runtime.executor import background, in_thread
+from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 
@@ -72,10 +72,11 @@ async def serve(config: AgentConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    with hold_lock(folder):
+    with hold_lock(folder) as lock:
         board = open_board(load_measuring(config.board, folder))
         with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-            await _run_agent(config, board, session, trainer, stopping)
+            async with background(keep_lock(lock)):
+                await _run_agent(config, board, session, trainer, stopping)
     logger.info("stopped")
 
 

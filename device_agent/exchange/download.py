@@ -19,9 +19,12 @@ from shared.transfer import frames
 from shared.transfer.pace import Pace
 from shared.transfer.receiver import Policy, Receiver
 from shared.transfer.to_file import FileSink
-from shared.transport.base import Inbox, Transport
+from shared.transport.base import Delivery, Inbox, Transport
 
 log = logging.getLogger(__name__)
+
+AGAIN: Delivery = ("", b"")
+"""Comes between frames when the server has given the task once more: it is there, and may have lost what we asked."""
 
 
 @dataclass
@@ -47,6 +50,13 @@ class Download:
     clock: Clock
     policy: Policy
     link: LinkMeter = field(default_factory=LinkMeter)
+    _before: Pace | None = None
+    _inbox: Inbox | None = None
+
+    def told_again(self) -> None:
+        """Note that the server has given the task once more: what does not come is asked for anew."""
+        if self._inbox:
+            self._inbox.put(AGAIN)
 
     async def fetch(self, task: Task) -> tuple[Path, int]:
         """Return the file that holds the task's parameters, and the bytes that came for it.
@@ -65,6 +75,7 @@ class Download:
                     return receiver.sink.path, receiver.bytes_received
                 log.warning("parameters of round %d were damaged", task.round)
         finally:
+            self._inbox = None
             receiver.sink.close()
 
     def _pace(self, task: Task, *, shared: bool) -> Pace:
@@ -72,13 +83,17 @@ class Download:
 
         Alone, a ping's answer must not wait behind a large frame.
         """
-        return replace(self.policy, frame_bytes=task.params.frame_bytes).pace(self.clock(), small=not shared)
+        pace = replace(self.policy, frame_bytes=task.params.frame_bytes).pace(self.clock(), small=not shared)
+        if self._before:
+            pace.remember(self._before)
+        return pace
 
     async def _receive(self, receiver: Receiver[FileSink], task: Task, *, shared: bool) -> bool:
         """Take frames until all are here or the server wants us off the shared topic; return whether we may stay."""
         receiver.reroute(self._pace(task, shared=shared))
         patterns = [topic(self.site, self.device, "model")] + [topic(self.site, EVERYONE, "model")] * shared
         async with self.transport.subscribe(*patterns) as inbox:
+            self._inbox = inbox
             while not receiver.complete:
                 await self._ask(receiver)
                 try:
@@ -87,6 +102,7 @@ class Download:
                             return False
                 except TimeoutError:
                     receiver.gave_up(self.clock())
+        self._before = receiver.pace
         return shared
 
     async def _is_right(self, receiver: Receiver[FileSink]) -> bool:
@@ -122,7 +138,11 @@ class Download:
     async def _told_to_leave(self, receiver: Receiver[FileSink], inbox: Inbox) -> bool:
         """Take deliveries until one brings something; tell whether the word to leave the shared topic came first."""
         while True:
-            _, data = await anext(inbox)
+            arrival = await anext(inbox)
+            if arrival is AGAIN:
+                receiver.waited_for(self.clock())
+                return False
+            data = arrival[1]
             try:
                 if wire.is_message(data):
                     if wire.decode_as(Leave, data).digest == receiver.transfer.digest:

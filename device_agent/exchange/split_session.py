@@ -194,6 +194,7 @@ class _Session:
         assert self._up
         match message:
             case Want() if message.digest == self._up.transfer.digest:
+                self._patience_s = FIRST_PATIENCE_S  # it is there
                 self._due = self.way.clock() + self._patience_s
                 try:
                     await self._send(self._up.answer(message, self.way.transport.max_payload_bytes))

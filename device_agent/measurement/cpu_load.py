@@ -9,6 +9,7 @@ import sys
 import threading
 
 from shared.protocol.messages import Spec
+from shared.runtime.processes import loading
 
 BATCH, SIDE, CLASSES = 32, 28, 10
 MODEL = Spec(name="cnn")
@@ -33,9 +34,10 @@ class ThreadCountReader(threading.Thread):
 
 def main() -> None:
     """Train as asked."""
-    import torch  # noqa: PLC0415 - nothing heavy where this module is only named
+    with loading():
+        import torch  # noqa: PLC0415 - nothing heavy where this module is only named
 
-    from shared.models.build import initial  # noqa: PLC0415
+        from shared.models.build import initial  # noqa: PLC0415
 
     layers = initial(MODEL, seed=0).layers
     inputs, labels = torch.randn(BATCH, 1, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))

@@ -36,6 +36,7 @@ from shared import registry
 from shared.errors import ConfigError, FieldFleetError, Superseded
 from shared.protocol.messages import Missed
 from shared.runtime import malloc, memory, processes
+from shared.runtime.processes import loading
 
 EXIT_GARBLED = 70
 PIPE_BYTES = 1 << 20
@@ -191,12 +192,13 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
         threads: Torch's, 0 for torch's choice.
     """
     malloc.enable_huge_pages()
-    import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
+    with loading():
+        import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
 
-    from device_agent.exchange import outbox  # noqa: PLC0415
-    from device_agent.measurement.board import Meters  # noqa: PLC0415
-    from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415
-    from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
+        from device_agent.exchange import outbox  # noqa: PLC0415
+        from device_agent.measurement.board import Meters  # noqa: PLC0415
+        from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415
+        from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
 
     if threads:
         torch.set_num_threads(threads)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from device_agent.measurement.task_meter import Spent
 from shared.algorithms.base import Batch, Batches
 from shared.errors import TaskFailed
@@ -44,6 +46,10 @@ class Steps:
     def validation(self) -> Batch:
         """Of the whole training."""
         return self.batches.validation
+
+    def inputs_at(self, places: Tensor) -> Tensor:
+        """Return inputs of the whole training."""
+        return self.batches.inputs_at(places)
 
     def __iter__(self) -> Iterator[Batch]:
         endless = itertools.chain.from_iterable(itertools.repeat(self.batches))

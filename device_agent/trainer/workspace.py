@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 import torch
+from torch import Tensor
 
 from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
@@ -148,11 +149,23 @@ class TaskBatches:
         """Examples of one epoch."""
         return len(self.examples)
 
+    def inputs_at(self, places: Tensor) -> Tensor:
+        """Return inputs by place, not augmented.
+
+        Raises:
+            Superseded: A newer task has come.
+        """
+        self._require_current()
+        return self.examples.inputs.index_select(0, places)
+
     def __iter__(self) -> Iterator[Batch]:
         hyper = self.assignment.hyper
         for batch in batches(
             self.examples, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.assignment.seed
         ):
-            if self.is_superseded():
-                raise Superseded("a newer task has come")
+            self._require_current()
             yield batch
+
+    def _require_current(self) -> None:
+        if self.is_superseded():
+            raise Superseded("a newer task has come")

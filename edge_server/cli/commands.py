@@ -17,6 +17,7 @@ import msgspec
 from shared import registry
 from shared.errors import ConfigError
 from shared.runtime import processes
+from shared.runtime.processes import loading
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
     from edge_server.config import load  # noqa: PLC0415
     from edge_server.journal.runs import edited_from, ended_run, exists, new_name, unfinished  # noqa: PLC0415
-    from edge_server.rounds import check_plan  # noqa: PLC0415
+
+    with loading():
+        from edge_server.rounds import check_plan  # noqa: PLC0415
 
     config = load(options.config)
     processes.configure(config.log_level, options.verbose)
@@ -49,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     elif name and options.again and exists(Path(config.data_dir), name):
         rm = f"`edge-server runs rm {name} --config {options.config}` before begins it anew"
         logger.warning("run %s is not finished: goes on with it; %s", name, rm)
+    elif name and not config.run:
+        logger.info("goes on with run %s, which is not finished", name)
     if not name:
         name = new_name(plan)
         if edited := edited_from(Path(config.data_dir), plan):
@@ -146,8 +151,10 @@ def explain(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     """Run a plan, or a recorded run again, in virtual time."""
-    from edge_server.cli import replay as command  # noqa: PLC0415
     from edge_server.journal.runs import Run  # noqa: PLC0415
+
+    with loading():
+        from edge_server.cli import replay as command  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
     recorded = command.find_recorded(options)
@@ -160,7 +167,8 @@ def replay(options: argparse.Namespace) -> int:
 
 def trial(options: argparse.Namespace) -> int:
     """Run a plan live, with the devices that are connected or on this machine."""
-    from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
+    with loading():
+        from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
     folder, records = run_trial(options, _cancelled_by_signals)
@@ -178,7 +186,8 @@ def devices(options: argparse.Namespace) -> int:
 
 def models(options: argparse.Namespace) -> int:
     """List the networks, or show what each cut of one means."""
-    from edge_server.cli.models import show_models  # noqa: PLC0415
+    with loading():
+        from edge_server.cli.models import show_models  # noqa: PLC0415
 
     return show_models(options)
 
@@ -187,7 +196,8 @@ def chaos(options: argparse.Namespace) -> int:
     """Run a plan live on this machine, kill its processes at random, compare with an undisturbed run."""
     from rich.console import Console  # noqa: PLC0415
 
-    from edge_server.cli import chaos as command  # noqa: PLC0415
+    with loading():
+        from edge_server.cli import chaos as command  # noqa: PLC0415
     from edge_server.journal.runs import new_name  # noqa: PLC0415
     from edge_server.plan.plan import devices  # noqa: PLC0415
     from edge_server.replay.run import plan_for_exact_bits, replay  # noqa: PLC0415
@@ -240,7 +250,8 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
     device_columns = tables.MAX_DEVICE_COLUMNS if sys.stdout.isatty() else None
     table = tables.rounds_table(records, device_columns=device_columns)
     found = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
-    notes = [*chain.from_iterable(found), *tables.restart_lines(records), why_short(records)]
+    skipped = tables.skipped_lines(records)
+    notes = [*chain.from_iterable(found), *skipped, *tables.restart_lines(records), why_short(records)]
     write_text(sys.stdout, table, *filter(None, notes))
     *lines, what_next, record = outcome_lines(came_to, folder)
     write_text(sys.stdout, *lines)

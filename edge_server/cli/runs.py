@@ -14,7 +14,7 @@ from edge_server.cli import places
 from edge_server.journal.runs import Run, all_runs, find, folders_of_runs, is_empty, summarise_run
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import terminal_columns, write_text
 
 EXIT_SHORT = 1

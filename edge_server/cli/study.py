@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shared.runtime.processes import loading
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def study(options: argparse.Namespace) -> int:
     """Run every plan of a study that has not been run yet, each in a process of its own."""
-    from edge_server.study.terminal import run_study  # noqa: PLC0415
+    with loading():
+        from edge_server.study.terminal import run_study  # noqa: PLC0415
 
     summary, folder, is_whole = run_study(options)
     _print(summary, folder, options.format)

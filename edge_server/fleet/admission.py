@@ -5,7 +5,7 @@ bounded part of memory. What is beyond its rate is dropped: an honest device say
 
 A broker forwards faster than it is read, and what it queues for one client is one queue: there the others' messages
 wait behind a flood, or are dropped. So a channel is closed to a device that sends too much of no use on it: the server
-subscribes to all others by name until that time is over.
+subscribes to all others by name until that time is over, and drops what is still on its way before it is a message.
 """
 
 from __future__ import annotations
@@ -43,8 +43,20 @@ MESSAGES, MESSAGES_PER_S = 2000.0, 1000.0
 BYTES, BYTES_PER_S = float(8 << 20), float(1 << 20)
 """What a device may say at once, and for ever; a split session of small steps takes some 300 messages a second."""
 
+RARE, RARE_PER_S = 64.0, 4.0
+"""Births, deaths and reports of one device, at once and for ever: each is told to everybody, and logged or kept."""
+
+SELDOM = ("status", "report")
+
 REFUSED = 20.0
 """Messages as which one counts that was read in vain: who sends nothing of use is read twenty times more rarely."""
+
+WASTED_MESSAGES, WASTED_PER_S = 512.0, 256.0
+"""What of no use a device may send at once, and for ever; beyond that, or beyond the bytes, a channel is closed to it.
+An accident explains it: a window of late frames, a hundred failures of a run that is no more, each said again."""
+
+AFTERWARDS = 32.0
+"""Of these, what is left to a device when its time is over: a flood that goes on is known by as many messages."""
 
 WAITING_MESSAGES, WAITING_BYTES = 512, 256 << 20
 """Most messages of one device that wait, and most bytes of all devices."""
@@ -98,7 +110,9 @@ class _Sender:
     device: str
     messages: _Bucket
     bytes: _Bucket
+    rare: _Bucket
     wasted: _Bucket
+    wasted_bytes: _Bucket
     closures: int = 0
     closed_until: float = 0.0
     waiting: deque[Delivery] = field(default_factory=deque)
@@ -157,14 +171,19 @@ class Admission:
         """
         sender, closed = self._senders.get(device) or self._begin(device), self._closed.get(channel)
         now = self._clock()
-        if sender is None or closed is None or sender.wasted.take(size + PACKET_BYTES, now) or device in closed:
+        if sender is None or closed is None or closed.get(device, now) > now:
             return  # what comes after the closure was on its way
+        if sender.wasted.take(1, now) and sender.wasted_bytes.take(size + PACKET_BYTES, now):
+            return
         if now - sender.closed_until > LONGEST_CLOSED_S:
             sender.closures = 0
         seconds = min(LONGEST_CLOSED_S, CLOSED_S * 2.0**sender.closures)
         sender.closures += 1
         closed[device] = sender.closed_until = now + seconds
-        log.warning("%s floods %s with what nobody asked for: not heard there for %.0f s", device, channel, seconds)
+        sender.wasted = _Bucket(WASTED_MESSAGES, WASTED_PER_S, AFTERWARDS, now + seconds)
+        how = f"not heard there for {seconds:.0f} s, and for twice as long each time that it goes on"
+        level = logging.WARNING if sender.closures == 1 else logging.INFO
+        log.log(level, "%s floods %s with what nobody asked for: %s", device, channel, how)
         self.closes.set()
 
     def closed_to(self, channel: str) -> set[str]:
@@ -207,9 +226,15 @@ class Admission:
         if is_stranger:
             self._strangers.add(device)
         now = self._clock()
-        rates = (MESSAGES, MESSAGES_PER_S), (BYTES, BYTES_PER_S), (max(BYTES, self._device_bytes), BYTES_PER_S)
-        messages, bytes_, wasted = (_Bucket(most, per_s, most, now) for most, per_s in rates)
-        self._senders[device] = sender = _Sender(device, messages, bytes_, wasted)
+        wasted_bytes = max(BYTES, self._device_bytes)
+        self._senders[device] = sender = _Sender(
+            device,
+            messages=_Bucket(MESSAGES, MESSAGES_PER_S, MESSAGES, now),
+            bytes=_Bucket(BYTES, BYTES_PER_S, BYTES, now),
+            rare=_Bucket(RARE, RARE_PER_S, RARE, now),
+            wasted=_Bucket(WASTED_MESSAGES, WASTED_PER_S, WASTED_MESSAGES, now),
+            wasted_bytes=_Bucket(wasted_bytes, BYTES_PER_S, wasted_bytes, now),
+        )
         return sender
 
     def _objection(self, sender: _Sender, channel: str, data: bytes) -> WireError | None:
@@ -221,6 +246,8 @@ class Admission:
             now = self._clock()
             if not sender.messages.take(1, now) or not sender.bytes.take(size, now):
                 return WireError(f"more than {MESSAGES_PER_S:.0f} messages a second", reason="flood")
+            if channel in SELDOM and not sender.rare.take(1, now):
+                return WireError(f"more than {RARE_PER_S:.0f} births, deaths and reports a second", reason="flood")
             if channel == "report" and not self._account_report(sender, size):
                 return WireError(f"reports of more than {REPORTS_BYTES} bytes in all", reason="oversized")
         over = sender.waiting_bytes + size > self._device_bytes or len(sender.waiting) >= WAITING_MESSAGES
@@ -266,46 +293,63 @@ class Admission:
         return delivery
 
 
-@asynccontextmanager
-async def subscribed(
-    transport: Transport, site: str, admission: Admission, known: Callable[[], Iterable[str]]
-) -> AsyncIterator[None]:
-    """Let an admission hear all devices while the block lasts; where a channel is closed to one, all others by name.
+@dataclass
+class Subscriptions:
+    """Lets an admission hear all devices; where a channel is closed to one, all others by name.
 
-    Args:
+    Attributes:
         transport: Of the server.
         site: Whose devices.
         admission: Takes what they say.
         known: Returns the devices that have been heard of.
+        closed_topics: Where the topics are noted that are closed now, for the transport.
     """
-    opened: dict[str, tuple[list[str], AsyncExitStack]] = {}
 
-    async def renew() -> None:
-        """Subscribe anew where others are to be heard than are; what comes in between is said again, or retained."""
-        for channel in MOST_BYTES:
-            closed = admission.closed_to(channel)
-            heard = sorted(set(known()) - closed) if closed else [ANY]
-            before, stack = opened.get(channel, ([], AsyncExitStack()))
-            if heard != before:
+    transport: Transport
+    site: str
+    admission: Admission
+    known: Callable[[], Iterable[str]]
+    closed_topics: set[bytes]
+    _opened: dict[str, tuple[list[str], AsyncExitStack]] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Hear devices while the block lasts."""
+        try:
+            await self._renew()
+            async with background(self._watch()):
+                yield
+        finally:
+            for _, stack in self._opened.values():
                 await stack.aclose()
-                opened[channel] = heard, stack
-                if heard:
-                    names = (topic(site, device, channel) for device in heard)
-                    inbox = await stack.enter_async_context(transport.subscribe(*names))
-                    inbox.divert(admission.put)
 
-    async def watch() -> None:
+    async def _watch(self) -> None:
         while True:
+            is_closed = any(heard != [ANY] for heard, _ in self._opened.values())
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if any(heard != [ANY] for heard, _ in opened.values()) else None):
-                    await admission.closes.wait()
-            admission.closes.clear()
-            await renew()
+                async with asyncio.timeout(LOOK_S if is_closed else None):
+                    await self.admission.closes.wait()
+            self.admission.closes.clear()
+            await self._renew()
 
-    try:
-        await renew()
-        async with background(watch()):
-            yield
-    finally:
-        for _, stack in opened.values():
-            await stack.aclose()
+    async def _renew(self) -> None:
+        """Subscribe anew where others are to be heard than are."""
+        closed = {channel: self.admission.closed_to(channel) for channel in MOST_BYTES}
+        topics = {topic(self.site, device, channel).encode() for channel in closed for device in closed[channel]}
+        self.closed_topics.clear()
+        self.closed_topics.update(topics)
+        for channel in MOST_BYTES:
+            heard = sorted(set(self.known()) - closed[channel]) if closed[channel] else [ANY]
+            before, left = self._opened.get(channel, ([], AsyncExitStack()))
+            if heard != before:
+                self._opened[channel] = heard, AsyncExitStack()
+                hearing = asyncio.create_task(self._hear(heard, channel, self._opened[channel][1]), name="hear")
+                await asyncio.sleep(0)  # the new subscription is on its way before the end of the old one: no gap
+                await left.aclose()
+                await hearing
+
+    async def _hear(self, devices: list[str], channel: str, stack: AsyncExitStack) -> None:
+        if devices:
+            names = (topic(self.site, device, channel) for device in devices)
+            inbox = await stack.enter_async_context(self.transport.subscribe(*names))
+            inbox.divert(self.admission.put)

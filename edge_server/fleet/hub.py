@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from edge_server.fleet.admission import FRAMED, MOST_BYTES, Admission, subscribed
+from edge_server.fleet.admission import FRAMED, MOST_BYTES, Admission, Subscriptions
 from edge_server.fleet.answers import Answers, ack, skip
 from edge_server.fleet.handlers import Broadcast, Collector, StepServer
 from edge_server.fleet.state import Fleet
@@ -49,6 +49,7 @@ class Server:
         takes: Whether a device may take part.
         window_bytes: Most bytes of frames that one is asked for at once; with them, what each says is bounded. None
             where nobody can flood anybody, as in replay.
+        closed_topics: Where to note, for the transport, what is closed now to devices that flood it.
     """
 
     site: str
@@ -66,6 +67,7 @@ class Server:
     paces: dict[str, Pace] = field(default_factory=dict)
     takes: Callable[[str], bool] = lambda _device: True
     window_bytes: int | None = None
+    closed_topics: set[bytes] = field(default_factory=set)
     answers: Answers = field(init=False)
     _gather: Collector | None = None
     _splitting: StepServer | None = None
@@ -101,7 +103,8 @@ class Server:
         self._admission = admission = Admission(
             self.clock, self._refuse, window_bytes=self.window_bytes, takes=self.takes
         )
-        async with subscribed(self.transport, self.site, admission, lambda: self.fleet.statuses):
+        known, place = (lambda: self.fleet.statuses), (self.transport, self.site)
+        async with Subscriptions(*place, admission, known, self.closed_topics).open():
             yield admission
 
     async def _close(self) -> None:

@@ -37,6 +37,15 @@ def read_only_uri(path: Path) -> str:
     return f"file:{quote(str(path))}?{mode}"
 
 
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one under its name; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @contextmanager
 def translate_sql_errors(path: Path) -> Iterator[None]:
     """Turn an error of SQLite's into ours.

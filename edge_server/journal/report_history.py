@@ -16,7 +16,7 @@ from typing import TypeVar
 import xxhash
 
 from edge_server.journal import report_rows
-from edge_server.journal.disk import read_only_uri, translate_sql_errors
+from edge_server.journal.disk import file_identity, read_only_uri, translate_sql_errors
 from edge_server.journal.report_rows import Form, ReportRow
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Reading
@@ -218,6 +218,7 @@ class ReportHistory:
     keep_days: float
     max_bytes: int
     _connection: sqlite3.Connection | None = None
+    _identity: tuple[int, int] | None = None
     _swept_utc_s: float = 0.0
     _links: dict[str, tuple[int, HistoryRow, int]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -252,6 +253,7 @@ class ReportHistory:
     def _write(self, batch: Sequence[KeptReport]) -> None:
         with explain_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+        self._notice_deleted()
         with translate_sql_errors(self.path), self._opened() as connection:
             connection.execute("BEGIN IMMEDIATE")
             for kept in batch:
@@ -270,8 +272,26 @@ class ReportHistory:
             except BaseException:
                 connection.close()
                 raise
-            self._connection = connection
+            self._connection, self._identity = connection, file_identity(self.path)
         return self._connection
+
+    def _notice_deleted(self) -> None:
+        """Go on in the file that is there; where it was deleted, the open one still has every report."""
+        if self._connection is None or (found := file_identity(self.path)) == self._identity:
+            return
+        partial = self.path.with_name(f"{FILE}.part")
+        if found is None:
+            with translate_sql_errors(self.path), explain_disk_errors(self.folder):
+                partial.unlink(missing_ok=True)
+                with closing(sqlite3.connect(partial)) as copy:
+                    self._connection.backup(copy)
+        self.close()
+        if found is None:
+            with explain_disk_errors(self.folder):
+                for suffix in ("-wal", "-shm"):
+                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+                partial.replace(self.path)
+            log.warning("%s was deleted: written anew, with all its reports", self.path)
 
     def _add(self, connection: sqlite3.Connection, kept: KeptReport) -> None:
         """Add a report unless it is the one that came last: a retained one is heard again after every restart."""

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LAST = "last"
 """Stands for the run that was begun last."""
+LOCAL = "local"
+"""In the folder of a run with agents on this machine, where their files and logs lie."""
 MOST_NAMED = 5
 MOST_ENDED = 64
 """Runs that devices are told are over; each is a name in every task."""
@@ -203,14 +205,27 @@ def _require_records(data_dir: Path, plan: Plan) -> None:
             require_record(path.parent)
 
 
+def is_local(folder: Path) -> bool:
+    """Tell whether a run's devices were agents on this machine, which nobody goes on with but who names it."""
+    return (folder / LOCAL).is_dir()
+
+
+def _runs_with_devices(data_dir: Path) -> list[Run]:
+    """Return the runs with the devices of a site."""
+    folders = [folder for folder in folders_of_runs(data_dir) if not is_local(folder)]
+    return [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
+
+
 def unfinished(data_dir: Path, plan: Plan) -> str | None:
     """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time.
+
+    One with agents on this machine is left alone: real devices never saw what it learnt, nor do its rounds count.
 
     Raises:
         ConfigError: As `require_record` of a run that by its name is one of this plan.
     """
     _require_records(data_dir, plan)
-    runs = [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders_of_runs(data_dir)]
+    runs = _runs_with_devices(data_dir)
     for run in sorted(runs, key=lambda run: run.opened.started if run.opened else "", reverse=True):
         if (
             run.opened
@@ -229,7 +244,7 @@ def edited_from(data_dir: Path, plan: Plan) -> str:
         data_dir: Folder of runs.
         plan: What is to be done now.
     """
-    runs = [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders_of_runs(data_dir)]
+    runs = _runs_with_devices(data_dir)
     begun = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
     last = max((one for one in begun if one.plan.name == plan.name), key=lambda one: one.started, default=None)
     if last is None or is_same_plan(last.plan, plan):
@@ -251,8 +266,8 @@ def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
         plan: What it did.
         name: Of the run; empty for any.
     """
-    folders = [data_dir / name] if name else folders_of_runs(data_dir)
-    runs = [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
+    named = [Run(data_dir / name, salvageable_records(data_dir / name / JOURNAL))] if name else None
+    runs = _runs_with_devices(data_dir) if named is None else named
     same = [run for run in runs if run.closed and run.opened and is_same_plan(run.opened.plan, plan)]
     live = [run for run in same if run.opened and run.opened.started and not run.opened.imported]
     return max(live, key=lambda run: run.opened.started if run.opened else "", default=None)

@@ -19,9 +19,9 @@ from typing import TypeAlias
 import msgspec
 import xxhash
 
-from edge_server.journal.disk import RETRY_S, read_only_uri, translate_sql_errors
+from edge_server.journal.disk import RETRY_S, file_identity, read_only_uri, translate_sql_errors
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
-from shared.errors import CorruptFile
+from shared.errors import ConfigError, CorruptFile
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
 
 TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark INTEGER)"
@@ -189,6 +189,7 @@ class SqliteJournal:
                 self._second.execute(FOUND).fetchone()  # opens the log, which may be deleted later
             _require(path, whole=found == "ok", cause=found)
             self.records()
+            self._identity = file_identity(path)
         except BaseException:
             self._disconnect()
             raise
@@ -238,8 +239,10 @@ class SqliteJournal:
     def _restore_deleted(self) -> None:
         """Write the journal anew where its file was deleted: the open database still has every record."""
         path = self.folder / JOURNAL
-        if path.exists():
+        if (found := file_identity(path)) == self._identity:
             return
+        if found:
+            raise ConfigError(f"{path} was replaced by another file while its run was going on: this process ends")
         held = _decode(self.folder, self._connection.execute(SELECT, (0,)).fetchall())
         with explain_disk_errors(path):
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ from shared.models.evaluate import build_skeleton
 from shared.registry import build
 from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 from shared.tensors.tree import State
 
 MEMORY_PREFIX, PART_PREFIX = "fieldfleet", ".replay"

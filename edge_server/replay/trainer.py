@@ -153,7 +153,7 @@ class Scale:
     def session(self, job: Job) -> tuple[Work, float]:
         """Return the work of a whole split session below the cut, and the share of it that is forward passes.
 
-        Where more bottoms than one came, such as a teacher's, every batch is passed through each of them.
+        A method may pass every batch more than once through layers below the cut, such as through a teacher's.
 
         Raises:
             ConfigError: As `of`.
@@ -162,7 +162,8 @@ class Scale:
         came = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
         network = self._network(task.model)
         names = came & network.state_dict().keys()
-        taught = len(came) // len(names) - 1  # bottoms beside the one that is trained, which only answer
+        split = build(ALGORITHMS, task.algorithm, "algorithm").split
+        more = split.passes - 1 if split else 0  # beside the one that is trained by
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
         steps = task.assignment.steps
@@ -174,7 +175,7 @@ class Scale:
             )
             for trains in (False, True)
         )
-        forward, both = forward * (1 + taught), both + forward * taught
+        forward, both = forward * (1 + more), both + forward * more
         examples = sum(one * count for one, count in sizes.items())
         work = self._work(job, steps=steps, examples=examples, flops=both)
         weights = sum(leaf.numel() for name, leaf in network.named_parameters() if name in names)

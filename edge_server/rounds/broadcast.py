@@ -149,6 +149,10 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 
+COPIES, MORE_BYTES, MORE_PER_S = 4.0, float(8 << 20), float(1 << 20)
+"""What one device may ask for: so many copies of the payload and so many bytes at once, and so many for ever. A link
+that loses every other frame takes less; one that asks without end would take the server's time and line from others."""
+
 
 @dataclass
 class Outgoing:
@@ -169,6 +173,7 @@ class Outgoing:
     bytes_sent: int = 0
     _fanout: Fanout = field(init=False)
     _leavers: list[str] = field(default_factory=list)
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -199,12 +204,23 @@ class Outgoing:
         if device not in self.devices:
             return
         pieces = self.sender.pieces(want, self.transport.max_payload_bytes)
+        if not self._may_ask(device, sum(stop - start for start, stop in pieces) * BLOCK_BYTES):
+            return  # an honest device asks again
         if self.shared and self._fanout.in_group(device) and not all(map(self._is_common, pieces)):
             self._fanout.leave(device)
             self._leavers.append(device)
         else:
             self._fanout.want(device, pieces, self.clock())
         self._wake.set()
+
+    def _may_ask(self, device: str, size: int) -> bool:
+        """Count what a device asks for; tell whether that is no more than anybody needs."""
+        most, now = COPIES * self.transfer.size + MORE_BYTES, self.clock()
+        left, since = self._left.get(device, (most, now))
+        left = min(most, left + MORE_PER_S * (now - since))
+        may = left >= size
+        self._left[device] = (left - size * may, now)
+        return may
 
     def _is_common(self, piece: tuple[int, int]) -> bool:
         """Tell whether a piece is one that every member of the group asks for."""

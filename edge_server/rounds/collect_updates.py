@@ -143,7 +143,8 @@ class Gather:
         arrival = self._arrivals.get(update.device)
         if arrival and arrival.update.params == transfer:
             arrival.away = False
-            return arrival  # what it was asked for may still be on a slow link
+            arrival.payload.waited_for(self.clock())
+            return arrival
         frames.check(transfer, limit=self.limit)
         if arrival:
             self._arrivals.pop(update.device).payload.sink.close()

@@ -58,7 +58,7 @@ from shared.protocol.messages import Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
-from shared.tensors.tree import State
+from shared.tensors.tree import State, Tree
 
 
 def recall_members(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
@@ -195,13 +195,19 @@ async def _stand(rounds: Rounds, draw: str) -> Resumption:
     return await rounds.persist(resume, rounds.store, first, split=algorithm.split is not None)
 
 
+def _require_examples(rounds: Rounds, tree: Tree) -> None:
+    """Refuse examples of the server's that its network cannot take, before anybody is given a task."""
+    for examples, source in ((rounds.test, ""), (rounds.labelled, "server_data")):
+        if examples is not None:
+            require_fit(rounds.model.layers, tree, examples, source)
+
+
 async def _play(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> State:
     """Do what is left of a run; `stand` tells where it stands."""
     plan, store = rounds.plan, rounds.store
     at = await stand()
     state = at.state
-    if rounds.test is not None:
-        require_fit(rounds.model.layers, evaluated(rounds.algorithm, state), rounds.test)
+    _require_examples(rounds, evaluated(rounds.algorithm, state))
     records, ledger = store.records(), Ledger()
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", rounds.run)

@@ -24,7 +24,7 @@ from edge_server.study.spec import Study
 from edge_server.study.summary import StudySummary, summarise
 from edge_server.study.tables import cells_csv, groups_csv
 from shared.runtime.durable import explain_disk_errors, replace_file
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 
 PART = ".part"
 

@@ -17,12 +17,15 @@ from queue import SimpleQueue
 
 import msgspec
 
-from edge_server.study.cell import perform
-from edge_server.study.pool import sweep
-from edge_server.study.result import Order
 from shared import registry
 from shared.errors import FieldFleetError
 from shared.runtime import processes
+from shared.runtime.processes import loading
+
+with loading():
+    from edge_server.study.cell import perform
+    from edge_server.study.pool import sweep
+    from edge_server.study.result import Order
 
 OOM_SCORE = "500"
 """Where memory runs out, the kernel takes a cell, which can be run again, rather than the study."""

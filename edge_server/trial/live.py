@@ -32,7 +32,7 @@ from shared.runtime import malloc
 from shared.runtime.clock import monotonic, utc_stamp
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background, in_thread
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 
@@ -75,13 +75,12 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
     torch.set_num_threads(config.threads or torch.get_num_threads())
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
     members = None if config.strangers else devices_of_plan(plan)
-    with explain_disk_errors(data_dir):
-        folder.mkdir(parents=True, exist_ok=True)
-    with hold_lock(folder), _unless_begun(folder):  # a second server would throw the first off the broker
+    _make(data_dir, folder)
+    with hold_lock(folder) as lock, _unless_begun(folder):  # a second server would throw the first off the broker
         ended = await in_thread(ended_runs, data_dir)
         session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex, ended)
-        transport = MqttTransport(config.broker, f"{config.site}.{SERVER}", session.presence)
-        transport.most_packet_bytes = longest_packet(config.link.frame_bytes)
+        known_as, most = (f"{config.site}.{SERVER}", session.presence), longest_packet(config.link.frame_bytes)
+        transport = MqttTransport(config.broker, *known_as, most_packet_bytes=most)
         history = history_of(config, in_thread)
         server = Server(
             *(config.site, transport, monotonic, in_thread),
@@ -90,10 +89,11 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             broker=transport.connected,
             takes=Muster(members).takes,
             window_bytes=config.link.window * config.link.frame_bytes,
+            closed_topics=transport.closed,
         )
         transport.admits = server.admits
         alone = _require_alone(transport, config.site, session, gives_way=watcher is not None)
-        async with transport.running(), history.keeping(), server.listening(), background(alone):
+        async with transport.running(), history.keeping(), server.listening(), background(alone, keep_lock(lock)):
             if watcher:
                 await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
             with closing(await persist(in_thread, RETRY_S, SqliteStore, folder)) as store:
@@ -104,6 +104,11 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                 async with _watched(folder, watcher):
                     await run_plan(plan, name, server, store, config.link, started=utc_stamp(), members=members)
                 return store.records()
+
+
+def _make(data_dir: Path, folder: Path) -> None:
+    with explain_disk_errors(data_dir):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 async def _require_alone(transport: MqttTransport, site: str, session: Session, *, gives_way: bool) -> None:

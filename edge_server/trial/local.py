@@ -16,6 +16,7 @@ import msgspec
 
 from edge_server.fleet.broker import PrivateBroker, running
 from edge_server.journal.records import AnyRecord, RunClosed
+from edge_server.journal.runs import LOCAL
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.trial.progress import follow
@@ -65,7 +66,7 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
         TaskFailed: The server or an agent ended before the run did.
         Unreachable: The broker does not start.
     """
-    place = local.folder / "local"
+    place = local.folder / LOCAL
     place.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(running(place, embedded=local.embedded))

@@ -15,13 +15,14 @@ from edge_server.journal.records import (
     Noted,
     Rewound,
     RoundClosed,
+    UpdateAccepted,
     closed_rounds,
     missed_tries,
     valid,
 )
 from edge_server.journal.run_clock import RESTARTED
 from edge_server.journal.runs import RunSummary
-from shared.protocol.measurements import JOULES, Cost, joule_parts
+from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, fits
 
@@ -204,6 +205,20 @@ def missed_lines(records: Sequence[AnyRecord]) -> list[str]:
     if rest := tries[MOST_MISSED:]:
         lines.append(f"{len(rest)} more rounds were done again, {sum(count for _, count in rest)} times in all")
     return lines
+
+
+def skipped_lines(records: Sequence[AnyRecord]) -> list[str]:
+    """Return in how many tasks devices found nothing to learn from, and in how many rounds all of them did."""
+    tasks: dict[int, list[bool]] = {}
+    for record in valid(records):
+        if isinstance(record, UpdateAccepted) and SKIPPED in record.update.metrics:
+            tasks.setdefault(record.round, []).append(record.update.metrics[SKIPPED] > 0)
+    count = sum(map(sum, tasks.values()))
+    if not count:
+        return []
+    whole = sum(map(all, tasks.values()))
+    by_all = f", all of them in {whole} of {len(tasks)} rounds" if whole else ""
+    return [f"devices found nothing to learn from in {count} of {sum(map(len, tasks.values()))} tasks{by_all}"]
 
 
 def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> TextTable:

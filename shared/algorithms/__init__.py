@@ -9,6 +9,8 @@ from shared.algorithms.fedselect import fedselect
 from shared.algorithms.local_only import local_only
 from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
 from shared.algorithms.personal.pruned_personalization import pruned_personalization
+from shared.algorithms.semisupervised.full_model.fedswitch import fedswitch
+from shared.algorithms.semisupervised.full_model.semifl import semifl
 from shared.algorithms.semisupervised.semisfl import VARIANTS as SEMISFL
 from shared.algorithms.semisupervised.semisfl import semisfl
 from shared.algorithms.semisupervised.supervised_only import supervised_only
@@ -32,6 +34,8 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fjord_fixed": fjord_fixed,
     "hermes": hermes,
     "prunefl": prunefl,
+    "semifl": semifl,
+    "fedswitch": fedswitch,
     "semisfl": semisfl,
     "supervised_only": supervised_only,
     **VARIANTS,

@@ -33,6 +33,14 @@ class Batches(Protocol):
         """Examples that are neither trained on nor held out for evaluation; perhaps none."""
         ...
 
+    def inputs_at(self, places: Tensor) -> Tensor:
+        """Return a copy of some examples' inputs, as they are before any augmentation.
+
+        Args:
+            places: From 0 to `num_examples` - 1, int64 of shape (B,).
+        """
+        ...
+
     def __iter__(self) -> Iterator[Batch]: ...
 
 
@@ -103,12 +111,14 @@ class Split:
         measure: As `serve`, in a session that trains nothing (`Assignment.measures_statistics`): the state's running
             statistics become the mean over what was sent so far. None: the method has no such session.
         undropped: Options of the method in such a session, in place of the plan's, so that devices send all features.
+        passes: How often a device passes a batch through layers below the cut in a step, of which it trains by one.
     """
 
     serve: ServeStep
     check_features: Callable[[Model, State, Assignment, Tree], None]
     measure: ServeStep | None = None
     undropped: Mapping[str, Scalar] = field(default_factory=dict)
+    passes: int = 1
 
 
 @dataclass(frozen=True)

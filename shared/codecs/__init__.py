@@ -5,7 +5,14 @@ from collections.abc import Callable, Mapping
 from shared.codecs.base import Codec
 from shared.codecs.chain import chain
 from shared.codecs.dense import dense
+from shared.codecs.float16 import float16
 from shared.codecs.masked import masked
 from shared.codecs.quantize import quantize
 
-CODECS: Mapping[str, Callable[..., Codec]] = {"dense": dense, "quantize": quantize, "masked": masked, "chain": chain}
+CODECS: Mapping[str, Callable[..., Codec]] = {
+    "dense": dense,
+    "float16": float16,
+    "quantize": quantize,
+    "masked": masked,
+    "chain": chain,
+}

@@ -14,12 +14,13 @@ import msgspec
 from shared.codecs import masked
 from shared.codecs.base import Codec, Memory
 from shared.codecs.dense import dense
+from shared.codecs.float16 import float16
 from shared.codecs.quantize import quantize
 from shared.errors import WireError
 from shared.protocol.messages import Payload, Scalar
 from shared.tensors.tree import Tree
 
-LAST: Mapping[str, Callable[..., Codec]] = {"dense": dense, "quantize": quantize}
+LAST: Mapping[str, Callable[..., Codec]] = {"dense": dense, "float16": float16, "quantize": quantize}
 OVER: Mapping[str, Callable[..., Codec]] = {"masked": masked.build_masked}
 """Codecs that give what they send to another: (its name, it, options)."""
 

@@ -61,11 +61,11 @@ def build_masked(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all
     prefix = f"{name}/"
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
-        sparse = {key: leaf for key, leaf in tree.items() if masked_entries.is_divisible(leaf, dims)}
+        sparse = masked_entries.divisible_leaves(tree, dims)
         kept = {key: (leaf != 0).flatten() for key, leaf in sparse.items()}
         values, memory = inner.encode({key: _gather(leaf, kept[key]) for key, leaf in sparse.items()}, memory)
         bitmap = pack(np.concatenate([np.empty(0, bool), *(mask.numpy() for mask in kept.values())]), 1)
-        blobs = masked_entries.outline_leaves(tree, dims) | {"bitmap": to_blob(torch.from_numpy(bitmap))}
+        blobs = masked_entries.outline_leaves(tree, sparse.keys()) | {"bitmap": to_blob(torch.from_numpy(bitmap))}
         return Payload(codec="masked", blobs=blobs | {prefix + key: blob for key, blob in values.blobs.items()}), memory
 
     def decode(payload: Payload) -> Coded:

@@ -7,7 +7,7 @@ extent of 0, so that it has no bytes. Every other entry is the codec's own. Leav
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -82,16 +82,37 @@ class Entries:
         }
 
 
-def is_divisible(leaf: Tensor, dims: int) -> bool:
-    """Tell whether a codec may send a leaf in another form: floating, of `dims` dimensions at least."""
-    return leaf.is_floating_point() and dims <= leaf.dim() < MAX_DIMENSIONS
+def read_names(option: str) -> frozenset[str]:
+    """Return the names of a codec's option, which are parted by commas.
+
+    Raises:
+        ValueError: It is no text.
+    """
+    if not isinstance(option, str):
+        raise ValueError(f"{option!r} names no leaves; give text")  # noqa: TRY004 - the value is a plan's
+    return frozenset(name.strip() for name in option.split(",")) - {""}
 
 
-def outline_leaves(tree: Tree, dims: int) -> dict[str, Blob]:
-    """Return the entries of a tree's leaves: outlines of those that are divisible, the others as they are."""
+def divisible_leaves(tree: Tree, dims: int, exact: Collection[str] = ()) -> Tree:
+    """Return the leaves that a codec may send in another form: floating, of `dims` dimensions at least.
+
+    Args:
+        tree: All leaves.
+        dims: Least number of dimensions.
+        exact: Names of leaves that travel as they are, whatever they are.
+    """
+    return {
+        key: leaf
+        for key, leaf in tree.items()
+        if key not in exact and leaf.is_floating_point() and dims <= leaf.dim() < MAX_DIMENSIONS
+    }
+
+
+def outline_leaves(tree: Tree, outlined: Collection[str]) -> dict[str, Blob]:
+    """Return the entries of a tree's leaves: outlines of those that are named, the others as they are."""
     blobs = {}
     for key, leaf in tree.items():
-        if is_divisible(leaf, dims):
+        if key in outlined:
             blobs[_OUTLINE + key] = Blob(to_blob(leaf.new_empty(0)).dtype, (0, *leaf.shape), memoryview(b""))
         else:
             blobs[_LEAF + key] = to_blob(leaf)

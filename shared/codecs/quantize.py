@@ -39,7 +39,7 @@ from shared.tensors.tree import Tree, tensor_bytes
 MAX_BITS = 16
 
 
-def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0) -> Codec:
+def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0, exact: str = "") -> Codec:
     """Build the codec.
 
     Args:
@@ -47,6 +47,7 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         scope: What shares one range of magnitudes: each `leaf` for itself, or the whole `tree`.
         dims: Leaves of fewer dimensions travel as they are.
         seed: Goes into what is drawn.
+        exact: Names of leaves that travel as they are, parted by commas, such as `gradient` at the cut of a network.
 
     Raises:
         ValueError: An option is none of these.
@@ -55,17 +56,18 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         raise ValueError(f"bits must be 1 to {MAX_BITS}, dims >= 0; they are {bits} and {dims}")
     if scope not in {"leaf", "tree"}:
         raise ValueError(f"scope must be leaf or tree, not {scope!r}")
-    bits, seed = index(bits), index(seed) % (1 << 64)
+    bits, seed, names = index(bits), index(seed) % (1 << 64), masked_entries.read_names(exact)
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
-        leaves = [leaf for leaf in tree.values() if masked_entries.is_divisible(leaf, dims)]
+        divisible = masked_entries.divisible_leaves(tree, dims, names)
+        leaves = [*divisible.values()]
         groups = [[leaf] for leaf in leaves] if scope == "leaf" else [leaves] if leaves else []
         generator = _drawn_from(leaves, seed)
         ranges, packed = torch.empty(len(groups), 2), [np.empty(0, np.uint8)]
         for place, group in enumerate(groups):
             ranges[place] = _span(group)
             packed.append(pack(_codes(group, bits, ranges[place], generator), bits + 1))
-        blobs = masked_entries.outline_leaves(tree, dims)
+        blobs = masked_entries.outline_leaves(tree, divisible.keys())
         blobs["bits"] = Blob("u8", (0, bits), memoryview(b""))
         blobs["range"] = to_blob(ranges)
         blobs["codes"] = to_blob(torch.from_numpy(np.concatenate(packed)))

@@ -62,17 +62,19 @@ def build_skeleton(spec: Spec) -> nn.Module:
 
 
 @torch.no_grad()
-def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
+def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str = "") -> None:
     """Refuse a network that cannot answer for these examples, before anybody trains.
 
     Args:
         network: Of any storage, or none.
         tree: Its parameters and buffers; empty for those it has.
         examples: Inputs of shape (N, ...), labels of shape (N,).
+        source: A plan's section that they come from, where that is to be said.
 
     Raises:
         ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
     """
+    place = f"{source}, model" if source else "model"
     leaf = next(iter((tree or network.state_dict()).values()), examples.inputs)
     try:
         with in_mode(network, train=False):
@@ -80,10 +82,10 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples) -> None:
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shape, problem = tuple(examples.inputs.shape[1:]), str(error).partition("\n")[0]
         raise ConfigError(
-            f"model: it does not take examples of shape {shape} ({problem}); correct its options"
+            f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
         ) from error
     if (most := int(examples.labels.max())) >= outputs:
-        raise ConfigError(f"model: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
+        raise ConfigError(f"{place}: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
 
 
 def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:

@@ -9,6 +9,9 @@ import msgspec
 Quality: TypeAlias = Literal["measured", "corrected", "modelled"]
 Lack: TypeAlias = Literal["not_present", "denied", "busy", "invalid"]
 
+SKIPPED = "skipped"
+"""Among the metrics of an update: 1 where its device found nothing to learn from, and so sends no tensor; else 0."""
+
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One measured figure: SI value, unit, where it comes from, how good it is, monotonic seconds.

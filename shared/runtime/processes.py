@@ -1,4 +1,4 @@
-"""A process and its children: its log, the lock of its folder, and the end of those it started.
+"""A process and its children: its start, its log, and the end of those it started.
 
 A log is one line an event on standard error: level, logger, key=value; under systemd the journal adds the time.
 Children are ended by SIGTERM or by what they were told, and by SIGKILL where that does not help in time.
@@ -7,21 +7,19 @@ Children are ended by SIGTERM or by what they were told, and by SIGKILL where th
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import gc
 import logging
 import os
 import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
-from shared.errors import ConfigError
 from shared.runtime.logs import LimitRepeats
 
 EXIT_PATIENCE_S = 5.0
-PRIVATE = 0o600
+HEAVY = "torch"
 
 
 async def terminate(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
@@ -75,28 +73,21 @@ def keep_private() -> None:
     os.umask(0o077)
 
 
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that others may not even open to read: that is enough to hold its lock."""
-    descriptor = os.open(path, flags, PRIVATE)
-    with suppress(OSError):  # of another user, who lets us write in it
-        os.fchmod(descriptor, PRIVATE)  # of versions before
-    return descriptor
-
-
 @contextmanager
-def hold_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock while the block lasts; it falls with the process, however that ends.
+def loading() -> Iterator[None]:
+    """Import heavy modules in the block: nothing is collected meanwhile, nor ever looked for among what they made.
 
-    Raises:
-        ConfigError: Another process holds it, or another user made it.
+    Importing torch makes half a million objects that stay. The collector goes through them again and again while they
+    come, and once more at the end of the process: a third of the CPU seconds of a start, which a board counts in tens.
+    Where torch is loaded already, or collecting is off, nothing changes: what lives then may become garbage.
     """
-    try:
-        file = open(folder / "lock", "a", opener=_open_private)  # noqa: SIM115 - closed below
-    except PermissionError as error:
-        raise ConfigError(f"{error}; give what lies in {folder} to this user, or name another folder") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{folder} is in use by another process; end that one, or name another folder") from None
+    if HEAVY in sys.modules or not gc.isenabled():
         yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if HEAVY in sys.modules:
+            gc.freeze()
+        gc.enable()

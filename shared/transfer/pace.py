@@ -1,7 +1,8 @@
 """What the pace of frames says: how long to wait for one, how many to ask for, and how large.
 
 A slow link is no broken one: patience follows the slowest recent frame. What is under way on it stays short, so that
-other messages do not wait behind it, and a frame stays far below the keep-alive, in which a client must be heard.
+other messages do not wait behind it, and a frame stays far below the keep-alive, in which a client must be heard. While
+nothing comes, little is asked for: so it may be asked for soon.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections import deque
 
 from shared.protocol.messages import BLOCK_BYTES
 
-FIRST_S = 10.0
+FIRST_S, FIRST_AGAIN_S = 10.0, 3.0
+"""How long the first frame is waited for: of an unknown link, and at least where earlier frames tell how fast it is."""
 LAST_S = 60.0
 SLACK = 4.0
 FADE = 0.9
@@ -20,6 +22,8 @@ MOST_DOUBLINGS = 20  # after a day of silence one more would be no float any lon
 WINDOW_S = 3.0  # a ping waits behind it, and its answer must come within the keep-alive
 FRAME_S = 5.0
 SMALLEST_FRAME_BYTES = 16 * 1024
+SILENT_WINDOW = 2
+"""Frames that are asked for while none comes."""
 OUTAGE_SILENCES = 2  # one may be a broker that restarts; frames that never come whole are silent again and again
 
 
@@ -42,7 +46,13 @@ class Pace:
         self._frame_s = 0.0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._silences = 0
-        self._came = False
+        self._came, self._is_silent = False, False
+        self._first_s = FIRST_S
+
+    def remember(self, before: Pace) -> None:
+        """Take from an earlier transfer over the same link how long the first frame may take."""
+        if before._slowest_s is not None:
+            self._first_s = min(FIRST_S, max(FIRST_AGAIN_S, SLACK * before._slowest_s))
 
     def heard(self, now: float, size: int | None = None) -> None:
         """Note a frame with `size` bytes of payload, None for as many as were asked for.
@@ -54,7 +64,7 @@ class Pace:
         self._slowest_s = gap if self._slowest_s is None else max(gap, FADE * self._slowest_s)
         self._frame_s = max(frame_s, FADE * self._frame_s)
         self._recent.append((gap, size or self.frame_bytes))
-        self._heard_at, self._silences, self._came = now, 0, True
+        self._heard_at, self._silences, self._came, self._is_silent = now, 0, True, False
         if gap > FRAME_S:
             self._halve()
         elif self._has_room():
@@ -69,7 +79,7 @@ class Pace:
 
     def begins(self, now: float) -> None:
         """Note that another payload begins to come: the time since the last one's end was no silence."""
-        self._heard_at, self._silences = now, 0
+        self._heard_at, self._silences, self._is_silent = now, 0, False
 
     def asked_anew(self, now: float) -> None:
         """Note that the sender is back from an outage, and is asked again for all that lacks.
@@ -82,9 +92,15 @@ class Pace:
 
     def gave_up(self, now: float) -> None:
         """Note that what was under way is taken for lost; the next patience is twice as long."""
-        self._heard_at, self._silences = now, min(self._silences + 1, MOST_DOUBLINGS)
+        self._heard_at, self._silences, self._is_silent = now, min(self._silences + 1, MOST_DOUBLINGS), True
         if self._silences >= OUTAGE_SILENCES:
             self._halve()
+
+    def doubt(self, now: float) -> None:
+        """Note that the sender is there, and that nothing of what was asked for will come: little is, and anew."""
+        if self._is_silent:
+            self._halve()
+        self._heard_at, self._silences, self._is_silent = now, 0, True
 
     def begin_small(self) -> None:
         """Ask for small frames first; while they come quickly, each is asked for twice as large as the last."""
@@ -95,7 +111,9 @@ class Pace:
         self.frame_bytes = max(self.frame_bytes // 2 // BLOCK_BYTES * BLOCK_BYTES, smallest)
 
     def window(self, most: int) -> int:
-        """Return how many frames may be under way: at most `most`, and two at least."""
+        """Return how many frames may be under way: at most `most`, and two at least; no more after a silence."""
+        if self._is_silent:
+            return min(most, SILENT_WINDOW)
         if not self._frame_s:
             return most
         return max(2, min(most, int(WINDOW_S / self._frame_s)))
@@ -104,7 +122,11 @@ class Pace:
         """Return how many frames of the next payload may come unasked: none before any has told how fast they come."""
         return self.window(most) if self._slowest_s is not None else 0
 
+    def silent_s(self, now: float) -> float:
+        """Return the seconds since the last frame came, or was asked for."""
+        return now - self._heard_at
+
     def left_s(self, now: float) -> float:
         """Return the seconds until what is under way counts as lost; 0 if it does."""
-        usual = FIRST_S if self._slowest_s is None else max(self._floor_s, SLACK * self._slowest_s)
+        usual = self._first_s if self._slowest_s is None else max(self._floor_s, SLACK * self._slowest_s)
         return max(0.0, self._heard_at + min(usual * (1 << self._silences), LAST_S) - now)

@@ -39,6 +39,9 @@ class Sink(Protocol):
 
 S = TypeVar("S", bound=Sink)
 
+ON_ITS_WAY_S = 1.5
+"""For so long a wish for frames may have been under way itself, when its receiver says something that crosses it."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -182,6 +185,16 @@ class Receiver(Generic[S]):
         self.lost(now)
         if pushed > 0:
             self._assembly.expect(pushed)
+
+    def waited_for(self, now: float) -> None:
+        """Note that the sender has said anew what it has, and pushes nothing.
+
+        It sends in order, so that whatever it was asked for a while ago went before that word: where nothing of it is
+        here, nothing will come. A little is asked for then, as often as it says so.
+        """
+        if self.pace.silent_s(now) >= ON_ITS_WAY_S and not self._flows:
+            self.pace.doubt(now)
+            self._forget()
 
     def lost(self, now: float) -> None:
         """Note that the sender is back from an outage: what was under way is lost."""

@@ -87,6 +87,7 @@ class MqttTransport:
         traffic: What passes.
         most_packet_bytes: The longest packet that is taken.
         admits: Tells whether a large payload may come in on a topic now.
+        closed: Topics of which nothing is taken, as bytes: what is still on its way when they are left costs little.
         connections: How often the broker has accepted us.
     """
 
@@ -99,6 +100,7 @@ class MqttTransport:
     traffic: Traffic = field(default_factory=Traffic)
     most_packet_bytes: int = MOST_RECEIVED_BYTES
     admits: Admits = lambda _topic, _size: True
+    closed: set[bytes] = field(default_factory=set)
     connections: int = 0
     _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
@@ -245,7 +247,7 @@ class MqttTransport:
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
         self._born = born = self.presence() if self.presence else None
-        incoming = Incoming(self._take, self.traffic, self._admit, self.most_packet_bytes)
+        incoming = Incoming(self._take, self.traffic, self._admit, self.most_packet_bytes, self.closed)
         connection = Connection(self._spoken(), self.client_id, born, incoming)
         try:
             await connection.open(self.connect_s)

@@ -12,7 +12,7 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -94,12 +94,14 @@ class Incoming:
         traffic: Is told when something comes.
         admits: Tells whether a large one may come in.
         most_bytes: The longest packet.
+        closed: Topics of which nothing is taken, as bytes.
     """
 
     take: Take
     traffic: Traffic
     admits: Admits = lambda _topic, _size: True
     most_bytes: int = MOST_RECEIVED_BYTES
+    closed: Collection[bytes] = frozenset()
 
 
 class Connection:
@@ -127,6 +129,7 @@ class Connection:
             most_bytes=incoming.most_bytes,
             admits=incoming.admits,
             reads_ahead=lambda: not incoming.traffic.watched,
+            closed=incoming.closed,
             client_id=client_id,
             protocol=mqtt.MQTTv5 if broker.version == MQTT_5 else mqtt.MQTTv311,
             clean_session=None if broker.version == MQTT_5 else broker.session_expiry_s == 0,

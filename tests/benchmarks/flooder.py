@@ -38,7 +38,8 @@ def update_frame() -> bytes:
 
 
 KINDS: Mapping[str, tuple[str, Callable[[], bytes], float]] = {
-    "small offers": ("update", offer, 330e3),
+    "what nobody hears": ("nothing", offer, 0.0),
+    "small offers": ("update", offer, 0.0),
     "large offers": ("update", lambda: offer("x" * LARGE_BYTES), 0.0),
     "large wants": ("want", want, 0.0),
     "frames": ("update", update_frame, 0.0),
@@ -60,10 +61,10 @@ def _text(text: str) -> bytes:
     return struct.pack("!H", len(text)) + text.encode()
 
 
-def connected(port: int) -> socket.socket:
+def connected(port: int, client: str = DEVICE) -> socket.socket:
     """Return a connection to the broker of this machine, as a client of MQTT 3.1.1 that hears nothing."""
     line = socket.create_connection(("127.0.0.1", port))
-    line.sendall(packet(0x10, _text("MQTT") + bytes([4, 2]) + struct.pack("!H", 60) + _text(DEVICE)))
+    line.sendall(packet(0x10, _text("MQTT") + bytes([4, 2]) + struct.pack("!H", 60) + _text(client)))
     line.recv(4)
     return line
 

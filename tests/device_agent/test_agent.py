@@ -144,6 +144,19 @@ def test_the_same_task_again_while_it_trains_changes_nothing(site, live, make_ta
     live(story)
 
 
+def test_the_same_task_again_after_a_long_silence_has_its_parameters_fetched_at_once(site, live, make_task) -> None:
+    """The device is back at its broker, or the server is: what it waits for a minute to ask again comes now."""
+
+    async def story() -> None:
+        there, site.parameters = site.parameters, b"nothing of the kind"
+        await site.tell("task", make_task(), 95.0)
+        site.parameters = there
+        await site.tell("task", make_task(), 2.0)
+        assert site.trainer.rounds == [1]
+
+    live(story)
+
+
 def test_a_task_whose_update_waits_is_offered_again_not_trained_again(site, live, make_task) -> None:
     """The server restarted and asks anew: at once it is offered what lies in the outbox."""
 

@@ -221,7 +221,7 @@ class Site:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something to be so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of tests
             await asyncio.sleep(0.02)
 

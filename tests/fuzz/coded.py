@@ -18,7 +18,8 @@ from tests.fuzz import payloads
 from tests.fuzz.payloads import PREFIX, whole
 from tests.fuzz.trees import cut_and_spliced
 
-READERS = {name: CODECS[name]() for name in ("quantize", "masked", "chain")}
+READERS = {name: CODECS[name]() for name in ("quantize", "float16", "masked", "chain")}
+HALVED = CODECS["chain"](codecs="masked,float16")
 TREES: list[Tree] = [
     {},
     {"w": torch.tensor([[0.5, 0.0, -2.0], [0.0, 0.0, 1.0]]), "b": torch.ones(3), "n": torch.tensor(5)},
@@ -30,6 +31,7 @@ TREES: list[Tree] = [
 ]
 SENDERS = [
     *(CODECS["quantize"](bits=bits, scope=scope) for bits, scope in ((8, "leaf"), (3, "tree"), (1, "leaf"))),
+    *(CODECS["float16"](), HALVED),
     *(CODECS["masked"](), CODECS["chain"](quantize_bits=4), CODECS["chain"](quantize_scope="tree")),
 ]
 BYTES_PER_BYTE = 80
@@ -47,7 +49,8 @@ def read(data: bytes) -> str:
         packed = payload.unpack(memoryview(bytearray(data)))
         if packed.codec not in READERS:
             return f"codec: {packed.codec}"
-        coded = READERS[packed.codec].decode(packed)
+        is_halved = packed.codec == "chain" and any(name.startswith("float16/") for name in packed.blobs)
+        coded = (HALVED if is_halved else READERS[packed.codec]).decode(packed)
     except WireError as error:
         return f"{error.reason}: {error.__cause__ or error}"
     assert sum(leaf.nbytes for leaf in coded.tree.values()) <= BYTES_PER_BYTE * len(data)
@@ -82,7 +85,7 @@ def _reshape(entry: list, random: Random) -> None:
     name, _, shape = entry
     match random.randrange(4):
         case 0:
-            entry[0] = random.choice(["=", "~", "", "dense/", "quantize/", "quantize/~"]) + name[1:]
+            entry[0] = random.choice(["=", "~", "", "dense/", "quantize/", "quantize/~", "float16/~"]) + name[1:]
         case 1:
             entry[1] = random.choice(list(payload.ITEM_BYTES))
         case _:

@@ -141,10 +141,15 @@ class Source:
         return self._scaled(work, second)
 
     def _is(self, task: TaskRow, work: Work) -> bool:
-        """Tell whether that task is this very work."""
+        """Tell whether that task is this very work: of as many examples, or of none that was worth learning from.
+
+        A method may find that out with the task; what work it is counted as before is the most that it may be.
+        """
         if work.weights != self.weights or work.train != (task.purpose == "train"):
             return False
-        return not work.train or (self._share(task) == work.share and self._examples(task) in (None, work.examples))
+        if not work.train:
+            return True
+        return self._share(task) == work.share and self._examples(task) in (None, 0.0, work.examples)
 
     def _share(self, task: TaskRow) -> float:
         return self.shares.get((self.one.device, task.round), 1.0)

@@ -14,7 +14,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from edge_server.rounds.split.device_session import DeviceSession
+from edge_server.rounds.split.device_session import DeviceSession, Event
 
 ROUNDING_S = 1e-6
 """What is left of a sum of floats could be less than any clock moves by, and would be waited for without end."""
@@ -41,7 +41,8 @@ class Barrier:
         deadline_s: Seconds after a step's first features at which it goes on with who has delivered.
         devices: Who takes part, by name.
         step: The one that is open; beyond `steps` when all are over.
-        sessions: Where each device is, by its name.
+        sessions: Where each device is, by its name. Only the barrier lets them follow events: it counts on from there,
+            since a look at all of them for each device's features would grow with the square of the fleet.
     """
 
     steps: int
@@ -50,10 +51,13 @@ class Barrier:
     step: int = 1
     sessions: dict[str, DeviceSession] = field(init=False)
     _since: float = 0.0
+    _waited_for: set[str] = field(default_factory=set)
+    _begun: set[str] = field(default_factory=set)  # of the open step: features are here, or were refused
 
     def __post_init__(self, devices: Iterable[str]) -> None:
         """Expect every device at the first step."""
         self.sessions = {device: DeviceSession(device) for device in devices}
+        self._waited_for.update(self.sessions)
 
     @property
     def is_over(self) -> bool:
@@ -68,7 +72,7 @@ class Barrier:
     @property
     def awaited(self) -> set[str]:
         """Who is waited for."""
-        return {session.device for session in self._alive() if session.is_waited_for}
+        return set(self._waited_for)
 
     def is_member(self, device: str) -> bool:
         """Tell whether a device is of this session, and has not failed."""
@@ -92,13 +96,13 @@ class Barrier:
         if step == session.answered and features == session.answered_features:
             return Reply.AGAIN
         if not session.is_overdue:
-            session.follow("return")
+            self._follow(session, "return")
         if step < self.step:
             session.step = self.step
             return self.step
         if session.state == "refused" or (session.state == "delivered" and session.delivered == features):
             return Reply.NOTHING
-        session.follow("offer")  # also where it has begun anew since it delivered
+        self._follow(session, "offer")  # also where it has begun anew since it delivered
         return Reply.TAKE
 
     def deliver(self, device: str, features: bytes, now: float) -> None:
@@ -111,13 +115,13 @@ class Barrier:
         """
         self._start_deadline(now)
         session = self.sessions[device]
-        session.follow("deliver")
+        self._follow(session, "deliver")
         session.delivered = features
 
     def refuse(self, device: str, now: float) -> None:
-        """Note that a device's features of the open step cannot be used: it goes on without them."""
+        """Note that a device's features of the open step cannot be used, also if they are here: it goes on without."""
         self._start_deadline(now)
-        self.sessions[device].follow("refuse")
+        self._follow(self.sessions[device], "refuse")
 
     def postpone(self, now: float) -> None:
         """Count the deadline from now on: nobody could have delivered."""
@@ -127,14 +131,14 @@ class Barrier:
         """Part for good with a device that has failed."""
         if device in self.sessions:
             self.sessions[device].fail()
+            self._count(self.sessions[device])
 
     def left_s(self, now: float) -> float:
         """Return the seconds until the open step is due; 0 if it is, infinite while nothing says so."""
-        if not self._has_begun():
+        if not self._begun:
             return math.inf
         left_s = self._since + self.deadline_s - now
-        is_waiting = any(session.is_waited_for for session in self.sessions.values())
-        return left_s if is_waiting and left_s > ROUNDING_S else 0.0
+        return left_s if self._waited_for and left_s > ROUNDING_S else 0.0
 
     def serve(self) -> tuple[list[str], list[str]]:
         """Go on to the next step.
@@ -148,16 +152,22 @@ class Barrier:
         in_vain = sorted(session.device for session in alive if session.state in {"offered", "refused"})
         for session in alive:
             session.close(self.step)
+            self._count(session)
         self.step += 1
         return served, in_vain
 
     def _alive(self) -> Iterator[DeviceSession]:
         return (session for session in self.sessions.values() if session.is_alive)
 
-    def _has_begun(self) -> bool:
-        """Tell whether the open step's deadline runs: some device's features are here, or were refused."""
-        return any(session.state in {"delivered", "refused"} for session in self.sessions.values())
+    def _follow(self, session: DeviceSession, event: Event) -> None:
+        session.follow(event)
+        self._count(session)
+
+    def _count(self, session: DeviceSession) -> None:
+        """Note where a session has gone."""
+        (self._waited_for.add if session.is_waited_for else self._waited_for.discard)(session.device)
+        (self._begun.add if session.state in {"delivered", "refused"} else self._begun.discard)(session.device)
 
     def _start_deadline(self, now: float) -> None:
-        if not self._has_begun():
+        if not self._begun:
             self._since = now

@@ -52,6 +52,7 @@ TRANSITIONS: Mapping[StepState, Mapping[Event, StepState]] = {
     "delivered": {
         "return": "delivered",
         "offer": "offered",
+        "refuse": "refused",
         "close": "awaited",
         "fail": "failed",
     },
@@ -81,6 +82,7 @@ class DeviceSession:
         offer: Its last offer whose frames were asked for.
         receiver: Of these features, until they are read.
         features: Those that are read, until the step is served.
+        size: The root mean square of their floating-point values.
         gradient: Its last one; nothing while a step is being computed.
         waiting: Pieces of the gradient that wait to be sent.
     """
@@ -96,6 +98,7 @@ class DeviceSession:
     offer: Features | None = None
     receiver: Receiver[MemorySink] | None = None
     features: Tree | None = None
+    size: float = 0.0
     gradient: Sender | None = None
     waiting: WaitingPieces = field(default_factory=WaitingPieces)
 

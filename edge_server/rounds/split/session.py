@@ -13,6 +13,7 @@ from edge_server.config import LinkConfig
 from edge_server.fleet.answers import skip
 from edge_server.fleet.hub import Server
 from edge_server.plan.plan import Plan
+from edge_server.rounds.aggregate import median_of
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Reply
 from edge_server.rounds.split.device_session import DeviceSession
@@ -49,6 +50,8 @@ class SplitRound:
         barrier: Which step is open, and the sessions of the devices.
         features: Receives what comes up.
         gradients: Sends what goes down.
+        most_size: A step goes on without features larger than this many times the median of those that are here; 0:
+            with all. One step with such would leave nothing of what the server's part has learnt.
     """
 
     clock: Clock
@@ -57,6 +60,7 @@ class SplitRound:
     barrier: Barrier
     features: FeaturesIn
     gradients: GradientsOut
+    most_size: float = 0.0
     _gather: Gather = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -154,7 +158,7 @@ class SplitRound:
     async def _read(self, session: DeviceSession, receiver: Receiver[MemorySink]) -> None:
         """Decode and check features that are whole."""
         try:
-            features = await self.worker(self.top.read, session.device, receiver)
+            features, size = await self.worker(self.top.read, session.device, receiver)
         except WireError as error:
             if session.receiver is not receiver:
                 return  # it has begun anew meanwhile
@@ -165,7 +169,7 @@ class SplitRound:
                 self._refuse(session, error)
         else:
             if session.receiver is receiver:
-                session.receiver, session.features = None, features
+                session.receiver, session.features, session.size = None, features, size
                 self.barrier.deliver(session.device, receiver.transfer.digest, self.clock())
 
     def _refuse(self, session: DeviceSession, error: WireError) -> None:
@@ -175,8 +179,19 @@ class SplitRound:
         self.barrier.refuse(session.device, self.clock())
         self._wake.set()
 
+    def _refuse_large(self) -> None:
+        """Let the open step go on without features that are far larger than the others'."""
+        delivered = [one for one in self.barrier.sessions.values() if one.state == "delivered"]
+        median = median_of([one.size for one in delivered])
+        for session in delivered:
+            if self.most_size and median and session.size > self.most_size * median:
+                session.features = None
+                said = f"features of size {session.size:.3g} are more than {self.most_size:g} times the step's median"
+                self._refuse(session, WireError(f"{said} of {median:.3g} (round.most_norm)", reason="large"))
+
     async def _step(self) -> None:
         """Take the step that is due, and send everybody what came of it."""
+        self._refuse_large()
         number, absent, sessions = self.barrier.step, self.barrier.awaited, self.barrier.sessions
         devices, in_vain = self.barrier.serve()
         log.debug("step of round %d: number=%d devices=%d", self._gather.number, number, len(devices))
@@ -247,7 +262,7 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     features = FeaturesIn(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
     gradients = GradientsOut(server.site, server.transport)
-    return SplitRound(server.clock, server.worker, top, barrier, features, gradients)
+    return SplitRound(server.clock, server.worker, top, barrier, features, gradients, plan.round.most_norm)
 
 
 def split_figures(split: SplitRound | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from shared.protocol import payload
 from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
-from shared.tensors.tree import State, Tree
+from shared.tensors.tree import State, Tree, tree_norm
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender
@@ -47,8 +48,11 @@ class TopModel:
     seed: int
     before: int
 
-    def read(self, device: str, whole: Receiver[MemorySink]) -> Tree:
+    def read(self, device: str, whole: Receiver[MemorySink]) -> tuple[Tree, float]:
         """Decode what came up and see that it can be used; leaves may be views of the bytes.
+
+        Returns:
+            It, and the root mean square of its floating-point values.
 
         Raises:
             WireError: It cannot.
@@ -62,7 +66,8 @@ class TopModel:
             self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
         except FAULTS as error:  # of torch, a codec, or a network of the user's own
             raise WireError(f"features that make no sense: {error}", reason="shape") from error
-        return up
+        count = sum(leaf.numel() for leaf in up.values() if leaf.is_floating_point())
+        return up, tree_norm(up) / math.sqrt(max(count, 1))
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
         """Do one step with the devices that take part, in order of name; return the gradient for each.

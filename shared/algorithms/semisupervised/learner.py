@@ -6,7 +6,7 @@ alone, the head that of the clustering regularization alone, features that of bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,70 +124,93 @@ class Learner:
             **self.queue.tree(),
         }
 
-    def supervised_step(self, view: Tensor, other: Tensor, labels: Tensor, hyper: Hyper) -> float:
+    def supervised_step(self, view: Tensor, other: Tensor | None, labels: Tensor, hyper: Hyper) -> float:
         """Move student and teacher by a labelled batch; return l_s of equation (4).
 
         Args:
             view: What the student is given, of shape (B, ...).
-            other: Another view of the same examples, for the teacher.
+            other: Another view of the same examples, for the teacher; None where nothing is projected.
             labels: Their classes.
             hyper: Of the step.
         """
         cut = self.settings.cut_of(self.model)
         below, above = self.model.below(cut), self.model.above(cut)
-        with torch.no_grad():
-            seen = run_part(self.model, below, self.teacher, other, train=False)
-            current = References(project(self.teacher_head, seen), labels, torch.ones_like(labels, dtype=torch.bool))
         leaves = {**self.weights, **self.buffers}
         features = run_part(self.model, below, leaves, view, train=True)
-        logits = run_part(self.model, above, leaves, features, train=True)
-        references = self.queue.among(current)
-        pulled = contrast(project(self.head, features), labels, references, self.settings.temperature)
-        loss = functional.cross_entropy(logits, labels) + pulled.mean()
-        moved = self._moved(self.model.layers)
+        loss = functional.cross_entropy(run_part(self.model, above, leaves, features, train=True), labels)
+        current = None if other is None else self._seen_labelled(other, labels)
+        if current and self.settings.contrastive:
+            references = self.queue.among(current)
+            loss = loss + contrast(project(self.head, features), labels, references, self.settings.temperature).mean()
+        moved = self._moved(self.model.layers, with_head=self.settings.contrastive)
         self._step(moved, torch.autograd.grad(loss, list(moved.values())), hyper)
         self._teach()
-        self.queue = self.queue.push_labelled(current)
+        self.queue = self.queue.push_labelled(current) if current else self.queue
         return loss.item()
 
-    def session_pass(self, sent: Mapping[str, tuple[Tensor, Tensor]]) -> SessionPass:
+    @torch.no_grad()
+    def _seen_labelled(self, view: Tensor, labels: Tensor) -> References:
+        """Return the teacher's projections of labelled examples."""
+        seen = run_part(self.model, self.model.below(self.settings.cut_of(self.model)), self.teacher, view, train=False)
+        return References(project(self.teacher_head, seen), labels, torch.ones_like(labels, dtype=torch.bool))
+
+    def session_pass(
+        self, sent: Mapping[str, tuple[Tensor, Tensor]], by_student: Collection[str] = frozenset()
+    ) -> SessionPass:
         """Pass all devices' features forward and back, moving nothing; equations (1), (5) and (6).
 
         The mean is over each device's own batch, then over devices; with equal batches it is that over all examples.
 
         Args:
-            sent: By device, the student's features and the teacher's, each of shape (B, ...).
+            sent: By device, the student's features and those of whoever labels, each of shape (B, ...).
+            by_student: Devices whose examples the student labels; of all others, the teacher does.
         """
         above = self.model.above(self.settings.cut_of(self.model))
         sizes = [len(student) for student, _ in sent.values()]
         features = torch.cat([student for student, _ in sent.values()]).requires_grad_()
-        seen = torch.cat([teacher for _, teacher in sent.values()])
-        with torch.no_grad():
-            outputs = run_part(self.model, above, self.teacher, seen, train=False)
-            pseudo = PseudoLabels.of(outputs, self.settings.threshold)
-            current = References(project(self.teacher_head, seen), pseudo.labels, pseudo.confident)
+        seen = torch.cat([labeller for _, labeller in sent.values()])
+        outputs = self._answers(seen, [device in by_student for device in sent], sizes)
+        pseudo = PseudoLabels.of(outputs, self.settings.threshold)
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
-        logits = run_part(self.model, above, {**self.weights, **buffers}, features, train=True)
-        anchors = project(self.head, features)
-        regularization = contrast(anchors, pseudo.labels, self.queue.among(current), self.settings.temperature)
-        each = (consistency(logits, pseudo) + regularization).split(sizes)
-        loss = torch.stack([own.mean() for own in each]).mean()
-        moved = self._moved(above)
+        losses = consistency(run_part(self.model, above, {**self.weights, **buffers}, features, train=True), pseudo)
+        current = None
+        if self.settings.clustering:
+            with torch.no_grad():
+                current = References(project(self.teacher_head, seen), pseudo.labels, pseudo.confident)
+            references = self.queue.among(current)
+            anchors = project(self.head, features)
+            losses = losses + contrast(anchors, pseudo.labels, references, self.settings.temperature)
+        loss = torch.stack([own.mean() for own in losses.split(sizes)]).mean()
+        moved = self._moved(above, with_head=self.settings.clustering)
         upstream, *gradients = torch.autograd.grad(loss, [features, *moved.values()], materialize_grads=True)
         down = dict(zip(sent, (upstream * len(sizes)).split(sizes), strict=True))
-        return SessionPass(loss.item(), down, dict(zip(moved, gradients, strict=True)), buffers, current)
+        answers = dict(zip(sent, outputs.softmax(1).split(sizes), strict=True))
+        return SessionPass(loss.item(), down, dict(zip(moved, gradients, strict=True)), buffers, current, answers)
+
+    @torch.no_grad()
+    def _answers(self, seen: Tensor, by_student: Sequence[bool], sizes: Sequence[int]) -> Tensor:
+        """Return outputs for weak views, of whoever labels a device's examples; of shape (B, classes)."""
+        above = self.model.above(self.settings.cut_of(self.model))
+        outputs = run_part(self.model, above, self.teacher, seen, train=False)
+        if not any(by_student):
+            return outputs
+        own = run_part(self.model, above, {**self.weights, **self.buffers}, seen, train=False)
+        chosen = torch.tensor(by_student).repeat_interleave(torch.tensor(sizes))
+        return torch.where(chosen[:, None], own, outputs)
 
     def take(self, found: SessionPass, hyper: Hyper) -> None:
         """Move the server part and the head by a pass; equation (7)."""
         above = self.model.above(self.settings.cut_of(self.model))
-        self._step(self._moved(above), tuple(found.gradients.values()), hyper)
+        moved = self._moved(above, with_head=self.settings.clustering)
+        self._step(moved, tuple(found.gradients.values()), hyper)
         self.buffers = found.buffers
-        self.queue = self.queue.push_unlabelled(found.current)
+        self.queue = self.queue.push_unlabelled(found.current) if found.current else self.queue
 
-    def _moved(self, part: nn.Sequential) -> Tree:
-        """Return the weights of some layers and the head's, by their names in the state."""
+    def _moved(self, part: nn.Sequential, *, with_head: bool) -> Tree:
+        """Return the weights of some layers, and the head's if a loss has them, by their names in the state."""
         own = part.state_dict()
-        return {name: leaf for name, leaf in self.weights.items() if name in own} | prefixed(self.head, HEAD)
+        moved = {name: leaf for name, leaf in self.weights.items() if name in own}
+        return moved | prefixed(self.head, HEAD) if with_head else moved
 
     def _step(self, moved: Tree, gradients: tuple[Tensor, ...], hyper: Hyper) -> None:
         for leaf, gradient in zip(moved.values(), gradients, strict=True):
@@ -210,11 +233,13 @@ class SessionPass:
         down: By device, the gradient of its own mean loss, of its features' shape; equation (8).
         gradients: Of the server part and the head: the mean over devices.
         buffers: The student's, after it.
-        current: The teacher's projections.
+        current: The teacher's projections; None where nothing is compared with them.
+        answers: By device, the shares of the classes that its labeller predicts, of shape (B, classes).
     """
 
     loss: float
     down: Tree
     gradients: Tree
     buffers: Tree
-    current: References
+    current: References | None
+    answers: Tree

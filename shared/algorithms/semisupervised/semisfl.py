@@ -15,8 +15,10 @@ features of a strong view and the teacher's of a weak one, and is sent back the 
     w_c <- 1/N sum_i w_ci
 
 where w_p projects features for T and C. Judged and served is the teacher. No label, no output of the network and no
-example travels. `losses`, `queue`, `teacher` and `supervised_steps` have the parts, `semisfl_device` and
-`semisfl_server` the halves.
+example travels. `fedswitch_sl`, the paper's main ablation, is without T, C and w_p, and a device whose examples the
+teacher took mostly for a few classes is labelled by the student in its next session (`switch`): the bottom of that
+alone goes down, and takes both views. `losses`, `queue`, `teacher`, `switch` and `supervised_steps` have the parts,
+`semisfl_device` and `semisfl_server` the halves.
 """
 
 from __future__ import annotations
@@ -41,13 +43,17 @@ from shared.algorithms.base import (
 from shared.algorithms.semisupervised.queue import Queue, Ring
 from shared.algorithms.semisupervised.semisfl_device import local
 from shared.algorithms.semisupervised.semisfl_server import (
+    ANSWERS,
     FOLLOWED,
     HISTORY,
     LABELLED,
+    LABELLER,
     SESSION_STEPS,
+    STUDENT,
     SUPERVISED_LOSS,
     UNLABELLED_LOSS,
     check_features,
+    decide_labellers,
     number_fact,
     serve,
     train,
@@ -94,7 +100,8 @@ def init(settings: SemisflSettings, model: Model, seed: int) -> State:
     whole = {name: leaf.clone() for name, leaf in student.items()}
     whole |= prefixed({name: leaf.clone() for name, leaf in student.items()}, TEACHER)
     whole |= prefixed(head, HEAD) | prefixed({name: leaf.clone() for name, leaf in head.items()}, TEACHER_HEAD)
-    rings = (Ring.empty(capacity, out) for capacity in (settings.labelled_queue, settings.unlabelled_queue))
+    room = settings.labelled_queue * settings.projects, settings.unlabelled_queue * settings.clustering
+    rings = (Ring.empty(capacity, out) for capacity in room)
     facts = {FOLLOWED: 0, LABELLED: 0, SUPERVISED_LOSS: 0.0, UNLABELLED_LOSS: 0.0, SESSION_STEPS: 0}
     return State(
         whole | Queue(*rings).tree(),
@@ -103,7 +110,9 @@ def init(settings: SemisflSettings, model: Model, seed: int) -> State:
 
 
 def _draw_head(settings: SemisflSettings, width: int, seed: int) -> Tree:
-    """Return the first weights of what projects features of so many numbers."""
+    """Return the first weights of what projects features of so many numbers; nothing where no loss compares them."""
+    if not settings.projects:
+        return {}
     hidden, out = settings.hidden, settings.projections
     widths = {"none": [], "linear": [(width, out)], "mlp": [(width, hidden), (hidden, out)]}[settings.head]
     with seeded(seed):
@@ -131,9 +140,11 @@ def assign(
     }
 
 
-def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
-    """Return the bottoms of student and teacher."""
+def broadcast(state: State, device: str, _assignment: Assignment) -> Tree:
+    """Return the bottoms of student and teacher; the student's alone where that labels the device's examples."""
     below = str(state.facts["below"]).split()
+    if state.facts.get(LABELLER + device) == STUDENT:
+        return {name: state.tree[name] for name in below}
     both = (*below, *(TEACHER + name for name in below))
     return {name: state.tree[name] for name in both}
 
@@ -160,8 +171,8 @@ def aggregate(settings: SemisflSettings, state: State, mean: Mean) -> State:
     for name, leaf in found.items():
         like = state.tree[name]
         found[name] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
-    kept = {name: leaf for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
-    facts = {**state.facts, **mean.facts}
+    kept = {name: leaf for name, leaf in state.tree.items() if not name.startswith((MOMENTUM, ANSWERS))}
+    facts = {**state.facts, **mean.facts, **decide_labellers(settings, state.tree)}
     history = StepHistory.from_facts(facts, HISTORY)
     steps = int(number_fact(facts, SESSION_STEPS))
     if settings.adapt and steps:
@@ -199,6 +210,10 @@ def semisfl(  # noqa: PLR0913 - options of a plan, all by name
     schedule: Literal["cosine", "constant"] = "cosine",
     least_rate: float = 0.005,
     nesterov: bool = True,
+    contrastive: bool = True,
+    clustering: bool = True,
+    switch: bool = False,
+    switch_divergence: float = 0.5,
     adapt: bool = True,
     alpha: float = 1.5,
     beta: float = 8.0,
@@ -213,7 +228,10 @@ def semisfl(  # noqa: PLR0913 - options of a plan, all by name
     """
     own = dict(locals())
     rule = StepRule(**{name: own.pop(name) for name in ("alpha", "beta", "period", "window", "per_step")})
-    settings = SemisflSettings(**own, rule=rule)
+    return _algorithm(SemisflSettings(**own, rule=rule))
+
+
+def _algorithm(settings: SemisflSettings) -> Algorithm:
     return Algorithm(
         init=partial(init, settings),
         assign=partial(assign, settings),
@@ -222,11 +240,14 @@ def semisfl(  # noqa: PLR0913 - options of a plan, all by name
         absorb=absorb,
         aggregate=partial(aggregate, settings),
         check_update=check_update,
-        split=Split(partial(serve, settings), partial(check_features, settings)),
+        split=Split(partial(serve, settings), partial(check_features, settings), passes=2),
         server=ServerTraining(partial(train, settings), teacher_of),
         reads_labels=False,
     )
 
 
-VARIANTS: Mapping[str, Callable[..., Algorithm]] = {"semisfl_fixed": partial(semisfl, adapt=False)}
-"""The method with settings replaced: K_s does not fall."""
+VARIANTS: Mapping[str, Callable[..., Algorithm]] = {
+    "semisfl_fixed": partial(semisfl, adapt=False),
+    "fedswitch_sl": partial(semisfl, contrastive=False, clustering=False, switch=True),
+}
+"""The method with settings replaced: K_s does not fall; no term compares projections, and who labels is switched."""

@@ -33,10 +33,10 @@ class Bottoms:
         Args:
             settings: The method's.
             model: The whole network, without storage.
-            start: What came: both parts.
+            start: What came: both parts; where who labels is switched, perhaps the student's alone.
 
         Raises:
-            WireError: It is not both parts, of this network.
+            WireError: It is not that, of this network.
         """
         self._settings, self._model = settings, model
         self._part: nn.Sequential = model.below(settings.cut_of(model))
@@ -44,7 +44,8 @@ class Bottoms:
         self._teacher, student = select(start, TEACHER), {name: start[name] for name in start.keys() & like.keys()}
         for tree in (student, self._teacher):
             check_like(tree, like)
-        if len(start) != 2 * len(like) or len(student) != len(like):
+        labels_itself = settings.switch and not self._teacher
+        if len(start) != len(like) * (1 if labels_itself else 2) or len(student) != len(like):
             raise WireError(f"{len(start)} tensors came, not both bottoms of {len(like)}", reason="shape")
         trainable = {name for name, leaf in self._part.named_parameters() if leaf.requires_grad}
         self._names = tuple(like)
@@ -59,8 +60,9 @@ class Bottoms:
 
     @torch.no_grad()
     def teach(self, weak: Tensor) -> Tensor:
-        """Return the teacher's features of a view."""
-        return run_part(self._model, self._part, self._teacher, weak, train=False)
+        """Return features of a view for its label: the teacher's, or where none came the student's, evaluating."""
+        leaves = self._teacher or {**self._weights, **self._buffers}
+        return run_part(self._model, self._part, leaves, weak, train=False)
 
     def step(self, features: Tensor, upstream: Tensor, buffers: Tree, hyper: Hyper) -> bool:
         """Move the student along the gradient of its features; tell whether that was a number.

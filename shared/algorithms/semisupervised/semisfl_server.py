@@ -16,6 +16,7 @@ from shared.algorithms.base import Batch, Cohort
 from shared.algorithms.semisupervised.learner import Learner, SessionPass
 from shared.algorithms.semisupervised.settings import HEAD, MOMENTUM, SemisflSettings, select
 from shared.algorithms.semisupervised.supervised_steps import StepHistory
+from shared.algorithms.semisupervised.switch import use_teacher
 from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
 from shared.algorithms.split.settings import MATRIX, is_finite
 from shared.data.views.pair import make_views
@@ -28,6 +29,10 @@ HISTORY = "history/"
 FOLLOWED, LABELLED = "followed", "labelled"
 SUPERVISED_LOSS, UNLABELLED_LOSS, SESSION_STEPS = "supervised_loss", "unlabelled_loss", "session_steps"
 """Facts of the state: steps that the teacher followed, examples of the server, and the open round's losses."""
+LABELLER, STUDENT = "labeller/", "student"
+"""Begins the facts that say of which devices the student labels the examples; of all others the teacher does."""
+ANSWERS = "answers/"
+"""Begins the leaves that sum up the classes' shares that were predicted of a device's examples in the open session."""
 
 
 def number_fact(facts: Mapping[str, Scalar], name: str) -> float:
@@ -52,17 +57,17 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
         ConfigError: A class has no example, or there is a class that the network does not know.
     """
     inputs, labels = labelled
-    _require_classes(model, labels)
+    require_classes(model, labels)
     tree = {name: leaf.clone() for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
     learner = Learner.from_tree(settings, model, tree, int(number_fact(state.facts, FOLLOWED)))
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
     steps = StepHistory.from_facts(state.facts, HISTORY).steps + (0 if learner.followed else settings.warmup_steps)
     seed, losses = mix(cohort.seed, number, "supervised"), []
     size = min(settings.server_batch or hyper.batch_size, len(labels))
-    for step, index in zip(range(steps), _orders(len(labels), size, seed), strict=False):
-        strengths = (settings.server_views, settings.server_views)
-        view, other = make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)
-        losses.append(learner.supervised_step(view, other, labels[index], hyper))
+    for step, index in zip(range(steps), batch_places(len(labels), size, seed), strict=False):
+        strengths = (settings.server_views,) * (2 if settings.projects else 1)
+        view, *other = make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)
+        losses.append(learner.supervised_step(view, next(iter(other), None), labels[index], hyper))
     learner.momenta = {}
     facts = {
         **state.facts,
@@ -75,8 +80,14 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
     return State(learner.tree(), facts)
 
 
-def _orders(count: int, size: int, seed: int) -> Iterator[Tensor]:
-    """Yield the places of one batch after the other, all of a size, of example orders strung together."""
+def batch_places(count: int, size: int, seed: int) -> Iterator[Tensor]:
+    """Yield the places of one batch after the other, all of a size, of example orders strung together.
+
+    Args:
+        count: Of examples.
+        size: Of a batch.
+        seed: Of the orders.
+    """
     generator, left = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.int64)
     while True:
         while len(left) < size:
@@ -85,8 +96,12 @@ def _orders(count: int, size: int, seed: int) -> Iterator[Tensor]:
         left = left[size:]
 
 
-def _require_classes(model: Model, labels: Tensor) -> None:
-    """Refuse labelled examples of other classes than the network has."""
+def require_classes(model: Model, labels: Tensor) -> None:
+    """Refuse labelled examples of other classes than the network has.
+
+    Raises:
+        ConfigError: They are such.
+    """
     sizes = labels.bincount().tolist()
     outputs = next(leaf for leaf in reversed([*model.layers.parameters()])).shape[0]
     if len(sizes) > outputs:
@@ -133,10 +148,11 @@ def serve(
     """
     learner = Learner.from_tree(settings, model, state.tree, int(number_fact(state.facts, FOLLOWED)))
     sent = {device: (up["features"], up["teacher"]) for device, up in ups.items()}
-    found = learner.session_pass(sent)
+    by_student = {device for device in ups if state.facts.get(LABELLER + device) == STUDENT}
+    found = learner.session_pass(sent, by_student)
     if not _counts(found):
-        sent = {device: one for device, one in sent.items() if _counts(learner.session_pass({device: one}))}
-        if not sent or not _counts(found := learner.session_pass(sent)):
+        sent = {device: one for device, one in sent.items() if _counts(learner.session_pass({device: one}, by_student))}
+        if not sent or not _counts(found := learner.session_pass(sent, by_student)):
             return state, {device: {} for device in ups}
     learner.take(found, assignments[next(iter(ups))].hyper)
     facts = {
@@ -144,8 +160,27 @@ def serve(
         UNLABELLED_LOSS: number_fact(state.facts, UNLABELLED_LOSS) + found.loss,
         SESSION_STEPS: int(number_fact(state.facts, SESSION_STEPS)) + 1,
     }
-    return State(learner.tree(), facts), {
+    answers = _added_answers(state.tree, found) if settings.switch else {}
+    return State({**learner.tree(), **answers}, facts), {
         device: {"gradient": found.down[device]} if device in found.down else {} for device in ups
+    }
+
+
+def _added_answers(tree: Tree, found: SessionPass) -> Tree:
+    """Return what was predicted of all devices' examples so far in a session, summed by class."""
+    sums = {name: leaf for name, leaf in tree.items() if name.startswith(ANSWERS)}
+    for device, shares in found.answers.items():
+        before = sums.get(ANSWERS + device)
+        sums[ANSWERS + device] = shares.sum(0) if before is None else before + shares.sum(0)
+    return sums
+
+
+def decide_labellers(settings: SemisflSettings, tree: Tree) -> dict[str, Scalar]:
+    """Return who labels each device's examples in its next session, as facts, by what was predicted in this one."""
+    return {
+        LABELLER + name.removeprefix(ANSWERS): "teacher" if use_teacher(leaf, settings.switch_divergence) else STUDENT
+        for name, leaf in tree.items()
+        if name.startswith(ANSWERS)
     }
 
 

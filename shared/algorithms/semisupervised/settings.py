@@ -48,6 +48,10 @@ class SemisflSettings:
         schedule: Of the step size, over the rounds of the run.
         least_rate: Where the cosine ends.
         nesterov: Whether momentum is Nesterov's.
+        contrastive: Whether the supervised loss has the contrastive term T.
+        clustering: Whether the unlabelled loss has the clustering regularization C. Without both there is no head.
+        switch: Whether the student labels the examples of devices whose mean prediction crowds on a few classes.
+        switch_divergence: From which KL divergence of that mean from uniform on it does, in nats.
         adapt: Whether K_s falls, as (9) and (10) say.
         rule: How.
     """
@@ -71,6 +75,10 @@ class SemisflSettings:
     schedule: Literal["cosine", "constant"] = "cosine"
     least_rate: float = 0.005
     nesterov: bool = True
+    contrastive: bool = True
+    clustering: bool = True
+    switch: bool = False
+    switch_divergence: float = 0.5
     adapt: bool = True
     rule: StepRule = field(default_factory=StepRule)
 
@@ -88,10 +96,17 @@ class SemisflSettings:
             raise ValueError("threshold must be in (0, 1), inertia in [0, 1)")
         if not 0 < self.temperature < math.inf or not 0 <= self.least_rate < math.inf:
             raise ValueError("temperature must be above 0, least_rate >= 0, both finite")
+        if not 0 <= self.switch_divergence < math.inf:
+            raise ValueError("switch_divergence must be >= 0 and finite")
         for name, hint in get_type_hints(type(self)).items():
             known = get_args(hint)
             if known and getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(known)}")
+
+    @property
+    def projects(self) -> bool:
+        """Whether any term of the losses compares projections, so that there are a head and a queue."""
+        return self.contrastive or self.clustering
 
     def cut_of(self, model: Model) -> int:
         """Return the cut, as `Model.below` takes it."""
@@ -105,11 +120,22 @@ class SemisflSettings:
             number: The round, from 1.
             rounds: Of the whole run.
         """
-        if self.schedule == "constant":
-            return hyper
-        most, least = hyper.learning_rate, min(self.least_rate, hyper.learning_rate)
-        swing = (1 + math.cos(math.pi * (number - 1) / max(rounds, number))) / 2
-        return msgspec.structs.replace(hyper, learning_rate=least + (most - least) * swing)
+        least = math.inf if self.schedule == "constant" else self.least_rate
+        return falling_rate(hyper, number, rounds, least)
+
+
+def falling_rate(hyper: Hyper, number: int, rounds: int, least: float) -> Hyper:
+    """Return hyperparameters whose step size falls as half a cosine, over the rounds of a run.
+
+    Args:
+        hyper: The plan's, whose step size is that of the first round.
+        number: The round, from 1.
+        rounds: Of the whole run.
+        least: Where it ends; from what is no less than the plan's on, it does not fall.
+    """
+    most, least = hyper.learning_rate, min(least, hyper.learning_rate)
+    swing = (1 + math.cos(math.pi * (number - 1) / max(rounds, number))) / 2
+    return msgspec.structs.replace(hyper, learning_rate=least + (most - least) * swing)
 
 
 def select(tree: Mapping[str, Tensor], prefix: str) -> Tree:

@@ -66,13 +66,14 @@ def supervised_only(  # noqa: PLR0913 - options of a plan, all by name
     schedule: Literal["cosine", "constant"] = "cosine",
     least_rate: float = 0.005,
     nesterov: bool = True,
+    contrastive: bool = True,
 ) -> Algorithm:
     """Build the algorithm; options as in `SemisflSettings`.
 
     Raises:
         ValueError: One is out of range.
     """
-    settings = SemisflSettings(**locals(), unlabelled_queue=0, adapt=False)
+    settings = SemisflSettings(**locals(), unlabelled_queue=0, clustering=False, adapt=False)
     return Algorithm(
         init=partial(init, settings),
         assign=assign,

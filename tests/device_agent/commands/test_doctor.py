@@ -18,7 +18,7 @@ from device_agent.diagnosis import examine
 from device_agent.diagnosis.checks import Check
 from device_agent.probes import runtime
 from edge_server.fleet.broker import free_port, running
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 from tests.device_agent.agent_side import write_config
 from tests.machine import as_nobody, grow, open_to_all
 

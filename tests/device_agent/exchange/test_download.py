@@ -59,6 +59,46 @@ def test_pauses_double_while_nothing_comes_and_are_short_again_after_frames(send
     assert PATIENCE_S <= pauses[3] < pauses[0]
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_server_that_gives_the_task_again_is_asked_at_once(sender, make_task, tmp_path, virtually, is_told) -> None:
+    """After a hundred seconds in which nothing came the device waits for a minute, unless it hears of the server."""
+    loop = asyncio.get_running_loop
+    sender.reply = lambda frame, _index, _asked: frame if loop().time() > 95.0 else None
+
+    async def routine() -> float:
+        async with background(sender.run()):
+            await asyncio.sleep(0)
+            fetching = download(sender.transport, tmp_path)
+            ended = asyncio.create_task(fetching.fetch(make_task(params=sender.transfer)))
+            await asyncio.sleep(95.5)
+            if is_told:
+                fetching.told_again()
+            await ended
+            return loop().time()
+
+    assert (virtually(routine()) < 96.5) is is_told
+
+
+def test_the_first_frame_of_a_later_fetch_is_waited_for_as_the_link_was_before(sender, make_task, tmp_path, virtually):
+    """Ten seconds at first, three once it is known to be quick."""
+    loop = asyncio.get_running_loop
+
+    async def routine() -> list[float]:
+        async with background(sender.run()):
+            await asyncio.sleep(0)
+            fetching, took = download(sender.transport, tmp_path), []
+            for _ in range(2):
+                began = loop().time()
+                sender.reply = lambda frame, _index, _asked: frame if loop().time() > began + 0.5 else None  # noqa: B023
+                await fetching.fetch(make_task(params=sender.transfer))
+                took.append(loop().time() - began)
+            return took
+
+    first, second = virtually(routine())
+    assert first >= 10.0
+    assert second < 10.0
+
+
 def test_on_a_slow_link_frames_are_not_asked_again_for_ever(sender, fetch) -> None:
     """A frame takes longer than the patience: only the first window is doubted, then the pace is known."""
     sender.pause_s = 2.5 * PATIENCE_S

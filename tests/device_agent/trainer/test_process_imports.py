@@ -15,6 +15,9 @@ PROGRAM = """
 import sys
 import msgspec
 from device_agent.trainer.interface import Job
+from shared.runtime.processes import loading
+with loading():
+    import torch
 from device_agent.trainer.workspace import Workspace
 from device_agent.trainer.task import begin_split_training
 from tests.device_agent.agent_side import METER

@@ -20,6 +20,9 @@ class Pairs:
     def __iter__(self):
         return iter([(torch.zeros(1, 1), torch.tensor([label])) for label in range(3)])
 
+    def inputs_at(self, places):
+        return places.double()
+
 
 class Nothing(Pairs):
     num_examples = 0
@@ -47,6 +50,10 @@ class Board:
 
 def test_steps_begin_anew_where_the_examples_end():
     assert [int(labels) for _, labels in Steps(Pairs(), 7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_examples_by_place_are_those_of_the_training():
+    assert Steps(Pairs(), 7).inputs_at(torch.tensor([2, 0])).tolist() == [2.0, 0.0]
 
 
 def test_the_first_steps_do_not_count():

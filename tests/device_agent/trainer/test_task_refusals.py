@@ -197,6 +197,15 @@ def test_a_superseded_task_ends_at_the_next_batch(device, make_task) -> None:
     assert (device.perform(make_task(round=9)) / outbox.PAYLOAD).read_bytes() == reference
 
 
+def test_a_superseded_task_of_a_method_that_chooses_its_examples_ends_at_the_next_ones(device, make_task) -> None:
+    """SemiFL takes examples by place, not the batches of its task; it is asked there as well."""
+    answers = iter([*9 * [False], True])
+    task = make_task(algorithm=Spec(name="semifl", options={"threshold": 0.01, "epochs": 50}))
+    with pytest.raises(Superseded):
+        device.perform(task, superseded=lambda: next(answers))
+    assert next(answers, None) is None
+
+
 def test_examples_that_are_absent_fail_the_task_with_their_path(device, make_task, examples) -> None:
     absent = msgspec.structs.replace(examples, path=str(device.folder / "absent.csv"))
     with pytest.raises(ConfigError, match=r"absent\.csv"):

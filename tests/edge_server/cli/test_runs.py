@@ -11,7 +11,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RunClosed, RunOpened
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import called
 from tests.machine import on_terminal

@@ -31,10 +31,10 @@ FRAME = frames.encode(Transfer(digest=bytes(16), size=1 << 18, frame_bytes=1 << 
 class Door:
     """An admission, and what it refused by device and reason."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, *, window_bytes: int = WINDOW, **options) -> None:
         self.refused = Counter[tuple[str, str]]()
         clock = asyncio.get_running_loop().time
-        self.inside = Admission(clock, self._refuse, window_bytes=WINDOW, **options)
+        self.inside = Admission(clock, self._refuse, window_bytes=window_bytes, **options)
 
     def _refuse(self, device: str, error: WireError) -> None:
         self.refused[device, error.reason] += 1
@@ -204,5 +204,67 @@ def test_a_channel_is_closed_for_twice_as_long_each_time_and_to_nobody_else():
                 await asyncio.sleep(0.5)
             lasted.append(asyncio.get_running_loop().time() - began)
         assert lasted == [admission.CLOSED_S, 2 * admission.CLOSED_S, admission.CLOSED_S]
+
+    virtual(play())
+
+
+def test_many_small_messages_of_no_use_close_a_channel_too():
+    """By their number, long before their bytes do; whose time is over is known again by a few."""
+
+    async def play() -> None:
+        door = Door()
+        loop = asyncio.get_running_loop()
+        for most, seconds in (
+            (admission.WASTED_MESSAGES, admission.CLOSED_S),
+            (admission.AFTERWARDS, 2 * admission.CLOSED_S),
+        ):
+            for number in range(int(most) + 1):
+                assert not door.inside.closed_to("update"), number
+                door.inside.waste("flood", "update", 82)
+            began = loop.time()
+            while door.inside.closed_to("update"):
+                door.inside.waste("flood", "update", 82)  # on its way when the broker was told
+                await asyncio.sleep(0.5)
+            assert loop.time() - began == seconds
+
+    virtual(play())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "size", "times", "pause_s"),
+    [(16, 256 << 10, 2, 0.0), (16, 256 << 10, 100, 10.0), (64, 16 << 10, 100, 1.0), (100, 200, 100, 2.0)],
+    ids=["a window of late frames, twice", "one after each pause", "small ones", "failures that are said again"],
+)
+def test_what_an_honest_device_sends_in_vain_closes_nothing(pieces, size, times, pause_s):
+    async def play() -> None:
+        door = Door(window_bytes=16 << 18)
+        for _ in range(times):
+            for _ in range(pieces):
+                door.inside.waste("pi", "update", size)
+            assert not door.inside.closed_to("update")
+            await asyncio.sleep(pause_s)
+
+    virtual(play())
+
+
+@pytest.mark.parametrize("channel", ["status", "report"])
+def test_births_and_reports_of_one_device_are_rare(channel):
+    """Hundreds a second wrote as many lines into the log; who says less than that for ever is heard each time."""
+
+    async def play() -> None:
+        door = Door()
+        for _ in range(2000):
+            door.put("flood", channel, b"word")
+            door.put("good", "want", b"word")
+            await asyncio.sleep(0.001)
+            await door.taken(door.inside.waiting_bytes // len(b"word"))
+        assert 2000 - door.refused["flood", "flood"] <= admission.RARE + 2 * admission.RARE_PER_S + 1
+        assert door.inside.closed_to(channel) == {"flood"}
+        assert not door.inside.closed_to("want")
+        for _ in range(500):
+            door.put("good", channel, b"word")
+            await asyncio.sleep(0.5)
+            await door.taken(door.inside.waiting_bytes // len(b"word"))
+        assert not door.refused["good", "flood"]
 
     virtual(play())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess  # noqa: TID251 - a writer that is killed
@@ -176,20 +177,24 @@ WRITER = """
 import sys
 from itertools import count
 from pathlib import Path
-from random import Random
-from edge_server.journal.report_history import KeptReport
-from edge_server.journal.report_history import ReportHistory
-from tests.edge_server.harness import report
-readings, random = ReportHistory(Path(sys.argv[1]), 14, 1 << 22), Random(1)
+import msgspec
+from edge_server.journal.report_history import KeptReport, ReportHistory
+from shared.protocol.messages import Report
+folder = Path(sys.argv[1])
+reports = msgspec.msgpack.decode((folder / "reports").read_bytes(), type=list[Report])
+readings = ReportHistory(folder, 14, 1 << 22)
 for number in count(int(sys.argv[2])):
-    readings.write([KeptReport(1.8e9 + number, report(random, float(number)))])
+    told = msgspec.structs.replace(reports[number % len(reports)], at=float(number))
+    readings.write([KeptReport(1.8e9 + number, told)])
 """
 
 
 @pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_history(tmp_path):
     """kill -9 at any moment: what is there reads, and the next process goes on with it."""
-    path = tmp_path / FILE
+    path, random = tmp_path / FILE, Random(1)
+    told = [report(random, float(number)) for number in range(200)]  # here: what makes them needs torch
+    (tmp_path / "reports").write_bytes(msgspec.msgpack.encode(told))
     for first in (1_000, 100_000):
         before = _count(path)
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(first)], cwd=ROOT)  # noqa: S603
@@ -288,3 +293,32 @@ def test_who_may_only_read_sees_what_the_writer_wrote_last():
         readings.close()
         with as_nobody():
             assert reading_history(readings.path, "orin", WATTS) == figures(said)
+
+
+@pytest.mark.parametrize("gone", ["the file alone", "the file and its log", "the folder"])
+def test_a_history_that_is_deleted_under_its_writer_is_written_anew_with_every_report(readings, caplog, gone):
+    """It was written on into the deleted file without a word, until the server ended."""
+    said = fill(readings, 5)["orin"]
+    if gone == "the folder":
+        shutil.rmtree(readings.folder)
+    else:
+        for path in readings.folder.glob(f"{FILE}*" if "log" in gone else FILE):
+            path.unlink()
+    said += fill(readings, 5, first=5)["orin"]
+    found = reading_history(readings.path, "orin", WATTS)
+    assert [at for at, _ in found] == [one.heard_utc_s for one in said]
+    assert caplog.text.count("written anew") == 1
+    assert not list(readings.folder.glob("*.part"))
+
+
+def test_a_history_that_is_put_in_the_place_of_the_open_one_is_gone_on_with(readings, tmp_path):
+    """A copy from before, say."""
+    said = fill(readings, 3)["orin"]
+    readings.close()
+    shutil.copy(readings.path, tmp_path / "copy")
+    fill(readings, 3, first=3)
+    shutil.move(tmp_path / "copy", readings.path)
+    for suffix in ("-wal", "-shm"):
+        readings.path.with_name(readings.path.name + suffix).unlink(missing_ok=True)
+    said += fill(readings, 1, first=9)["orin"]
+    assert [at for at, _ in reading_history(readings.path, "orin", WATTS)] == [one.heard_utc_s for one in said]

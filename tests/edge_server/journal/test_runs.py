@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunClosed, RunOpened
-from edge_server.journal.runs import ended_runs, exists, find, unfinished
+from edge_server.journal.runs import LOCAL, edited_from, ended_run, ended_runs, exists, find, unfinished
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
@@ -43,6 +43,25 @@ def test_the_latest_live_run_of_the_very_plan_is_gone_on_with(tmp_path, plan):
     (tmp_path / "runs" / "old").rename(tmp_path / "aside")
     (tmp_path / "runs" / "new").rename(tmp_path / "away")
     assert unfinished(tmp_path / "runs", plan) is None
+
+
+def test_a_run_with_agents_on_this_machine_is_none_of_the_sites_devices(tmp_path, plan):
+    """Neither gone on with by real devices, nor taken for what they have done; by its name it is found all the same."""
+    runs = tmp_path / "runs"
+    begin(runs, "real", plan, "20260101T000000Z")
+    for name, closed in (("interrupted", False), ("ended", True)):
+        begin(runs, name, plan, "20260102T000000Z", closed=closed)
+        (runs / name / LOCAL).mkdir()
+    begin(runs, "edited", load(write_plan(tmp_path, rounds=9), tmp_path), "20260103T000000Z")
+    (runs / "edited" / LOCAL).mkdir()
+    assert unfinished(runs, plan) == "real"
+    assert ended_run(runs, plan, "") is None
+    assert edited_from(runs, plan) == ""
+    found = ended_run(runs, plan, "ended")
+    assert found
+    assert found.folder.name == "ended"
+    (runs / "real").rename(tmp_path / "aside")
+    assert unfinished(runs, plan) is None
 
 
 def test_runs_that_are_over_are_those_whose_last_record_says_so(tmp_path, plan):

@@ -33,7 +33,7 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.rounds.check_plan import load
-from shared.errors import CorruptFile
+from shared.errors import ConfigError, CorruptFile
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 from shared.tensors.tree import State
@@ -248,3 +248,18 @@ def test_a_journal_that_is_deleted_under_its_writer_is_written_anew_with_every_r
     assert read(tmp_path / "run") == written
     assert not list((tmp_path / "run").glob("*.part"))
     assert f"written anew, with all its {len(written) - 1} records" in caplog.text
+
+
+def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(tmp_path):
+    """Two servers of one folder would each have half of the record: the one whose file is gone ends."""
+    written = one_of_each(tmp_path)
+    store = SqliteStore(tmp_path / "run")
+    store.append(written[0])
+    shutil.rmtree(tmp_path / "run")
+    other = SqliteStore(tmp_path / "run")
+    other.append(written[0])
+    with pytest.raises(ConfigError, match="was replaced by another file"):
+        store.append(written[1])
+    other.append(written[2])
+    assert read(tmp_path / "run") == [written[0], written[2]]
+    other.close()

@@ -64,7 +64,7 @@ def test_the_demo_plan_can_be_used():
         ),
         ({"model": 'name = "brain"'}, "model", "known: "),
         ({"model": 'name = "mlp"\noptions = { hidden = -1 }'}, "model", "correct its options"),
-        ({"more": '[codec]\nname = "zip"'}, "codec", "known: chain, dense, masked, quantize"),
+        ({"more": '[codec]\nname = "zip"'}, "codec", "known: chain, dense, float16, masked, quantize"),
         ({"data": 'source = "idx"'}, "data", "path must name"),
         ({"more": '[partition]\nkind = "random"'}, "partition.kind", "correct the value"),
         ({"more": '[[device]]\nname = "a"\n[[device]]\nname = "a"'}, "device", "give each its own"),

@@ -11,7 +11,9 @@ from edge_server.replay.run import folder_in, sweep
 HOLD = """
 import sys
 from pathlib import Path
-from edge_server.replay.run import folder_in
+from shared.runtime.processes import loading
+with loading():
+    from edge_server.replay.run import folder_in
 with folder_in(Path(sys.argv[1])) as place:
     print(place, flush=True)
     sys.stdin.read()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from device_agent.exchange.download import Download
+from edge_server.rounds import broadcast
 from edge_server.rounds.broadcast import Outgoing
 from shared.codecs.dense import dense
 from shared.errors import Unreachable, WireError
@@ -205,6 +206,30 @@ def test_frames_that_the_broker_did_not_take_are_sent_when_asked_for_again(tmp_p
             await asyncio.gather(*(fetch(outgoing, device, broker, tmp_path) for device in ("a", "b")))
 
     virtual(play())
+
+
+@pytest.mark.parametrize("others", [[], ["good"]])
+def test_who_asks_without_end_is_sent_a_few_copies_and_then_little(monkeypatch, others):
+    """A thousand wishes a second for the largest frame were a thousand frames, on the line that all share."""
+    monkeypatch.setattr(broadcast, "MORE_BYTES", 0.0)
+    monkeypatch.setattr(broadcast, "MORE_PER_S", len(BYTES) / 10.0)
+
+    async def play() -> tuple[int, int]:
+        broker = MemoryTransport()
+        async with sending(["greedy", *others], broker) as outgoing:
+            wish = Want(digest=outgoing.digest, frame_bytes=FRAME_BYTES, ranges=[(0, 8)])
+            for _ in range(10_000):
+                outgoing.want("greedy", wish)
+                await asyncio.sleep(0.001)
+            at_once = outgoing.bytes_sent
+            await asyncio.sleep(20.0)
+            outgoing.want("greedy", wish)
+            await asyncio.sleep(0.1)
+            return at_once, outgoing.bytes_sent
+
+    at_once, later = virtual(play())
+    assert at_once <= (broadcast.COPIES + 1) * ONE_COPY + 8 * FRAME_BYTES
+    assert later > at_once
 
 
 def test_nonsense_wants_are_refused_and_strangers_ignored():

@@ -189,6 +189,27 @@ def test_a_frame_that_does_not_come_is_asked_for_again(tmp_path):
     assert virtual(play()) == {index: 3 if index == 1 else 1 for index in range(9)}
 
 
+def test_who_offers_again_after_a_long_silence_is_asked_at_once(tmp_path):
+    """By then the server had doubled its patience to a minute; the word of a device that is back ends that."""
+
+    async def play() -> float:
+        async with site(tmp_path, rounds=1, round="deadline_s = 500.0") as here:
+            one, two = await here.device("one"), await here.device("two")
+            data = packed(moved(here.plan, 0.5))
+            update = update_for(await one.task(), data)
+            await one.say(update)
+            await asyncio.sleep(100.0)
+            assert len(list(one.acks.taken())) < 10
+            began = asyncio.get_running_loop().time()
+            assert (await one.offer(update, data)).verdict == "accepted"
+            ended = asyncio.get_running_loop().time()
+            await two.answer(await two.task(), moved(here.plan, 0.5))
+            await here.ended()
+            return ended - began
+
+    assert virtual(play()) < 1.0
+
+
 def test_a_round_that_closes_keeps_no_half_update(tmp_path):
     """The deadline ends a transfer under way; its file is gone and the next round starts afresh."""
 

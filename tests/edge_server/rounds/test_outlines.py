@@ -26,7 +26,7 @@ from tests.edge_server.textbook import plain
 
 UPDATE = Update(run="trial", round=1, device="a", params=None, weight=1.0)
 TREE: Tree = {"w": torch.eye(8), "b": torch.ones(8), "n": torch.tensor(3)}
-CODED = ["dense", "quantize", "masked", "chain"]
+CODED = ["dense", "float16", "quantize", "masked", "chain"]
 
 
 def stored(folder: Path, payload: Payload) -> Path:

@@ -24,7 +24,7 @@ from edge_server.study.result import RESULT, Began, Ended, Order, order_of, read
 from edge_server.study.run import PART, AsRun, Runner, conduct
 from edge_server.study.summary import StudySummary
 from shared.errors import ConfigError
-from shared.runtime.processes import hold_lock
+from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.fleets import HEAD, grid_of
 from tests.edge_server.processes import started, until
 

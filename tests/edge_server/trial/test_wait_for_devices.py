@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_server.__main__ import main
@@ -152,6 +153,9 @@ def test_what_cannot_be_is_something_to_edit(site, tmp_path, typed, names, more,
     assert cause in said
 
 
+UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels = "none"'}
+
+
 @pytest.mark.parametrize(
     ("keys", "cause"),
     [
@@ -171,10 +175,26 @@ def test_what_cannot_be_is_something_to_edit(site, tmp_path, typed, names, more,
         ),
         ({"cohort": "min_devices = 3"}, "names 2 devices and waits for cohort.min_devices = 3"),
         ({"algorithm": 'name = "fedmagic"'}, "unknown algorithm 'fedmagic'"),
+        (
+            UNLABELLED | {"server_data": 'source = "npz"\npath = "wide.npz"'},
+            "server_data, model: it does not take examples of shape (1, 9, 9)",
+        ),
+        (
+            UNLABELLED | {"server_data": 'source = "npz"\npath = "many.npz"'},
+            "server_data, model: 10 outputs for labels up to 11",
+        ),
+        (
+            UNLABELLED | {"server_data": 'source = "npz"\npath = "few.npz"'},
+            "server_data: class 3 has no labelled example",
+        ),
+        (UNLABELLED | {"server_data": 'source = "digits"\ndrawn = { count = 9 }'}, "9 examples"),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(site, tmp_path, typed, keys, cause):
     """Whether it is found before the devices are waited for or after."""
+    for name, side, classes in (("wide", 9, 10), ("many", 8, 12), ("few", 8, 3)):
+        pictures = np.zeros((24, side, side), np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=np.arange(24) % classes)
     plan(tmp_path, "a", "b", evaluation="every = 1", **keys)
     code, out, said = typed(*words(site, tmp_path))
     assert (code, out) == (2, "")

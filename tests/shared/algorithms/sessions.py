@@ -145,6 +145,9 @@ class Own:
     def validation(self) -> tuple[Tensor, Tensor]:
         return self.data.inputs[:0], self.data.labels[:0]
 
+    def inputs_at(self, places: Tensor) -> Tensor:
+        return self.data.inputs[places]
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         hyper = self.told.hyper
         return batches(self.data, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.told.seed)

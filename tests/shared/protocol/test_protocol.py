@@ -26,8 +26,9 @@ def reasons() -> set[str]:
     """Return every word that stands as the reason of a WireError in the sources."""
     found = {"malformed"}
     for package in ("shared", "device_agent", "edge_server"):
-        for path in (SHARED.parent / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+        texts = (path.read_text() for path in (SHARED.parent / package).rglob("*.py"))
+        for text in (text for text in texts if "WireError" in text):
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "WireError":
                     for keyword in node.keywords:
                         found |= {leaf.value for leaf in ast.walk(keyword.value) if isinstance(leaf, ast.Constant)}

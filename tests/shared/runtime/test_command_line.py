@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from edge_server.__main__ import main
+
 SIDES = ("edge_server", "device_agent")
 WITHOUT = "import sys; sys.modules[{lacks!r}] = None; from {side}.__main__ import main; main()"
 
@@ -53,8 +55,12 @@ def test_more_is_logged_wherever_the_option_stands(tmp_path, words):
     assert "Traceback" not in out
 
 
-def test_every_positional_argument_has_a_word_of_help():
+def test_every_positional_argument_has_a_word_of_help(monkeypatch, capsys):
     for verb in ("show", "explain", "chaos", "study", "report", "replay"):
-        _, out = said("edge_server", verb, "--help")
+        monkeypatch.setattr(sys, "argv", ["edge-server", verb, "--help"])
+        with pytest.raises(SystemExit):
+            main()
+        out = capsys.readouterr().out
+        assert "positional arguments:" in out, verb
         listed = out.partition("positional arguments:")[2].partition("options:")[0]
         assert re.findall(r"^  [A-Z|]+$\n(?!\s{4})", listed, re.MULTILINE) == [], verb

@@ -1,9 +1,13 @@
 """One process at a time in a folder."""
 
+import asyncio
+import shutil
+
 import pytest
 
 from shared.errors import ConfigError
-from shared.runtime.processes import hold_lock
+from shared.runtime import folder_lock
+from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock, keep_lock
 from tests.machine import as_nobody, open_to_all
 
 
@@ -13,6 +17,59 @@ def test_a_folder_is_held_once_and_free_again_afterwards(tmp_path):
         pytest.fail("two hold it")
     with hold_lock(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_a_lock_that_is_deleted_is_made_anew_and_two_never_hold_the_folder(tmp_path, mode, caplog):
+    """A second process that comes in between is kept out by the folder itself, where that is this user's alone."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    folder.chmod(mode)
+    with hold_lock(folder) as lock:
+        (folder / FOLDER_LOCK).unlink()
+        if mode == 0o700:
+            with pytest.raises(ConfigError, match="in use by another process"), hold_lock(folder):
+                pytest.fail("two hold it")
+            (folder / FOLDER_LOCK).unlink()
+        lock.renew()
+        lock.renew()
+        with pytest.raises(ConfigError, match="in use by another process"), hold_lock(folder):
+            pytest.fail("two hold it")
+        assert caplog.text.count("made anew") == 1
+    with hold_lock(folder):
+        pass
+
+
+def test_who_lost_the_whole_folder_to_another_process_ends(tmp_path):
+    """Or makes it anew, where nobody else has."""
+    folder = tmp_path / "runs"
+    folder.mkdir(mode=0o700)
+    with hold_lock(folder) as lock:
+        shutil.rmtree(folder)
+        lock.renew()
+        assert (folder / FOLDER_LOCK).exists()
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+        with hold_lock(folder), pytest.raises(ConfigError, match=r"was deleted while .* in use by another process"):
+            lock.renew()
+
+
+def test_a_lock_is_kept_until_somebody_else_has_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "LOOK_S", 0.01)
+
+    async def play() -> None:
+        with hold_lock(tmp_path) as lock:
+            keeping = asyncio.create_task(keep_lock(lock))
+            (tmp_path / FOLDER_LOCK).unlink()
+            while not (tmp_path / FOLDER_LOCK).exists():  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+            assert not keeping.done()
+            tmp_path.rename(tmp_path.with_name("aside"))
+            tmp_path.mkdir(mode=0o700)
+            with hold_lock(tmp_path), pytest.raises(ConfigError, match="in use"):
+                await keeping
+
+    asyncio.run(play())
 
 
 def test_a_lock_that_another_user_made_is_for_the_operator_to_give():

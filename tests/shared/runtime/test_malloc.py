@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import subprocess  # noqa: TID251 - asks a fresh process
 import sys
 from pathlib import Path
 
@@ -38,11 +37,17 @@ print(libc.mallinfo2().hblks - mapped <= 0)
 """
 
 
-async def ask(how: str, environment: dict[str, str]) -> list[str]:
+NEEDS_GLIBC = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library is not glibc >= 2.33"
+)
+
+
+async def ask(how: str, environment: dict[str, str], program: str = ASK) -> list[str]:
+    usual = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", ASK, how),
+        *(sys.executable, "-c", program, how),
         cwd=ROOT,
-        env=os.environ | environment,
+        env=usual | environment,
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await child.communicate()
@@ -50,7 +55,7 @@ async def ask(how: str, environment: dict[str, str]) -> list[str]:
     return output.decode().split()
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library is not glibc >= 2.33")
+@NEEDS_GLIBC
 @pytest.mark.parametrize(
     ("how", "environment"), [("tune", {}), ("", malloc.ENVIRONMENT)], ids=["in our process", "in another program"]
 )
@@ -63,60 +68,37 @@ def test_frames_are_kept_and_tensors_are_mapped(how, environment):
     assert asyncio.run(ask(how, environment)) == ["1", "True", "True"]
 
 
-HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FAULTS = """
-import resource, sys
+import ctypes, resource, sys
 from shared.runtime import malloc
-if sys.argv[1] != "plain":
-    malloc.enable_huge_pages()
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 if sys.argv[1] == "tuned":
     malloc.tune(*malloc.STEPS)
-import torch
-from shared.models.spu import spu_emnist
 
-def faults():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def step():
+    blocks = [libc.malloc(8 << 20) for _ in range(3)]
+    for block in blocks:
+        libc.memset(block, 1, 8 << 20)
+    for block in blocks:
+        libc.free(block)
 
-steps, count = 0, 60 if sys.argv[1] != "plain" else 0
-torch.set_num_threads(1)
-layers = spu_emnist().layers.to(memory_format=torch.channels_last)
-inputs = torch.ones(16, 1, 28, 28)
-for step in range(count):
-    before = faults()
-    layers(inputs).sum().backward()
-    steps += (faults() - before) * (step >= 20)
-before = faults()
-torch.full((16 << 20,), 1.0)  # larger than what is ever taken from the heap
-print(steps, faults() - before)
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.fixture(scope="module")
-def counted() -> dict[str, tuple[int, int]]:
-    """Return page faults of forty steps (of none where plain) and of a large tensor, by what is set."""
-    found = {}
-    for how in ("plain", "huge", "tuned"):
-        words = [sys.executable, "-c", FAULTS, how]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, check=True)  # noqa: S603 - ours
-        steps, tensor = map(int, done.stdout.split())
-        found[how] = steps, tensor
-    return found
+@NEEDS_GLIBC
+def test_steps_take_their_memory_once():
+    """Untuned, the 24 MiB of each step are given back and taken anew; nothing else takes memory between them here.
 
-
-@pytest.mark.skipif(
-    not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this kernel has no transparent huge pages"
-)
-def test_a_large_tensor_costs_few_page_faults(counted):
-    """64 MiB in pages of 4 KiB are 16 thousand faults; with huge pages, where the system is free to give them, few."""
-    faults = [counted[how][1] for how in ("plain", "huge")]
-    if faults[0] < 4000:
-        pytest.skip("this system gives huge pages to everybody")
-    assert faults[1] < faults[0] / 3
-
-
-def test_steps_take_their_memory_once(counted):
-    """Untuned, the pages of each step's tensors are given back and taken anew, a hundred or two a step."""
-    faults = [counted[how][0] for how in ("huge", "tuned")]
-    if faults[0] < 2000:
-        pytest.skip("this allocator keeps what is freed")
-    assert faults[1] < faults[0] / 3
+    Beside torch's own blocks the untuned allocator kept them too, on some days: no check of the setting.
+    """
+    untuned, tuned = (int(asyncio.run(ask(how, {}, FAULTS))[0]) for how in ("untuned", "tuned"))
+    assert tuned * 10 < untuned

@@ -8,7 +8,9 @@ from pathlib import Path
 
 PROGRAM = """
 import sys
-import torch
+from shared.runtime.processes import loading
+with loading():
+    import torch
 from torch.nn import functional
 from shared.subnetworks.neurons import first_neurons, read_chain
 from shared.subnetworks.frozen_network import freeze

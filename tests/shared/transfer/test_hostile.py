@@ -349,6 +349,29 @@ def test_an_offer_again_while_frames_come_has_none_sent_twice(begin: Begin) -> N
     assert receiver.want(5).ranges == [(4, 8)]
 
 
+def test_a_sender_that_waits_again_is_asked_for_a_little_at_once_whatever_the_silence_before(begin: Begin) -> None:
+    """Not where the wish itself may be on its way, nor where frames come."""
+    receiver, now = begin(policy=Policy(16, 1.0, 1 << 20, frame_bytes=FRAME_BYTES)), 0.0
+    receiver.want()
+    for _ in range(8):
+        now += receiver.left_s(now)
+        receiver.gave_up(now)
+        receiver.want()
+    assert receiver.left_s(now) == LAST_S
+    receiver.waited_for(now + 1.0)
+    assert receiver.left_s(now + 1.0) == LAST_S - 1.0
+    receiver.waited_for(now + 2.0)
+    want = receiver.want()
+    assert want
+    assert want.ranges[0][0] == 0
+    assert sum(stop - start for start, stop in want.ranges) * 1024 <= 2 * want.frame_bytes
+    assert receiver.left_s(now + 2.0) <= FIRST_S
+    receiver.take(chunks.decode(SENDER.frame(0, 4)), now + 3.0)
+    left_s = receiver.left_s(now + 5.0)
+    receiver.waited_for(now + 5.0)
+    assert receiver.left_s(now + 5.0) == left_s
+
+
 @pytest.mark.parametrize("why", ["none came yet", "a silence", "an outage", "it pushes anew"])
 def test_an_offer_again_where_no_frames_come_has_what_lacks_sent_anew(begin: Begin, why: str) -> None:
     """At once, a frame first: the word of a sender is quicker than the receiver's patience."""

@@ -205,3 +205,37 @@ def test_a_receiver_has_room_once_it_knows_the_pace_and_no_more_than_three_secon
     quick.heard(0.01, SMALLEST_FRAME_BYTES)
     assert room(slow, 16).blocks == 3 * 16
     assert room(quick, 16).blocks == 16 * 16
+
+
+def test_while_nothing_comes_little_is_asked_for():
+    """Two frames after a silence, and the whole window again as soon as one comes."""
+    pace, windows = Pace(1.0, now=0.0, frame_bytes=FRAME), []
+    for step in (lambda: None, lambda: pace.gave_up(10.0), lambda: pace.heard(10.1), lambda: pace.doubt(12.0)):
+        step()
+        windows.append(pace.window(16))
+    assert windows == [16, 2, 16, 2]
+
+
+def test_a_word_of_the_sender_makes_patience_short_again():
+    """A minute after silences, as at the pace of before after a word; frames never grow by it."""
+    pace, left = Pace(1.0, now=0.0, frame_bytes=FRAME), []
+    pace.heard(0.5)
+    for now in range(10, 20):
+        pace.gave_up(float(now))
+    before = pace.frame_bytes
+    for now in (20.0, 30.0):
+        left.append(pace.left_s(now))
+        pace.doubt(now)
+    assert left[0] > 50.0
+    assert (left[1], pace.left_s(30.0)) == (0.0, 2.0)
+    assert pace.frame_bytes <= before
+
+
+def test_the_first_frame_of_a_link_that_is_known_is_waited_for_less_long():
+    for gap, first in ((0.01, 3.0), (1.5, 6.0), (5.0, 10.0)):
+        before, pace = Pace(1.0, now=0.0, frame_bytes=FRAME), Pace(1.0, now=50.0, frame_bytes=FRAME)
+        pace.remember(before)
+        assert pace.left_s(50.0) == 10.0
+        before.heard(gap)
+        pace.remember(before)
+        assert pace.left_s(50.0) == pytest.approx(first)

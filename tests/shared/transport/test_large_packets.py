@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import tracemalloc
+from random import Random
 
 import pytest
 
 from edge_server.fleet import broker
 from edge_server.fleet.embedded_broker import MOST_PACKET_BYTES
-from shared.transport.base import Broker
+from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
 from shared.transport.packet_limit import MOST_RECEIVED_BYTES
 from tests.benchmarks.flooder import connected, packet
@@ -89,6 +90,53 @@ def test_what_is_not_admitted_on_its_topic_passes_by(tmp_path, real, version):
                 assert device.connections == 1
 
     real(use())
+
+
+@pytest.mark.parametrize("version", [5, 3])
+def test_what_is_on_its_way_on_a_closed_topic_is_dropped_before_it_is_a_message(tmp_path, real, version):
+    """The others are heard, each whole and in order, of whatever length and quality; what asks for an answer too."""
+    closed, draw = {b"a/flood"}, Random(18)
+
+    def packets(number: int) -> bytes:
+        sizes = (draw.choice((0, 1, 90, 120, 130, 700)) for _ in range(20))
+        flood = b"".join(unconfirmed("a/flood", bytes(size), retained=draw.random() < 0.1) for size in sizes)
+        data = b"%d" % number * draw.choice((1, 50, 5000, 30_000))
+        make = draw.choice((unconfirmed, published))
+        return flood + make("a/good", data, retained=False)
+
+    async def use() -> None:
+        async with configured(tmp_path, "allow_anonymous true", "set_tcp_nodelay true") as place:
+            device = MqttTransport(Broker(port=place.port, version=version), "device", closed=closed)
+            async with device.running(), device.subscribe("a/+") as inbox:
+                await device.connected.wait()
+                heard = list[bytes]()
+                with connected(place.port) as stranger:
+                    stranger.setblocking(False)
+                    for number in range(200):
+                        await _send(stranger, packets(number))
+                        while b"%d" % number != (await heard_next(inbox, heard))[: len(b"%d" % number)]:
+                            pass
+                    await _send(stranger, published("a/flood", b"confirmed", retained=False))
+                    assert await anext(inbox) == ("a/flood", b"confirmed")
+                assert len([data for data in heard if not data.strip(b"\0")]) < 400
+                assert device.connections == 1
+
+    real(use())
+
+
+async def heard_next(inbox: Inbox, heard: list[bytes]) -> bytes:
+    """Take the next message of the good topic; note all that come."""
+    while True:
+        name, data = await anext(inbox)
+        heard.append(data)
+        if name == "a/good":
+            return data
+
+
+def unconfirmed(name: str, payload: bytes, *, retained: bool) -> bytes:
+    """Return a packet that publishes, QoS 0."""
+    topic = name.encode()
+    return packet(0x30 | retained, len(topic).to_bytes(2, "big") + topic + payload)
 
 
 async def _send(line: socket.socket, data: bytes) -> None:

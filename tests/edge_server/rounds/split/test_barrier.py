@@ -6,7 +6,7 @@ import math
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edge_server.rounds.split.barrier import Answer, Barrier, Reply
 
@@ -201,6 +201,14 @@ class Anything(RuleBasedStateMachine):
             self.served.append(takers)
             assert "honest" in takers
             assert not set(takers) & set(in_vain)
+
+    @invariant()
+    def counts(self) -> None:
+        """What the barrier counts is where its sessions are."""
+        sessions = self.session.sessions.values()
+        assert self.session.awaited == {one.device for one in sessions if one.is_waited_for}
+        has_begun = any(one.state in {"delivered", "refused"} for one in sessions)
+        assert math.isfinite(self.session.left_s(self.now)) == has_begun
 
     @rule(device=st.sampled_from(DEVICES), step=st.integers(1, STEPS), other=st.booleans(), delivers=st.booleans())
     def say(self, device: str, step: int, *, other: bool, delivers: bool) -> None:

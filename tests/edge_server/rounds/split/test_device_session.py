@@ -13,7 +13,7 @@ SPEAKS = {
     "return": {"awaited": "awaited", "absent": "awaited"},
     "offer": dict.fromkeys(("awaited", "absent", "offered", "delivered"), "offered"),
     "deliver": {"offered": "delivered"},
-    "refuse": {"offered": "refused"},
+    "refuse": {"offered": "refused", "delivered": "refused"},
     "close": {
         "delivered": "awaited",
         "refused": "awaited",

@@ -193,6 +193,7 @@ BAD = {
     "not-finite": {"data": features(1, fill=float("nan"))},
     "malformed": {"data": b"neither this nor that"},
     "codec": {"data": features(1).replace(b"dense", b"tense")},
+    "large": {"data": features(1, fill=1e6)},
 }
 
 
@@ -211,6 +212,17 @@ def test_features_that_cannot_be_used_spoil_nobody_elses_step(tmp_path, reason):
             assert (word.step, word.offered) == (2, 1)
             closed = await rest(here, a, b, first=2)
             assert (closed.refused, closed.missed) == ({reason: 1}, {"b": 1})
+
+    virtual(play())
+
+
+def test_a_plan_without_a_bound_takes_features_of_any_size(tmp_path):
+    async def play() -> None:
+        async with two(tmp_path, round=f"{SPLIT['round']}\nmost_norm = 0.0") as (here, a, b):
+            words = await asyncio.gather(a.give(1), b.give(1, **BAD["large"]))
+            assert all(isinstance(word, Gradient) for word in words)
+            closed = await rest(here, a, b, first=2)
+            assert (closed.refused, closed.missed) == ({}, {})
 
     virtual(play())
 

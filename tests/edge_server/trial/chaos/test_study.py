@@ -110,7 +110,7 @@ def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_
         log.parent.mkdir()
         await study.site.parts[SERVER].start()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a process sets no event
                     await asyncio.sleep(0.02)
             process = psutil.Process(study.site.parts[SERVER].pid)
@@ -134,7 +134,7 @@ def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
         reader = "-c", SLEEP, f"{home}/trainer.lock"
         processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 while not _running(processes[0].pid, home):  # noqa: ASYNC110 - what a process does sets no event
                     await asyncio.sleep(0.02)
             assert [_running(one.pid, home) is not None for one in processes] == [True, False, False]

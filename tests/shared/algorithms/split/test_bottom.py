@@ -128,7 +128,9 @@ def test_sessions_are_the_same_to_the_bit(name: str) -> None:
 
 PROGRAM = """
 import sys
-import torch
+from shared.runtime.processes import loading
+with loading():
+    import torch
 from shared.algorithms.split.fedsl_device import Bottom
 from shared.protocol.messages import Spec
 from shared.models import MODELS
