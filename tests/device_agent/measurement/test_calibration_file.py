@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -35,74 +34,69 @@ KEPT = Calibration(profile="bench", meter="plug", stamp="20260101T000000Z", resi
 
 
 class Simulated:
-    """A board on which nothing runs but our training process: its proc/stat, and the watts it takes."""
+    """A board that takes so much a core; as many are busy as it was last told to train with threads.
+
+    It has no jitter of the machine that it runs on: `proc/stat` is exact at every moment that its clock tells.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.busy_s = root, 0.0
+        self.root, self.threads, self.told = root, 0, list[str]()
+        self.computed_s, self._busy_s, self._since = {0: 0.0}, 0.0, monotonic()
+        self._lock = threading.Lock()
         (root / "proc").mkdir(parents=True)
-        self.note()
+        self.clock()
 
-    def note(self) -> None:
-        """Write what the training process has computed so far."""
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):
-                self.busy_s = max(self.busy_s, sum(child.cpu_times()[:2]))
-        ticks, partial = round(100 * self.busy_s), self.root / "proc/partial"
-        partial.write_text(f"cpu {ticks} 0 0 {10**6 - ticks} 0 0 0 0 0 0\n")
-        partial.rename(self.root / "proc/stat")
+    def say(self, line: str) -> None:
+        """Hear which phase begins."""
+        self.clock()
+        self.told.append(line)
+        found = re.search(r"training with (\d+) thread", line)
+        self.threads = int(found[1]) if found else 0
+        self.computed_s.setdefault(self.threads, 0.0)
 
-    def meter(self) -> Callable[[], float]:
-        """Return what tells the mean watts since it was asked last, as a plug does."""
-        asked = [(time.monotonic(), self.busy_s)]
+    def clock(self) -> float:
+        """Return monotonic seconds, having written how busy the board was until then."""
+        with self._lock:
+            now = monotonic()
+            self._busy_s += self.threads * (now - self._since)
+            self._since = now
+            ticks, partial = round(100 * self._busy_s), self.root / "proc/partial"
+            partial.write_text(f"cpu {ticks} 0 0 {10**6 - ticks} 0 0 0 0 0 0\n")
+            partial.rename(self.root / "proc/stat")
+            for child in psutil.Process().children():
+                with suppress(psutil.NoSuchProcess):
+                    self.computed_s[self.threads] = max(self.computed_s[self.threads], sum(child.cpu_times()[:2]))
+            return now
 
-        def watts() -> float:
-            asked.append((time.monotonic(), self.busy_s))
-            seconds, busy_s = (now - then for now, then in zip(asked[-1], asked[-2], strict=True))
-            return IDLE_W + CORE_W * busy_s / max(seconds, 1e-3)
-
-        return watts
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        ended = threading.Event()
-
-        def run() -> None:
-            while not ended.wait(0.02):
-                self.note()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    def watts(self) -> float:
+        """Return what the board takes now."""
+        return IDLE_W + CORE_W * self.threads
 
 
 @pytest.mark.slow
 def test_the_fit_finds_what_the_board_takes(tmp_path):
-    """Real training in a child, a real plug on loopback: idle watts and watts of a core are found, kept and used.
+    """A real plug on loopback beside real training in a child: idle watts and watts of a core are found, kept and used.
 
     The board's own sensor sees a part of it; the line from that to the plug is found too.
     """
-    board, told = Simulated(tmp_path / "root"), []
-    true_w = board.meter()
-    seen = Given(lambda _: (true_w() - OFFSET_W) / GAIN, period_s=0.2)
-    with plugged(board.meter()) as url, board.running():
+    board = Simulated(tmp_path / "root")
+    seen = Given(lambda _: (board.watts() - OFFSET_W) / GAIN, clock=board.clock, period_s=0.2)
+    with plugged(board.watts) as url:
         meter = MeterConfig(kind="shelly", url=url, period_s=0.2)
-        plug = open_source(board.root, PROFILE, monotonic, meter=meter)
-        bench = CalibrationBench(board.root, PROFILE, tmp_path, plug, seen, idle_s=1.0, phase_s=2.0, say=told.append)
+        plug = open_source(board.root, PROFILE, board.clock, meter=meter)
+        bench = CalibrationBench(board.root, PROFILE, tmp_path, plug, seen, 3.0, 4.0, board.say, board.clock)
         found = asyncio.run(calibrate(bench))
     assert found == load(tmp_path)
     assert found.profile == "bench"
     assert found.meter == "http shelly"
-    assert found.r_squared > 0.9
-    assert found.model.idle_w == pytest.approx(IDLE_W, rel=0.1)
-    assert found.model.core_joules_per_cycle == pytest.approx(CORE_W / HERTZ, rel=0.2)
-    assert found.line.gain == pytest.approx(GAIN, rel=0.2)
-    assert found.line.offset_w == pytest.approx(OFFSET_W, abs=0.8)
-    assert told[0] == "idle, 1 s"
-    assert any("training with 1 thread, 2 s" in line for line in told)
+    assert found.r_squared > 0.99
+    assert found.model.idle_w == pytest.approx(IDLE_W, rel=0.05)
+    assert found.model.core_joules_per_cycle == pytest.approx(CORE_W / HERTZ, rel=0.05)
+    assert found.line.gain == pytest.approx(GAIN, rel=0.05)
+    assert found.line.offset_w == pytest.approx(OFFSET_W, abs=0.2)
+    assert board.told[0] == "idle, 3 s"
+    assert "training with 1 thread, 4 s" in board.told
+    assert board.computed_s[1] > board.computed_s[0] + 0.05, "nothing was trained"
     assert not [child for child in psutil.Process().children() if "exercise" in " ".join(child.cmdline())]
 
 
