@@ -196,10 +196,13 @@ async def _stand(rounds: Rounds, draw: str) -> Resumption:
 
 
 def _require_examples(rounds: Rounds, tree: Tree) -> None:
-    """Refuse examples of the server's that its network cannot take, before anybody is given a task."""
+    """Refuse examples of the server's that its network or its method cannot take, before anybody is given a task."""
     for examples, source in ((rounds.test, ""), (rounds.labelled, "server_data")):
         if examples is not None:
             require_fit(rounds.model.layers, tree, examples, source)
+    server, labelled = rounds.algorithm.server, rounds.labelled
+    if server and server.check and labelled is not None:
+        server.check(rounds.model, (labelled.inputs, labelled.labels), rounds.plan.hyper)
 
 
 async def _play(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> State:

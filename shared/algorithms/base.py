@@ -147,10 +147,13 @@ class ServerTraining:
             skeleton without storage; torch's global generator was seeded, by the run's seed and the round, so that a
             round gone on with after a restart begins with the same. A round that is missed leaves nothing of it.
         evaluated: State -> parameters that are evaluated in place of the state's own, such as a teacher's.
+        check: (model, labelled examples, the plan's hyperparameters) raises ConfigError where it could not train on
+            these. Asked once, before any device is given a task.
     """
 
     train: Callable[[Model, State, Batch, Cohort, int], State]
     evaluated: Callable[[State], Tree] | None = None
+    check: Callable[[Model, Batch, Hyper], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ from shared.algorithms.semisupervised.semisfl_server import (
     SUPERVISED_LOSS,
     UNLABELLED_LOSS,
     check_features,
+    check_labelled,
     decide_labellers,
     number_fact,
     serve,
@@ -124,14 +125,7 @@ def _draw_head(settings: SemisflSettings, width: int, seed: int) -> Tree:
 def assign(
     settings: SemisflSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
 ) -> dict[str, Assignment]:
-    """Tell every device its steps and the round's step size.
-
-    Raises:
-        ConfigError: A queue has less room than a batch.
-    """
-    for key, room in (("labelled_queue", settings.labelled_queue), ("unlabelled_queue", settings.unlabelled_queue)):
-        if 0 < room < cohort.hyper.batch_size:
-            raise ConfigError(f"{key}: {room} is less than a batch of {cohort.hyper.batch_size}; raise it, or set 0")
+    """Tell every device its steps and the round's step size."""
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
     hyper = msgspec.structs.replace(hyper, local_epochs=settings.steps)  # a batch each at least
     return {
@@ -241,7 +235,7 @@ def _algorithm(settings: SemisflSettings) -> Algorithm:
         aggregate=partial(aggregate, settings),
         check_update=check_update,
         split=Split(partial(serve, settings), partial(check_features, settings), passes=2),
-        server=ServerTraining(partial(train, settings), teacher_of),
+        server=ServerTraining(partial(train, settings), teacher_of, partial(check_labelled, settings)),
         reads_labels=False,
     )
 

@@ -22,7 +22,7 @@ from shared.algorithms.split.settings import MATRIX, is_finite
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Scalar, mix
+from shared.protocol.messages import Assignment, Hyper, Scalar, mix
 from shared.tensors.tree import State, Tree, check_like
 
 HISTORY = "history/"
@@ -57,13 +57,13 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
         ConfigError: A class has no example, or there is a class that the network does not know.
     """
     inputs, labels = labelled
-    require_classes(model, labels)
+    require_classes(model, labelled)
     tree = {name: leaf.clone() for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
     learner = Learner.from_tree(settings, model, tree, int(number_fact(state.facts, FOLLOWED)))
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
     steps = StepHistory.from_facts(state.facts, HISTORY).steps + (0 if learner.followed else settings.warmup_steps)
     seed, losses = mix(cohort.seed, number, "supervised"), []
-    size = min(settings.server_batch or hyper.batch_size, len(labels))
+    size = settings.server_batch_of(hyper, len(labels))
     for step, index in zip(range(steps), batch_places(len(labels), size, seed), strict=False):
         strengths = (settings.server_views,) * (2 if settings.projects else 1)
         view, *other = make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)
@@ -96,18 +96,46 @@ def batch_places(count: int, size: int, seed: int) -> Iterator[Tensor]:
         left = left[size:]
 
 
-def require_classes(model: Model, labels: Tensor) -> None:
-    """Refuse labelled examples of other classes than the network has.
+def require_classes(model: Model, labelled: Batch, _hyper: Hyper | None = None) -> None:
+    """Refuse labelled examples of other classes than the network has: see `ServerTraining.check`.
+
+    Args:
+        model: The network.
+        labelled: The server's own examples.
+        _hyper: The plan's.
 
     Raises:
         ConfigError: They are such.
     """
-    sizes = labels.bincount().tolist()
+    sizes = labelled[1].bincount().tolist()
     outputs = next(leaf for leaf in reversed([*model.layers.parameters()])).shape[0]
     if len(sizes) > outputs:
         raise ConfigError(f"server_data: labels up to {len(sizes) - 1}, and the model has {outputs} outputs")
     if missing := [number for number in range(outputs) if number >= len(sizes) or not sizes[number]]:
         raise ConfigError(f"server_data: class {missing[0]} has no labelled example; the model has {outputs} outputs")
+
+
+def check_labelled(settings: SemisflSettings, model: Model, labelled: Batch, hyper: Hyper) -> None:
+    """Refuse labelled examples that the method could not train on, and a queue that holds no batch: `check` of it.
+
+    Args:
+        settings: The method's.
+        model: The network.
+        labelled: The server's own examples.
+        hyper: The plan's.
+
+    Raises:
+        ConfigError: As `require_classes`; or a queue has less room than a batch whose projections go there.
+    """
+    require_classes(model, labelled)
+    own = settings.server_batch_of(hyper, len(labelled[1]))
+    for key, room, size, is_used in (
+        ("labelled_queue", settings.labelled_queue, own, settings.projects),
+        ("unlabelled_queue", settings.unlabelled_queue, hyper.batch_size, settings.clustering),
+    ):
+        if is_used and 0 < room < size:
+            whose = "the server's" if key == "labelled_queue" else "a device's"
+            raise ConfigError(f"{key}: {room} is less than {whose} batch of {size}; raise it, or set 0")
 
 
 def check_features(settings: SemisflSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:

@@ -112,6 +112,10 @@ class SemisflSettings:
         """Return the cut, as `Model.below` takes it."""
         return self.cut or next(iter(model.cuts), 0)
 
+    def server_batch_of(self, hyper: Hyper, labelled: int) -> int:
+        """Return how many examples a supervised step takes, of so many that there are."""
+        return min(self.server_batch or hyper.batch_size, labelled)
+
     def hyper_of(self, hyper: Hyper, number: int, rounds: int) -> Hyper:
         """Return the hyperparameters of a round: the step size follows the schedule, whole in the first.
 

@@ -153,6 +153,7 @@ def test_what_cannot_be_is_something_to_edit(site, tmp_path, typed, names, more,
     assert cause in said
 
 
+LABELLED = {"server_data": 'source = "digits"\ndrawn = { per_class = 2 }'}
 UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels = "none"'}
 
 
@@ -188,10 +189,14 @@ UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels
             "server_data: class 3 has no labelled example",
         ),
         (UNLABELLED | {"server_data": 'source = "digits"\ndrawn = { count = 9 }'}, "9 examples"),
+        (
+            UNLABELLED | LABELLED | {"algorithm": 'name = "supervised_only"\noptions = { labelled_queue = 15 }'},
+            "labelled_queue: 15 is less than the server's batch of 16; raise it, or set 0",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(site, tmp_path, typed, keys, cause):
-    """Whether it is found before the devices are waited for or after."""
+    """Whether it is found before the devices are waited for or after; no round is begun, and no device has a task."""
     for name, side, classes in (("wide", 9, 10), ("many", 8, 12), ("few", 8, 3)):
         pictures = np.zeros((24, side, side), np.uint8)
         np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=np.arange(24) % classes)
@@ -202,6 +207,8 @@ def test_a_mistake_is_one_line_and_code_2(site, tmp_path, typed, keys, cause):
     assert said.count("edge-server: ") == 1
     assert "Traceback" not in said, said
     assert "ExceptionGroup" not in said
+    journals = [read(one) for one in (tmp_path / "runs").glob("*") if (one / "journal.sqlite").exists()]
+    assert not any(isinstance(record, RoundOpened) for records in journals for record in records)
 
 
 def test_a_run_without_one_round_that_counts_is_no_success(site, tmp_path, typed):

@@ -42,7 +42,7 @@ from shared.algorithms.semisupervised.full_model.fedswitch_device import DIVERGE
 from shared.algorithms.semisupervised.full_model.labelled_steps import Leaves, labelled_views
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.semisfl import teacher_of
-from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, number_fact
+from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, number_fact, require_classes
 from shared.algorithms.semisupervised.settings import TEACHER, SemisflSettings, prefixed, select
 from shared.algorithms.semisupervised.teacher import follow, inertia
 from shared.data.views.pair import Strength
@@ -163,7 +163,7 @@ def fedswitch(  # noqa: PLR0913 - options of a plan, all by name
         absorb=partial(absorb, settings),
         aggregate=aggregate,
         check_update=check_update,
-        server=ServerTraining(partial(train, settings), teacher_of),
+        server=ServerTraining(partial(train, settings), teacher_of, require_classes),
         resources=Resources(step_share=step_share),
         reads_labels=False,
     )

@@ -38,10 +38,10 @@ def labelled_views(
         ConfigError: A class has no example, or there is a class that the network does not know.
     """
     inputs, labels = labelled
-    require_classes(model, labels)
+    require_classes(model, labelled)
     seed = mix(cohort.seed, number, "supervised")
     steps = settings.supervised_steps + (settings.warmup_steps if first else 0)
-    size = min(settings.server_batch or cohort.hyper.batch_size, len(labels))
+    size = settings.server_batch_of(cohort.hyper, len(labels))
     for step, index in zip(range(steps), batch_places(len(labels), size, seed), strict=False):
         strengths = (settings.server_views,)
         yield make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)[0], labels[index]

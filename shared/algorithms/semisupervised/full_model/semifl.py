@@ -92,7 +92,7 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
         ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
     """
     inputs, labels = labelled
-    require_classes(model, labels)
+    require_classes(model, labelled)
     leaves = {name: leaf.clone() for name, leaf in broadcast(state).items()}
     names = (name for name, leaf in model.layers.named_parameters() if leaf.requires_grad)
     weights = [(name, leaves[name].requires_grad_()) for name in names]  # a state from disk is in another order
@@ -184,7 +184,7 @@ def semifl(  # noqa: PLR0913 - options of a plan, all by name
         local=partial(local, settings),
         absorb=absorb,
         aggregate=partial(aggregate, settings),
-        server=ServerTraining(partial(train, settings), tested),
+        server=ServerTraining(partial(train, settings), tested, require_classes),
         resources=Resources(step_share=lambda _model, _told: share, timed_step=partial(timed_step, settings)),
         reads_labels=False,
     )

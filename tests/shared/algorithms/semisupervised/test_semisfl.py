@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import msgspec
 import pytest
@@ -340,10 +341,28 @@ def test_settings_that_make_no_sense_are_refused(options, word):
         semisfl(**options)
 
 
-def test_a_queue_smaller_than_a_batch_is_refused():
-    fleet = Fleet("a", labelled_queue=3)
-    with pytest.raises(ConfigError, match="labelled_queue: 3 is less than a batch of 4"):
-        fleet.algorithm.assign(fleet.state, fleet.cohort, {}, 1)
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"labelled_queue": 3}, "labelled_queue: 3 is less than the server's batch of 4"),
+        ({"labelled_queue": 5, "server_batch": 6}, "labelled_queue: 5 is less than the server's batch of 6"),
+        ({"unlabelled_queue": 3}, "unlabelled_queue: 3 is less than a device's batch of 4"),
+        ({"labelled_queue": 2, "server_batch": 2}, ""),
+        ({"labelled_queue": 0, "unlabelled_queue": 0}, ""),
+        ({"labelled_queue": 1, "unlabelled_queue": 1, "contrastive": False, "clustering": False}, ""),
+        ({"labelled_queue": 12, "server_batch": 99}, ""),
+    ],
+)
+def test_a_queue_smaller_than_a_batch_is_refused(options, problem):
+    """Each by the batches that go there: a server of few examples takes no more of them at a step, whatever it says."""
+    fleet = Fleet("a", **options)
+    labelled = fleet.labelled.subset(torch.arange(12))
+    check = partial(fleet.algorithm.server.check, fleet.skeleton, (labelled.inputs, labelled.labels), HYPER)
+    if not problem:
+        check()
+        return
+    with pytest.raises(ConfigError, match=problem):
+        check()
 
 
 @pytest.mark.parametrize(("head", "layers"), [("none", 0), ("linear", 1), ("mlp", 2)])
