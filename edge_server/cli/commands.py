@@ -21,9 +21,9 @@ from shared.runtime.processes import loading
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
-    from edge_server.config import ServerConfig
     from edge_server.journal.records import AnyRecord
     from edge_server.plan.plan import Plan
+    from edge_server.plan.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
-    from edge_server.config import load  # noqa: PLC0415
     from edge_server.journal.runs import edited_from, ended_run, exists, new_name, unfinished  # noqa: PLC0415
+    from edge_server.plan.server_config import load  # noqa: PLC0415
 
     with loading():
         from edge_server.rounds import check_plan  # noqa: PLC0415

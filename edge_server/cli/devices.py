@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.config import load
 from edge_server.fleet.tables import absences_table, devices_table, plot, readings_table, short_text
 from edge_server.fleet.view import Device, Look, device_rows, watch_site
 from edge_server.journal.report_history import FILE, KeptReport, latest_reports, reading_history
+from edge_server.plan.server_config import load
 from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.protocol.measurements import Reading
 from shared.runtime.clock import utc_seconds

@@ -52,7 +52,7 @@ def settle(options: argparse.Namespace) -> None:
         return
     usual = {"data_dir": DATA_DIR, "data_root": usual_data_root()}
     if options.config:
-        from edge_server.config import load  # noqa: PLC0415
+        from edge_server.plan.server_config import load  # noqa: PLC0415
 
         config = load(options.config)
         usual = {"data_dir": Path(config.data_dir), "data_root": Path(config.data_root)}

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from edge_server.config import ServerConfig
-from edge_server.config import load as load_config
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import edited_from, exists, make_folder, new_name, unfinished
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan, devices, planned_data, require_there
+from edge_server.plan.server_config import ServerConfig
+from edge_server.plan.server_config import load as load_config
 from edge_server.rounds.check_plan import load
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.config import ServerConfig
 from edge_server.journal.report_history import KeptReport, ReportHistory
+from edge_server.plan.server_config import ServerConfig
 from shared.errors import CorruptFile, Unwritable
 from shared.protocol.messages import Report
 from shared.runtime.clock import utc_seconds

@@ -23,11 +23,11 @@ from device_agent.agent import Agent
 from device_agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.trainer.workspace import Workspace
-from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import Store
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, planned_data, share
+from edge_server.plan.server_config import LinkConfig
 from edge_server.replay.devices.behaviour import Behaviour, Part
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale

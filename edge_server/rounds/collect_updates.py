@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from edge_server.config import LinkConfig
 from edge_server.fleet.answers import Answers, ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.records import UpdateAccepted
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_update import check
 from shared.codecs.base import Codec
 from shared.errors import Diverged, Unreachable, Unwritable, WireError

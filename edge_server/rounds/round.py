@@ -18,13 +18,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, persist
 from edge_server.journal.records import Noted, RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds import assign
 from edge_server.rounds import running_statistics as statistics
 from edge_server.rounds.aggregate import aggregate_updates

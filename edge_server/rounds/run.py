@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from edge_server.config import LinkConfig
 from edge_server.fleet import membership
 from edge_server.fleet.classes import ClassNames
 from edge_server.fleet.hub import Server
@@ -40,6 +39,7 @@ from edge_server.journal.records import (
 from edge_server.journal.runs import describe_differences, require_record, versions
 from edge_server.plan.plan import Plan, is_same_plan, test_data
 from edge_server.plan.sections import BudgetPlan
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds import evaluate
 from edge_server.rounds.check_update import keep_only
 from edge_server.rounds.repeat import Repetition

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from edge_server.config import ServerConfig
 from edge_server.fleet.admission import longest_packet
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
@@ -24,6 +23,7 @@ from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import ended_runs, exists, is_empty
 from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import ServerConfig
 from edge_server.rounds.run import run_plan
 from edge_server.trial.progress import follow
 from edge_server.trial.wait_for_devices import wait_for_fleet, wait_without_end

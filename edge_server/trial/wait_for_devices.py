@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from edge_server.config import ServerConfig
 from edge_server.fleet import membership
 from edge_server.fleet.hub import CONNECT_S, Server
 from edge_server.fleet.membership import Muster
 from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import ServerConfig
 from shared.errors import ConfigError, Unreachable
 
 log = logging.getLogger(__name__)

@@ -23,12 +23,12 @@ from device_agent.measurement.task_meter import GivenMeter, Spent
 from device_agent.trainer.interface import Job
 from device_agent.trainer.task import begin_split_training, perform
 from device_agent.trainer.workspace import Workspace
-from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.run import run_plan
 from edge_server.study.grid import Cell, cells
 from edge_server.study.spec import Study, load

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 import torch
 
-from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RoundClosed, closed_rounds
 from edge_server.journal.runs import exists
 from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from shared.codecs.dense import dense

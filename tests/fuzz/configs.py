@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from device_agent.config import AgentConfig
-from edge_server.config import ServerConfig
 from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import ServerConfig
 from edge_server.rounds import check_plan
 from shared import config
 from shared.errors import ConfigError

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edge_server.config import LinkConfig
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.split.device_session import DeviceSession
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire

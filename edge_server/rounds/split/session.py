@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_server.config import LinkConfig
 from edge_server.fleet.answers import skip
 from edge_server.fleet.hub import Server
 from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.aggregate import median_of
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Reply

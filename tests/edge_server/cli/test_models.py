@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from edge_server.__main__ import main
-from edge_server.config import load
+from edge_server.plan.server_config import load
 from shared import registry
 from shared.errors import ConfigError
 from shared.models import MODELS

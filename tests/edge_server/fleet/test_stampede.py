@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.config import LinkConfig
 from edge_server.fleet import broker
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from shared.protocol.topics import SERVER

@@ -8,13 +8,13 @@ import math
 import msgspec
 import pytest
 
-from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.fleet.state import Fleet
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.claims import MAX_SOURCE, plausible
 from edge_server.journal.costs import Costs, by_round
 from edge_server.journal.records import CostSettled, Rewound, UpdateAccepted
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from edge_server.trial.tables import slowest, total_joules

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from device_agent.exchange.download import Download
-from edge_server.config import LinkConfig
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.broadcast import audiences
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.round import Rounds, accuracies, weighted_mean

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from device_agent.config import load as load_agent
-from edge_server.config import LinkConfig, ReadingsConfig, ServerConfig, load
 from edge_server.fleet.membership import devices_of_plan
+from edge_server.plan.server_config import LinkConfig, ReadingsConfig, ServerConfig, load
 from edge_server.rounds import check_plan
 from shared.data.load import load as load_data
 from shared.errors import ConfigError
 from shared.transport.base import Broker
 from tests.machine import configured
 
-GATEWAY = Path(__file__).parents[2] / "deploy" / "gateway"
+GATEWAY = Path(__file__).parents[3] / "deploy" / "gateway"
 
 
 def write(folder, text, name="server.toml"):
