@@ -16,12 +16,17 @@ from shared.protocol.messages import Scalar
 Tree: TypeAlias = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class State:
     """What outlives a round: tensors by name, and plain facts beside them."""
 
     tree: Tree = field(default_factory=dict)
     facts: dict[str, Scalar] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Say how much it is, and no number: `asyncio.Runner` asks for this of what it returns, and drops it."""
+        numbers = sum(leaf.numel() for leaf in self.tree.values())
+        return f"State({len(self.tree)} tensors of {numbers} numbers, {len(self.facts)} facts)"
 
 
 @dataclass(frozen=True)

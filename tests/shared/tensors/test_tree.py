@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.errors import WireError
 from shared.tensors import tree
-from shared.tensors.tree import Mean
+from shared.tensors.tree import Mean, State
 
 MANY = settings(max_examples=60, derandomize=True, deadline=None)
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -195,3 +195,9 @@ def test_check_like_takes_a_part_and_what_is_empty():
     tree.check_like({}, LIKE)
     tree.check_like(LIKE, LIKE)
     tree.check_like({"w": torch.full((2, 3), torch.finfo(torch.float32).max)}, LIKE)
+
+
+def test_a_state_says_how_much_it_is_without_its_numbers():
+    """A loop that ends with one has it printed: see `State.__repr__`."""
+    state = State({"weight": torch.zeros(2, 3), "bias": torch.ones(2)}, {"rounds": 1})
+    assert repr(state) == "State(2 tensors of 8 numbers, 1 facts)"
