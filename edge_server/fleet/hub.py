@@ -204,6 +204,7 @@ class Server:
                 if channel in FRAMED and frames.is_frame(data):
                     taker = self._gather if channel == "update" else self._splitting
                     is_of_use = taker is not None and await taker.frame(device, data)
+                    self.fleet.words[device] += taker is not None
                 elif data:
                     await self._take(device, wire.decode(data))
             except WireError as error:
@@ -224,6 +225,7 @@ class Server:
             self._keep(message)
             await self._notice(device, is_proof=self.fleet.reports_prove_life(device))
         else:
+            self.fleet.words[device] += 1
             await self._notice(device, is_proof=True)
             await self._hand_over(device, message)
 

@@ -1,9 +1,15 @@
-"""Which of the connected devices may take part in a run, and the wait until there are enough of them."""
+"""Which of the connected devices may take part in a run, and the wait until there are enough of them.
+
+A device that is connected and says nothing costs each round its whole deadline. After some such rounds it is left out,
+until it speaks: a report, a wish for frames, an update, a birth. Now and then it is given a task all the same, and no
+round waits for it. One that speaks and is late is no such device, however late it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -14,6 +20,8 @@ from edge_server.fleet.hub import Server
 from edge_server.fleet.state import Fleet
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import CohortPlan, Plan
+
+log = logging.getLogger(__name__)
 
 Members: TypeAlias = frozenset[str] | None
 """Names of those who may take part; None for whoever connects."""
@@ -27,6 +35,122 @@ def devices_of_plan(plan: Plan) -> Members:
     return frozenset(device.name for device in expanded(plan.device)) or None
 
 
+SILENT_ROUNDS, SILENT_S = 3, 60.0
+"""Deadlines in a row that a device may let pass without a word, and the least time that they must have taken: a usual
+agent reports twice as often."""
+FIRST_PROBE, LAST_PROBE = 16, 256
+"""Rounds after which a device that is left out is given a task again; each time in vain, it is twice as many."""
+
+
+@dataclass
+class Silence:
+    """What a device has not said.
+
+    Attributes:
+        words: That were heard of it before.
+        instance: Of its agent's process.
+        since: When the first of these rounds began.
+        rounds: That it let pass to their deadlines.
+        is_out: Whether it is left out.
+        skipped: Rounds since it was given a task.
+        probe: After so many, it is given another.
+    """
+
+    words: int
+    instance: str
+    since: float = 0.0
+    rounds: int = 0
+    is_out: bool = False
+    skipped: int = 0
+    probe: int = FIRST_PROBE
+
+
+@dataclass
+class Silences:
+    """Who lets deadline after deadline pass without a word.
+
+    Attributes:
+        least: A round has so many devices that are not silent, or no silent one is left out.
+    """
+
+    least: int = 1
+    _known: dict[str, Silence] = field(default_factory=dict)
+    _begun: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _begun_at: float = 0.0
+
+    def recall(self, device: str, instance: str) -> None:
+        """Leave out a device that an earlier process of the server has left out, until it speaks."""
+        self._known[device] = Silence(0, instance, is_out=True)
+
+    def forget(self, device: str) -> None:
+        """Take a device for one that has spoken."""
+        self._known.pop(device, None)
+
+    def is_out(self, fleet: Fleet, device: str) -> bool:
+        """Tell whether a device has been left out and has said nothing since."""
+        known = self._known.get(device)
+        return known is not None and known.is_out and (known.words, known.instance) == _heard(fleet, device)
+
+    def without(self, fleet: Fleet, devices: Collection[str]) -> list[str]:
+        """Return the devices of a round: all but the silent ones for which it is not time to be asked again."""
+        speaking = [device for device in devices if not self.is_out(fleet, device)]
+        if len(speaking) < self.least:
+            return list(devices)
+        due = {device for device, known in self._known.items() if known.skipped >= known.probe}
+        return [device for device in devices if device in due or not self.is_out(fleet, device)]
+
+    def spared(self, fleet: Fleet, devices: Collection[str]) -> set[str]:
+        """Return those of a round's devices that it does not wait for."""
+        silent = {device for device in self._known if device in devices and self.is_out(fleet, device)}
+        return silent if len(devices) - len(silent) >= self.least else set()
+
+    def begin(self, fleet: Fleet, devices: Collection[str], now: float) -> None:
+        """Note that a round begins.
+
+        Args:
+            fleet: What is known of all.
+            devices: Who is given a task.
+            now: Seconds.
+        """
+        for device, known in list(self._known.items()):
+            if (known.words, known.instance) != _heard(fleet, device):
+                if known.is_out:
+                    log.info("device %s speaks again and takes part", device)
+                del self._known[device]
+            elif known.is_out and device in devices:
+                known.skipped, known.probe = 0, min(2 * known.probe, LAST_PROBE)
+            elif known.is_out:
+                known.skipped += 1
+        self._begun, self._begun_at = {device: _heard(fleet, device) for device in devices}, now
+
+    def passed(self, fleet: Fleet, late: Iterable[str], now: float) -> dict[str, str]:
+        """Note that the round's deadline has passed; return who is left out from now on, with the cause.
+
+        Args:
+            fleet: What is known of all.
+            late: Who has not answered.
+            now: Seconds.
+        """
+        found = {}
+        for device in late:
+            words, instance = heard = _heard(fleet, device)
+            if heard != self._begun.get(device) or device not in fleet.online:
+                self.forget(device)
+                continue
+            known = self._known.setdefault(device, Silence(words, instance, self._begun_at))
+            known.rounds += 1
+            silent_s = now - known.since
+            if not known.is_out and known.rounds >= SILENT_ROUNDS and silent_s >= SILENT_S:
+                known.is_out = True
+                found[device] = f"connected, and not a word of it in {known.rounds} rounds of {silent_s:.0f} s"
+        return found
+
+
+def _heard(fleet: Fleet, device: str) -> tuple[int, str]:
+    status = fleet.statuses.get(device)
+    return fleet.words[device], status.instance if status else ""
+
+
 @dataclass
 class Muster:
     """Who may take part.
@@ -36,6 +160,7 @@ class Muster:
         unmetered: Those of them that a budget of joules leaves out: nobody knows what they draw.
         left: Those that take no further part in training, by what the method's state says: they still evaluate.
         broken: Instances of the agents, by device, that cannot do their tasks until they are started anew.
+        silent: Those that are there and say nothing.
         seen: Everybody who was ever there and belongs to the run.
         classes: What the run's classes are called, as soon as somebody has said so: others' take no part.
     """
@@ -44,6 +169,7 @@ class Muster:
     unmetered: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
     broken: dict[str, str] = field(default_factory=dict)
+    silent: Silences = field(default_factory=Silences)
     seen: set[str] = field(default_factory=set)
     classes: ClassNames | None = None
     _told: set[str] = field(default_factory=set)
@@ -86,8 +212,9 @@ class Muster:
 
     def training(self, fleet: Fleet) -> tuple[str, ...]:
         """Return who of those may be given one that trains."""
-        able = (device for device in self.ready(fleet) if device not in self.left)
-        return tuple(device for device in able if self.broken.get(device) != fleet.statuses[device].instance)
+        staying = (device for device in self.ready(fleet) if device not in self.left)
+        able = [device for device in staying if self.broken.get(device) != fleet.statuses[device].instance]
+        return tuple(self.silent.without(fleet, able))
 
     def left_out(self, plan: Plan, fleet: Fleet) -> list[str]:
         """Return what to record of devices that take no part, each once and not without bound."""

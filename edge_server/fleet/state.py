@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,11 +25,13 @@ class Fleet:
         sessions: The last session that each process of a device was born with, by its instance, 0 where only its death
             was heard; the process that was born last is last.
         reports: The last report of each device.
+        words: Of each device, how often it has shown that it lives: nothing that a broker may have retained.
     """
 
     statuses: dict[str, Status] = field(default_factory=dict)
     sessions: dict[str, dict[str, int]] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
+    words: Counter[str] = field(default_factory=Counter)
     _fresh: dict[str, int] = field(default_factory=dict)
     _online: tuple[str, ...] | None = None
 
@@ -49,6 +52,7 @@ class Fleet:
         if isinstance(message, Report):
             if self._is_stale(message):
                 return False
+            self.words[message.device] += message.device in self.reports
             self.reports[message.device] = message
             self._fresh[message.device] = self._fresh.get(message.device, 0) + 1
             return True
@@ -61,6 +65,9 @@ class Fleet:
         elif message.instance not in heard:
             heard = {message.instance: 0, **heard}
         self.sessions[message.device] = dict(list(heard.items())[-REMEMBERED:])
+        before = self.statuses.get(message.device)
+        if before and message.online and (not before.online or before.session != message.session):
+            self.words[message.device] += 1
         self._set(message)
         return True
 

@@ -82,9 +82,10 @@ class LeftOut(Observed, frozen=True, kw_only=True):
     Attributes:
         device: Which.
         instance: Of its agent's process.
-        cause: What it said.
+        cause: What it said, or what it did not.
         round: In which round.
         at: When.
+        silent: Whether it said nothing at all: then it takes part again as soon as it speaks.
     """
 
     device: str
@@ -92,6 +93,7 @@ class LeftOut(Observed, frozen=True, kw_only=True):
     cause: str
     round: int
     at: float
+    silent: bool = False
 
 
 class Noted(Observed, frozen=True, kw_only=True):

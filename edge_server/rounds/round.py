@@ -22,16 +22,16 @@ from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, persist
-from edge_server.journal.records import Noted, RoundClosed, RoundOpened, UpdateAccepted
+from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds import assign
 from edge_server.rounds import running_statistics as statistics
 from edge_server.rounds.aggregate import aggregate_updates
 from edge_server.rounds.assign import WHAT, Assigning, Purpose, evaluates_everybody
 from edge_server.rounds.broadcast import Outgoing, audiences
 from edge_server.rounds.check_update import keep_only, require_like
 from edge_server.rounds.collect_updates import Gather
+from edge_server.rounds.quorum import Waiting
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, evaluated
@@ -149,6 +149,7 @@ class Rounds:
 
     def __post_init__(self) -> None:
         """Have somebody decide who does what."""
+        self.muster.silent.least = self.plan.round.min_updates
         us = self.run, self.plan, self.server, self.store
         self.assigning = Assigning(*us, self.algorithm, self.model, self.muster)
 
@@ -309,40 +310,11 @@ class Rounds:
 
     async def _gather_answers(self, gather: Gather, served: Served, purpose: Purpose) -> None:
         log.debug("phase gathering run=%s round=%d", self.run, gather.number)
+        what, everybody = WHAT.get(purpose, f"round {gather.number}"), evaluates_everybody(self.plan, self.algorithm)
+        waiting = Waiting(self.plan, self.server, self.store, self.muster, gather, what)
         async with self.server.round(gather, *served):
-            await self._until_quorum(gather, WHAT.get(purpose, f"round {gather.number}"), self._needed(gather, purpose))
+            await waiting.until_quorum(size=None if purpose == "evaluate" and everybody else self.plan.cohort.size)
         await gather.close()
-
-    def _needed(self, gather: Gather, purpose: Purpose) -> int:
-        """Return how many answers end a round at once."""
-        expected, plan = len(gather.expected), self.plan
-        if purpose == "evaluate" and evaluates_everybody(plan, self.algorithm):
-            return expected
-        return assign.updates_needed(expected, size=plan.cohort.size, quorum=plan.round.quorum)
-
-    async def _until_quorum(self, gather: Gather, what: str, needed: int) -> None:
-        expected = len(gather.expected)
-        try:
-            async with asyncio.timeout(self.plan.round.deadline_s):
-                while len(gather.accepted) < needed and len(gather.accepted) + len(gather.failed) < expected:
-                    gather.changed.clear()
-                    await gather.changed.wait()
-        except TimeoutError:
-            if not await self.server.reachable() or await self._disk_was_full(gather):
-                await self._until_quorum(gather, what, needed)
-                return
-            late = sorted(set(gather.expected) - set(gather.accepted) - set(gather.failed))
-            log.warning("%s: deadline passed, without %s", what, ", ".join(late))
-
-    async def _disk_was_full(self, gather: Gather) -> bool:
-        """Tell whether the disk took no update since this was asked last, and wait for it: no device can help that."""
-        if not gather.turned_away or self.store.retry_s is None:
-            return False
-        gather.turned_away = 0
-        note = f"round {gather.number} waited for this server's disk, which took no update; its deadline begins anew"
-        log.warning("%s", note)
-        await self.persist(self.store.append, Noted(what=note))
-        return True
 
     def _prepare(self, trees: dict[str, Tree]) -> list[Outgoing]:
         """Pack what goes down, and make room for what comes up."""

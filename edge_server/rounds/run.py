@@ -34,6 +34,7 @@ from edge_server.journal.records import (
     RoundOpened,
     RunClosed,
     RunOpened,
+    UpdateAccepted,
     closed_rounds,
 )
 from edge_server.journal.runs import describe_differences, require_record, versions
@@ -62,10 +63,16 @@ from shared.tensors.tree import State, Tree
 
 
 def recall_members(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
-    """Learn from a run's journal who was ever there, and who cannot do its tasks."""
+    """Learn from a run's journal who was ever there, who cannot do its tasks, and who said nothing."""
     every = list(records)
     rounds.muster.seen |= {record.device for record in every if isinstance(record, Joined)}
-    rounds.muster.broken |= {record.device: record.instance for record in every if isinstance(record, LeftOut)}
+    for record in every:
+        if isinstance(record, LeftOut) and record.silent:
+            rounds.muster.silent.recall(record.device, record.instance)
+        elif isinstance(record, LeftOut):
+            rounds.muster.broken[record.device] = record.instance
+        elif isinstance(record, UpdateAccepted):
+            rounds.muster.silent.forget(record.device)
 
 
 async def leave_out_broken(rounds: Rounds, closed: RoundClosed) -> None:

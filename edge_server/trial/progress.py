@@ -103,7 +103,9 @@ class Display:
             case RoundClosed():
                 self._close(record)
             case LeftOut():
-                print_line(self._console, f"device {record.device} is asked no more until its agent is started anew")
+                until = "it speaks" if record.silent else "its agent is started anew"
+                why = f": {record.cause}" if record.silent else ""
+                print_line(self._console, f"device {record.device} is asked no more until {until}{why}")
                 return
             case Evaluated(round=int(number)):
                 mean, kind = figure(record.accuracy), "own models" if record.personal else "the model"

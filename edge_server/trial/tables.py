@@ -64,7 +64,8 @@ def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = M
     )
     tried = {one.round: one.accuracy for one in valid(records) if isinstance(one, Evaluated) and one.personal}
     extra = ("personal",) * bool(tried)
-    failing = ("failed",) * any(one.failed for one in closed)
+    silent = _silent_by_round(records)
+    failing = ("failed",) * any(one.failed or one.round in silent for one in closed)
     headings = ("round", "updates", *failing, *extra, "accuracy", "loss", "seconds", "slowest", "joules")
     rows = []
     for place, record in enumerate(closed):
@@ -75,11 +76,37 @@ def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = M
         cost = costs.get(record.round, {})
         personal = (figure(tried.get(record.round)) for _ in extra)
         learnt = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
-        failed = (_some(record.failed) for _ in failing)
+        failed = (_some([*record.failed, *silent.get(record.round, ())]) for _ in failing)
         rows.append((str(record.round), updates, *failed, *personal, *learnt))
         rows[-1] += (slowest(cost, split=split), total_joules(cost), *moved)
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
     return TextTable(columns, rows, "Rounds", caption, seam=len(headings))
+
+
+def _silent_by_round(records: Sequence[AnyRecord]) -> dict[int, list[str]]:
+    """Return who was left out since it said nothing, by the round after whose deadline."""
+    found: dict[int, list[str]] = {}
+    for record in records:
+        if isinstance(record, LeftOut) and record.silent:
+            found.setdefault(record.round, []).append(f"{record.device} (silent)")
+    return found
+
+
+def silent_lines(records: Sequence[AnyRecord]) -> list[str]:
+    """Return which devices are left out since they say nothing, and why."""
+    silent: dict[str, LeftOut] = {}
+    for record in records:
+        if isinstance(record, LeftOut) and record.silent:
+            silent[record.device] = record
+        elif isinstance(record, RoundClosed):
+            for device in (*record.arrived, *record.failed):
+                silent.pop(device, None)
+    lines = [
+        f"device {device} takes no part since round {out.round}, until it speaks: {out.cause}"
+        for device, out in sorted(silent.items())[:MOST_NAMED]
+    ]
+    rest = len(silent) - MOST_NAMED
+    return [*lines, *([f"{rest} more devices say nothing"] if rest > 0 else [])]
 
 
 def _some(devices: Collection[str]) -> str:
@@ -176,10 +203,10 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
 
 
 def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
-    """Return which devices failed, how often and why the last time, and who of them is asked no more."""
+    """Return which devices failed, how often and why the last time, who is asked no more, and who says nothing."""
     closed = [record for record in records if isinstance(record, RoundClosed)]
     causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
-    out = {record.device for record in records if isinstance(record, LeftOut)}
+    out = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
     back = {device for record in closed for device in record.arrived}
     lines = []
     for device, (number, cause) in sorted(causes.items())[:MOST_NAMED]:
@@ -187,7 +214,7 @@ def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
         stays = "; it is asked no more until its agent is started anew" if device in out - back else ""
         lines.append(f"device {device} failed {times} times, last in round {number}: {cause}{stays}")
     rest = len(causes) - MOST_NAMED
-    return [*lines, *([f"{rest} more devices failed"] if rest > 0 else [])]
+    return [*lines, *([f"{rest} more devices failed"] if rest > 0 else []), *silent_lines(records)]
 
 
 def restart_lines(records: Sequence[AnyRecord]) -> list[str]:

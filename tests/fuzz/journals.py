@@ -57,6 +57,7 @@ def seeds() -> list[bytes]:
         Left(device="a", at=6.0),
         Sensed(device="a", at=6.5, readings={"cpu.f_hertz": 1.5e9}, ages={"cpu.f_hertz": 2.0}, facts={"mode": "15W"}),
         LeftOut(device="a", instance="f00d", cause="no such folder", round=1, at=2.0),
+        LeftOut(device="a", instance="f00d", cause="not a word of it", round=1, at=2.0, silent=True),
         Noted(what="a gap"),
         RunClosed(outcome="finished"),
     ]

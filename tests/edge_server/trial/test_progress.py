@@ -43,6 +43,8 @@ def test_devices_that_did_not_answer_and_nobody_to_ask_are_causes_too():
     assert "0 updates came; no device could be asked" in shown(*missed({}, asked=()))
     left_out = LeftOut(device="a", instance="1", cause=GONE, round=1, at=1.0)
     assert "device a is asked no more until its agent is started anew" in shown(left_out)
+    silent = LeftOut(device="a", instance="1", cause="not a word of it", round=1, at=1.0, silent=True)
+    assert "device a is asked no more until it speaks: not a word of it" in shown(silent)
 
 
 def test_after_some_misses_in_a_row_it_says_what_to_do():
