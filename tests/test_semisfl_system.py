@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from edge_server.journal.records import CostSettled, UpdateAccepted, closed_rounds
-from edge_server.plan.plan import Plan, test_data
+from edge_server.journal.records import CostSettled, Evaluated, UpdateAccepted, closed_rounds
+from edge_server.plan.plan import Plan, share, test_data
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import evaluated
+from shared.data.examples import split_holdout
 from shared.data.load import load as load_examples
+from shared.errors import ConfigError
 from shared.models.build import blank
 from shared.models.evaluate import score
+from shared.registry import build
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import DEVICES, NAMES, require_equal
@@ -140,3 +145,51 @@ def test_the_baseline_of_supervised_steps_alone_runs_with_the_same_fleet(network
     assert [one.outcome for one in closed_rounds(records)] == ["aggregated"] * ROUNDS
     assert live.facts["followed"] == 4 * ROUNDS
     require_equal(replay(plan, pictures / "replayed")[0].tree, live.tree)
+
+
+OWN = 'source = "npz"\npath = "pictures.npz"\nholdout = 0.25'
+"""Examples of devices that have labels, a quarter of them held back."""
+LABELLED = {"server_data": "", "hyper": "batch_size = 8\nlearning_rate = 0.05"}
+
+
+@pytest.mark.parametrize(
+    ("method", "more"), [(("semisfl", OPTIONS), {}), (("splitfed", "cut = 2, period = 3"), LABELLED)]
+)
+def test_devices_with_labels_evaluate_the_whole_model_on_what_they_hold_back(pictures, method, more):
+    """Where the plan says so: bottom and top go down for it, the teacher's of SemiSFL, and three numbers come up."""
+    plan = make_plan(pictures, *method, data=OWN, evaluation="every = 1\ndevices_every = 2", **more)
+    live, records = Site(Network(), plan, pictures).play()
+    [found] = [one for one in records if isinstance(one, Evaluated)]
+    assert found.round == ROUNDS
+    judged = evaluated(build(ALGORITHMS, plan.algorithm, "algorithm"), live)
+    expected, trained = {}, {}
+    for place, name in enumerate(NAMES):
+        rest, held = split_holdout(load_examples(share(plan, plan.device, place)), 0.25, seed=0)
+        scored = score(blank(plan.model).layers.eval(), judged, held)
+        figures = {"eval_accuracy": scored.accuracy, "eval_loss": scored.loss, "eval_examples": float(len(held))}
+        trained[name] = len(rest)
+        expected[name] = {key: pytest.approx(figure) for key, figure in figures.items()}
+    assert found.by_device == expected
+    updates = [one for one in records if isinstance(one, UpdateAccepted) and one.round == 1]
+    assert {one.device: one.update.num_examples for one in updates} == trained, "what is held back is not trained on"
+    replayed, again = replay(plan, pictures / "replayed")
+    require_equal(replayed.tree, live.tree)
+    assert [one for one in again if isinstance(one, Evaluated)] == [found]
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "cause"),
+    [
+        ("semisfl", {"evaluation": "on_device = true"}, "devices of a round hold no whole model"),
+        ("semifl", {"evaluation": "on_device = true"}, "evaluation.on_device: algorithm 'semifl' sends devices"),
+        (
+            "supervised_only",
+            {"evaluation": "devices_every = 1"},
+            'data.labels is "none", and devices evaluate on labels',
+        ),
+    ],
+)
+def test_what_devices_cannot_evaluate_is_refused(pictures, method, sections, cause):
+    """Before, the devices of a method that reads no labels were asked, and answered with nothing."""
+    with pytest.raises(ConfigError, match=cause):
+        make_plan(pictures, method, "", **sections)

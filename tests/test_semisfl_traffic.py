@@ -17,7 +17,7 @@ from shared.transfer import frames
 from shared.transfer.sender import Sender
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES
-from tests.test_semisfl_system import FLOAT16, ROUNDS, make_plan, pictures
+from tests.test_semisfl_system import FLOAT16, OWN, ROUNDS, make_plan, pictures
 from tests.traffic import SESSION, Secrets, Traffic, recorded
 
 __all__ = ["pictures"]  # a fixture
@@ -71,6 +71,15 @@ def test_no_label_output_or_example_is_in_what_passes(network, pictures):
     assert secrets_of(plan).leaks(traffic) == []
     metrics = {name for one in traffic.messages() if isinstance(one, Update) for name in one.metrics}
     assert metrics == {"missed_steps", "refused_batches"}
+
+
+def test_of_the_labels_that_devices_evaluate_on_no_more_than_three_numbers_travel(pictures):
+    """Its own evaluation is what the plan lets a device use them for: accuracy, loss and how many it holds back."""
+    plan = make_plan(pictures, data=OWN, evaluation="every = 1\ndevices_every = 1")
+    traffic = play(Network(), plan, pictures)
+    assert secrets_of(plan).leaks(traffic) == []
+    metrics = {name for one in traffic.messages() if isinstance(one, Update) for name in one.metrics}
+    assert metrics == {"missed_steps", "refused_batches", "eval_accuracy", "eval_loss", "eval_examples"}
 
 
 @pytest.mark.parametrize("cut_codec", BYTES)

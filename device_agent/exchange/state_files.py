@@ -79,6 +79,30 @@ def forget(states: Path, ended: Iterable[str]) -> None:
                     path.unlink(missing_ok=True)
 
 
+NOTED, MOST_NOTED = ".noted", 64 << 10
+"""A device's file of what its processes have said, a line each, and its most bytes; no run has such a name."""
+
+
+def note_once(states: Path, what: str) -> bool:
+    """Tell whether no process of this device has said something yet, and remember it; a full disk forgets it.
+
+    Args:
+        states: The folder of its states.
+        what: A line.
+    """
+    line, path = what.encode(errors="replace").replace(b"\n", b" ") + b"\n", states / NOTED
+    try:
+        with path.open("a+b") as file:
+            file.seek(0)
+            if line in file.readlines(MOST_NOTED):
+                return False
+            if file.tell() < MOST_NOTED:
+                file.write(line)
+    except OSError:
+        return True
+    return True
+
+
 def writable(folder: Path, remedy: str) -> Path:
     """Return the folder, made if it was not there.
 

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import msgspec
 
-from device_agent.exchange import outbox
+from device_agent.exchange import outbox, state_files
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
@@ -111,9 +111,21 @@ class TrainingTask:
                 f'{own.path or own.source}: labels = "none", and algorithm {name!r} trains on labels; take that out'
             )
         if not self.algorithm.reads_labels and own.is_labelled:
-            _note_unread_labels(own.path or own.source, name)
-            own = msgspec.structs.replace(own, labels="none", drawn=msgspec.UNSET, holdout=0.0, validation=0.0)
+            _note_unread_labels(self)
+            own = own.unlabelled()
         return with_classes(own, self.job.task.assignment.classes)
+
+    @cached_property
+    def evaluation_data(self) -> Data | None:
+        """The examples of which some are held back to evaluate on, with labels; None where nothing is to be evaluated.
+
+        Of a method that trains without labels these are read for a task that evaluates alone, which is the plan's to
+        ask for; no label leaves the device.
+        """
+        job, own = self.job, self.job.data
+        if not job.task.evaluate or not own.is_labelled or (job.task.train and not self.algorithm.reads_labels):
+            return None
+        return with_classes(own, job.task.assignment.classes)
 
     def measure_statistics(self, tree: Tree) -> tuple[Tree, dict[str, float]]:
         """Return parameters with running statistics of as many of the device's batches as it is told, and how many."""
@@ -122,10 +134,14 @@ class TrainingTask:
         return tree, {STATISTICS_BATCHES: float(count)}
 
 
-@cache
-def _note_unread_labels(place: str, algorithm: str) -> None:
-    """Say once that a device's labels serve nothing."""
-    log.warning("%s: its labels are not read, algorithm %r trains without any", place, algorithm)
+def _note_unread_labels(task: TrainingTask) -> None:
+    """Say once that training reads none of a device's labels, however often its trainer is started anew."""
+    job, noted = task.job, task.workspace.noted
+    place = job.data.path or job.data.source
+    what = f"{place}: its labels are not read, algorithm {job.task.algorithm.name!r} trains without any"
+    if what not in noted and state_files.note_once(Path(job.state).parent, what):
+        log.warning("%s", what)
+    noted.add(what)
 
 
 def perform(
@@ -163,7 +179,7 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         exchange: Carries the steps of a split session; None for any other.
         trained: What a training came to that was done already; None to train here.
     """
-    if not task.algorithm.split:
+    if not task.algorithm.split or _only_evaluates(task.job.task):
         if task.job.task.assignment.measures_statistics:
             _perform_measurement(task)
         else:
@@ -179,13 +195,18 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         training.carried = exchange.carried
 
 
+def _only_evaluates(task: Task) -> bool:
+    """Tell whether a task is to evaluate what came, be it of a split network: then all of that has come."""
+    return task.evaluate and not task.train and not task.assignment.is_split
+
+
 def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     """Evaluate, train and time steps, as far as the task says so."""
     job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
     state, result, transfer, step = None, None, None, None
     with task.measure_block() as spent, seeded(job.task.assignment.seed):
         start = read_parameters(job, task.workspace, algorithm)
-        task.workspace.require_fit(job.task.model, task.data)
+        task.workspace.require_fit(job.task.model, task.evaluation_data or task.data, split=bool(algorithm.split))
         if not algorithm.personal:
             metrics = _evaluate(task, start)
         if job.task.train:
@@ -271,8 +292,8 @@ def _require_whole(outcome: Outcome | Session, task: Task) -> Outcome:
 
 def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
     """Return how good parameters are on the examples this device holds back: those received, or its personal ones."""
-    job = task.job
-    if not job.task.evaluate or not len(held_out := task.workspace.data(task.data)[1]):
+    data = task.evaluation_data
+    if data is None or not len(held_out := task.workspace.data(data)[1]):
         return {}
     scored = score(task.model.layers.eval(), tree, held_out)
     return {"eval_accuracy": scored.accuracy, "eval_loss": scored.loss, "eval_examples": float(len(held_out))}
@@ -302,7 +323,7 @@ def begin_split_training(
 def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
     job, task = work.job, work.job.task
     if task.evaluate or task.measure_s or not task.train:
-        raise TaskFailed(f"algorithm {task.algorithm.name!r} neither evaluates nor times steps on a device: {ALONE}")
+        raise TaskFailed(f"algorithm {task.algorithm.name!r} does not evaluate or time steps in a session: {ALONE}")
     with work.measure_block() as spent:
         state, memory = device_state.read(Path(job.state))
         start = read_parameters(job, work.workspace, work.algorithm)

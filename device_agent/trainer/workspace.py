@@ -34,6 +34,7 @@ class Workspace:
 
     Attributes:
         read: Reads a device's examples.
+        noted: Warnings that were given; in a replay, of all of its devices.
     """
 
     read: Callable[[Data], Examples] = load
@@ -42,6 +43,7 @@ class Workspace:
     skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
     fitting: set[bytes] = field(default_factory=set)
+    noted: set[str] = field(default_factory=set)
 
     def data(self, spec: Data) -> Parts:
         """Return the device's examples for training, for evaluation and for validation, read once.

@@ -106,7 +106,9 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
         every: The server evaluates on its test data after every n-th round and the last; 0: never.
         on_device: Whether devices evaluate on their held-out examples: those of each round, and after the last round.
         devices_every: All connected devices evaluate after every n-th round and the last; 0: never. With a method that
-            gives devices models of their own, each evaluates its own.
+            gives devices models of their own, each evaluates its own. A split network goes down whole for it, its top
+            too. With a method that trains without labels this alone has devices that have some read them, of what they
+            hold back, and only accuracy, loss and count go up.
         statistics_batches: Of a network with BatchNorm: batches over which running statistics are measured anew,
             without training, before it is evaluated and after the last round; of all devices of the round together
             where the server evaluates, of each device where it evaluates a model of its own. 0: those that training

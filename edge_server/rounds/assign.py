@@ -13,6 +13,8 @@ from functools import partial
 from random import Random
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import RoundSetting
@@ -157,6 +159,8 @@ class Assigning:
         allocation = decision.allocation if decision else {}
         drawn = Cohort(devices, plan.hyper, plan.seed, plan.rounds)
         told = self.algorithm.assign(state, drawn, allocation, number)
+        if purpose == "evaluate":  # that is no session, be the method split
+            told = {device: msgspec.structs.replace(one, steps=0) for device, one in told.items()}
         if purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device):
             told = tell_devices(plan, self.algorithm, self.model, told)
         return Assigned(told, decision)

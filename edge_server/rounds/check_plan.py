@@ -12,7 +12,7 @@ from pathlib import Path
 from edge_server.allocation.coordinator import options_of, unused_values
 from edge_server.plan.plan import Plan, check_structure, fallen_back, placed, require_there
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import evaluated
+from shared.algorithms.base import Algorithm, evaluated
 from shared.algorithms.local_training import can_stop_early
 from shared.codecs import CODECS
 from shared.config import read
@@ -71,17 +71,31 @@ def _check_choices(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
         )
-    evaluates = plan.evaluation.on_device or plan.evaluation.devices_every
-    if algorithm.split and (evaluates or plan.measure.seconds):
-        raise ConfigError(
-            f"{path}: algorithm {plan.algorithm.name!r} is split: its devices hold no whole model to evaluate or to "
-            "measure; take out evaluation.on_device, evaluation.devices_every and measure.seconds"
-        )
+    _check_device_evaluation(plan, algorithm, path)
     judged = evaluated(algorithm, state)
     if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= judged.keys():
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
             "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
+        )
+
+
+def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse that devices evaluate what they do not have, or on labels that they do not have."""
+    name, evaluation = plan.algorithm.name, plan.evaluation
+    if algorithm.split and (evaluation.on_device or plan.measure.seconds):
+        raise ConfigError(
+            f"{path}: algorithm {name!r} is split: devices of a round hold no whole model to evaluate or to measure; "
+            "take out evaluation.on_device and measure.seconds, and set evaluation.devices_every to send it to them"
+        )
+    if evaluation.on_device and not algorithm.reads_labels:
+        raise ConfigError(
+            f"{path}: evaluation.on_device: algorithm {name!r} sends devices of a round what they train, and reads no "
+            "label of theirs; set evaluation.devices_every to have them evaluate on the labels of what they hold back"
+        )
+    if evaluation.devices_every and plan.data and plan.data.labels:
+        raise ConfigError(
+            f'{path}: evaluation.devices_every: data.labels is "none", and devices evaluate on labels; take out one'
         )
 
 

@@ -102,12 +102,21 @@ def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float | None:
     return sum(value * w for value, w in pairs) / weight if weight else None
 
 
-def sent(algorithm: Algorithm, purpose: Purpose) -> Callable[[State, str, Assignment], Tree]:
-    """Return what gives the tree that goes down, by what it is sent for."""
+def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[State, str, Assignment], Tree]:
+    """Return what gives the tree that goes down, by what it is sent for.
+
+    Args:
+        algorithm: The method.
+        purpose: To evaluate what it is judged by, devices are sent all of that, of a split network its top too.
+        model: The whole network.
+    """
     if purpose == "evaluate" and algorithm.personal and algorithm.personal.sent_for_evaluation:
         return algorithm.personal.sent_for_evaluation
-    if purpose == "evaluate" and algorithm.server and not algorithm.personal:
-        return lambda state, _device, _told: evaluated(algorithm, state)
+    if purpose == "evaluate" and (algorithm.server or algorithm.split) and not algorithm.personal:
+        names = model.layers.state_dict().keys()
+        return lambda state, _device, _told: {
+            key: leaf for key, leaf in evaluated(algorithm, state).items() if key in names
+        }
     return algorithm.broadcast
 
 
@@ -279,7 +288,7 @@ class Rounds:
             purpose: To train, to evaluate, to measure a step's cost or running statistics.
             split: Serves the steps of a split round.
         """
-        broadcast = sent(self.algorithm, purpose)
+        broadcast = sent(self.algorithm, purpose, self.model)
         trees = {device: broadcast(state, device, told) for device, told in assignments.items()}
         outgoing = await self.server.worker(self._prepare, trees)
         payloads = [(device, one) for one in outgoing for device in one.devices]

@@ -191,6 +191,13 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Whether its files' labels are read, be it only to deal the examples out."""
         return self.is_labelled or bool(self.without) or isinstance(self.partition, Dirichlet | Shards)
 
+    def unlabelled(self) -> Data:
+        """Return the same examples for training without labels: none is read, and what is held back stays so."""
+        bare = msgspec.structs.replace(self, labels="none", drawn=msgspec.UNSET, holdout=0.0, validation=0.0)
+        for name in ("holdout", "validation"):  # nobody may write it so, since without labels nothing is evaluated
+            msgspec.structs.force_setattr(bare, name, getattr(self, name))
+        return bare
+
     def __post_init__(self) -> None:
         """Refuse values out of range, and those that the source would ignore."""
         if not 0 <= self.holdout < 1:

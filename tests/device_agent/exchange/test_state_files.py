@@ -80,3 +80,12 @@ def test_what_is_kept_of_ended_runs_goes_but_the_newest_state(tmp_path) -> None:
     state_files.forget(folder, ["never-here", "newer", "../secret", "older"])
     assert sorted(path.name for path in folder.iterdir()) == ["newer", "now", "now@000001"]
     assert (tmp_path / "secret").exists()
+
+
+def test_a_line_is_noted_once_a_device_and_no_run_is_touched_by_it(promote, tmp_path) -> None:
+    states = tmp_path / "state"
+    assert [state_files.note_once(states, what) for what in ("one", "two", "one", "on")] == [True, True, False, True]
+    promote(1, b"one")
+    state_files.forget(states, ["trial"])
+    assert not state_files.note_once(states, "two")
+    assert state_files.note_once(tmp_path / "away", "one"), "a folder that is not there remembers nothing"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from device_agent.exchange import outbox
+from device_agent.trainer.workspace import Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
 from shared.codecs.base import to_blob
@@ -69,7 +70,7 @@ def test_a_method_with_labels_is_refused_where_the_device_reads_none(device, mak
 def test_a_method_without_labels_reads_none_even_where_the_device_has_some(
     device, make_task, monkeypatch, caplog
 ) -> None:
-    """It says so once. What is held back for evaluation is trained on: without labels nothing is evaluated."""
+    """It says so once. What is held back for evaluation is not trained on all the same."""
     seen = list[int]()
 
     def local(_model, state, start, batches, _told):
@@ -81,10 +82,23 @@ def test_a_method_without_labels_reads_none_even_where_the_device_has_some(
     for number in (1, 2):
         device.perform(make_task(algorithm=Spec(name="blind"), round=number))
     assert set(seen) == {NO_LABEL}
-    assert len(seen) == 2 * 40
+    assert len(seen) == 2 * 30
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         "its labels are not read, algorithm 'blind' trains without any"
     ]
+
+
+def test_what_an_earlier_trainer_of_the_device_said_is_not_said_again(device, make_task, monkeypatch, caplog) -> None:
+    """A trainer is ended when it is idle: else every other round would say that its labels are not read."""
+
+    def local(_model, state, start, _batches, _told):
+        return state, Result({key: torch.zeros_like(leaf) for key, leaf in start.items()}, 1.0, 1)
+
+    monkeypatch.setitem(ALGORITHMS, "mute", lambda: replace(ALGORITHMS["fedavg"](), local=local, reads_labels=False))
+    for number in (1, 2):
+        device.workspace = Workspace()
+        device.perform(make_task(algorithm=Spec(name="mute"), round=number))
+    assert len(caplog.records) == 1
 
 
 def test_a_network_is_not_built_for_parameters_that_are_not_its_own(device, make_task) -> None:

@@ -273,11 +273,6 @@ def test_a_replay_measures_what_a_run_does(tmp_path):
         assert spread.exact == spread.count > 0, name
 
 
-def test_a_split_method_has_nothing_to_evaluate_on_devices(tmp_path):
-    with pytest.raises(ConfigError, match=r"take out evaluation\.on_device, evaluation\.devices_every"):
-        make_plan(tmp_path, "fedsl options = { cut = 1 }")
-
-
 def test_devices_every_is_not_below_zero(tmp_path):
     with pytest.raises(ConfigError, match="devices_every must be >= 0"):
         make_plan(tmp_path, "fedavg", every=-1)

@@ -303,7 +303,7 @@ def test_a_plan_that_asks_split_devices_for_whole_models_is_refused(tmp_path, se
         async with two(tmp_path, **section):
             pass
 
-    with pytest.raises(ConfigError, match="its devices hold no whole model"):
+    with pytest.raises(ConfigError, match="devices of a round hold no whole model"):
         virtual(play())
 
 
