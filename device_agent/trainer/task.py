@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from device_agent.exchange import outbox, state_files
+from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
@@ -106,12 +106,12 @@ class TrainingTask:
             ConfigError: The method trains on labels, and the device's own file says that there are none.
         """
         own, name = self.job.data, self.job.task.algorithm.name
+        place = own.path or own.source
         if self.algorithm.reads_labels and not own.is_labelled:
-            raise ConfigError(
-                f'{own.path or own.source}: labels = "none", and algorithm {name!r} trains on labels; take that out'
-            )
+            raise ConfigError(f'{place}: labels = "none", and algorithm {name!r} trains on labels; take that out')
         if not self.algorithm.reads_labels and own.is_labelled:
-            _note_unread_labels(self)
+            unread = f"{place}: its labels are not read, algorithm {name!r} trains without any"
+            self.workspace.warn_once(Path(self.job.state).parent, unread)
             own = own.unlabelled()
         return with_classes(own, self.job.task.assignment.classes)
 
@@ -132,16 +132,6 @@ class TrainingTask:
         some = islice(self.batches(epochs=1), self.job.task.assignment.batches_to_measure)
         tree, count = measure_several(self.model.layers, tree, (one for one, _ in some))
         return tree, {STATISTICS_BATCHES: float(count)}
-
-
-def _note_unread_labels(task: TrainingTask) -> None:
-    """Say once that training reads none of a device's labels, however often its trainer is started anew."""
-    job, noted = task.job, task.workspace.noted
-    place = job.data.path or job.data.source
-    what = f"{place}: its labels are not read, algorithm {job.task.algorithm.name!r} trains without any"
-    if what not in noted and state_files.note_once(Path(job.state).parent, what):
-        log.warning("%s", what)
-    noted.add(what)
 
 
 def perform(

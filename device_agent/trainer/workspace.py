@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from device_agent.exchange.state_files import note_once
 from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
@@ -23,6 +25,8 @@ from shared.models.evaluate import require_fit
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import is_custom
 from shared.runtime.memory import require_room
+
+log = logging.getLogger("trainer")
 
 Parts: TypeAlias = tuple[Examples, Examples, Examples]
 """For training, for evaluation, for validation."""
@@ -60,6 +64,17 @@ class Workspace:
             train, validation = split_holdout(rest, spec.validation, seed=1)
             self.examples = {key: (train, held, validation)}
         return self.examples[key]
+
+    def warn_once(self, states: Path, what: str) -> None:
+        """Warn of something once a device, however often its trainer is started anew.
+
+        Args:
+            states: Where the device keeps its states.
+            what: A line.
+        """
+        if what not in self.noted and note_once(states, what):
+            log.warning("%s", what)
+        self.noted.add(what)
 
     def batches(self, spec: Data, assignment: Assignment, is_superseded: Callable[[], bool]) -> TaskBatches:
         """Return the device's mini-batches of a task.
