@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_server.cli import commands, places
+from edge_server.cli import release as release_command
 from edge_server.cli import report as report_command
 from edge_server.cli import runs as runs_command
 from edge_server.cli import study as study_command
@@ -38,6 +39,7 @@ COMMANDS: Mapping[str, Command] = {
     "plan": commands.plan,
     "study": study_command.study,
     "report": report_command.report,
+    "export": release_command.export,
     "trace": trace_command.trace,
 }
 
@@ -112,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="write what runs came to, side by side, as one page, CSV or JSON")
     report_command.arguments(report)
     places.add(report)
+    export = verbs.add_parser("export", help="write a run's model as one file: ONNX, safetensors or TorchScript")
+    release_command.export_arguments(export)
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
     add_general_options(parser)
     return parser

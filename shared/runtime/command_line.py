@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 EXTRAS: Mapping[str, Sequence[str]] = {
     "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "torch"),
     "device": ("numpy", "onnxruntime", "safetensors", "torch"),
+    "release": ("onnx", "onnxruntime"),
     "images": ("PIL",),
     "demo": ("sklearn",),
     "ray": ("ray",),

@@ -1,0 +1,129 @@
+"""A run's model as one file for people: ONNX with its weights inside, safetensors, or TorchScript."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from edge_server.release.graph import (
+    INPUT,
+    OUTPUT,
+    TRACED_EXAMPLES,
+    require_parity,
+    require_same,
+    trace_graph,
+    with_weights,
+)
+from edge_server.release.run_model import RunModel, make_probes
+from shared.errors import ConfigError, Unwritable
+from shared.protocol.messages import Scalar
+from shared.protocol.release import sha256_of
+from shared.registry import FAULTS
+from shared.runtime.durable import replace_file
+from shared.tensors import file
+from shared.tensors.tree import State
+
+SUFFIXES: Mapping[str, str] = {"onnx": ".onnx", "safetensors": ".safetensors", "torchscript": ".pt"}
+"""Formats, with what the names of their files end in."""
+
+
+class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written.
+
+    Attributes:
+        file: Where.
+        format: One of `SUFFIXES`.
+        run: Whose model.
+        round: After which round.
+        size: In bytes.
+        sha256: Of the file.
+        input: Shape of one input, without the batch.
+        output: Shape of one output.
+        error: Largest difference from PyTorch on made-up inputs, as a share of the largest output; None where the file
+            is no program.
+    """
+
+    file: str
+    format: str
+    run: str
+    round: int
+    size: int
+    sha256: str
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    error: float | None = None
+
+
+def export_model(found: RunModel, form: str, out: Path) -> ExportedFile:
+    """Write a model, whole or not at all.
+
+    Args:
+        found: The model.
+        form: One of `SUFFIXES`.
+        out: The file; what it held is replaced.
+
+    Raises:
+        ConfigError: The network cannot be written so, or nothing can be written there.
+        Unwritable: The disk takes nothing more.
+    """
+    probes = make_probes(found.model.layers, found.example, found.what)
+    write: Mapping[str, Callable[[], float | None]] = {
+        "onnx": lambda: _write_onnx(found, probes, out),
+        "safetensors": lambda: _write_safetensors(found, out),
+        "torchscript": lambda: _write_torchscript(found, probes, out),
+    }
+    try:
+        error = write[form]()
+    except Unwritable:
+        raise
+    except OSError as problem:
+        raise ConfigError(f"{out}: {problem.strerror}; name another file with --out") from problem
+    data = out.read_bytes()
+    return ExportedFile(
+        file=str(out),
+        format=form,
+        run=found.source.run,
+        round=found.source.round,
+        size=len(data),
+        sha256=sha256_of(data),
+        input=found.example,
+        output=tuple(probes[1].shape[1:]),
+        error=error,
+    )
+
+
+def _write_onnx(found: RunModel, probes: tuple[Tensor, Tensor], out: Path) -> float:
+    graph = trace_graph(found.model.layers, found.example, (INPUT, OUTPUT), found.what)
+    data = with_weights(graph, found.tree)
+    error = require_parity(data, probes, found.what)
+    replace_file(out, data)
+    return error
+
+
+def _write_safetensors(found: RunModel, out: Path) -> None:
+    source = found.source
+    about: dict[str, Scalar] = {"run": source.run, "round": source.round, "model": found.plan.model.name}
+    file.save(out, State(found.tree), about=about)
+
+
+def _write_torchscript(found: RunModel, probes: tuple[Tensor, Tensor], out: Path) -> float:
+    inputs, expected = probes
+    buffer = io.BytesIO()
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # that torch would rather have another format
+            traced = torch.jit.trace(found.model.layers, (inputs[:TRACED_EXAMPLES],), check_trace=False)
+            outputs = [traced(inputs[:count]).numpy() for count in (len(inputs), 1)]
+            torch.jit.save(traced, buffer)
+    except FAULTS as fault:
+        problem = str(fault).partition("\n")[0]
+        raise ConfigError(f"{found.what} cannot be written as TorchScript: {problem}") from fault
+    error = require_same(outputs, expected, found.what)
+    replace_file(out, buffer.getvalue())
+    return error

@@ -1,0 +1,237 @@
+"""What a release says of itself: the manifest that a server writes and that boards serve a model by.
+
+A release is a manifest in JSON and the parts that it names by their SHA-256: an ONNX graph without parameters, the
+parameters as safetensors, and probes. Readers tolerate unknown keys of the same format, and refuse newer formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from shared.errors import ConfigError, CorruptFile
+from shared.protocol.messages import Spec
+
+FORMAT = 1
+"""Counted up where an older reader would take a manifest wrong."""
+MANIFEST, PARAMETERS, PROBES = "manifest.json", "parameters.safetensors", "probes.safetensors"
+GRAPH, BOTTOM, TOP = "graph.onnx", "bottom.onnx", "top.onnx"
+"""Names of the parts in a folder."""
+MAX_MANIFEST_BYTES = 16 << 20
+BYTE_SCALE = 255.0
+_REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:/([1-9]\d{0,8}))?")
+
+
+class ReleasePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a release.
+
+    Attributes:
+        sha256: Of its bytes, as 64 hexadecimal digits.
+        size: In bytes.
+    """
+
+    sha256: str
+    size: int
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that goes in or comes out.
+
+    Attributes:
+        name: As the graph names it.
+        dtype: `float32`.
+        shape: The first extent is the batch: -1, any number of examples.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class ReleaseGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """An ONNX graph that is given its parameters when it is loaded.
+
+    Attributes:
+        part: The file.
+        input: What goes in.
+        output: What comes out.
+        parameters: Names of the initializers that must be bound, which are those of the parameters' file.
+    """
+
+    part: ReleasePart
+    input: TensorSpec
+    output: TensorSpec
+    parameters: tuple[str, ...]
+
+
+class SplitHalves(msgspec.Struct, frozen=True, kw_only=True):
+    """The network in two graphs: what the bottom puts out goes into the top.
+
+    Attributes:
+        cut: Where, as the model counts its cuts.
+        bottom: The layers below, for a device.
+        top: The layers above, for the server.
+    """
+
+    cut: int
+    bottom: ReleaseGraph
+    top: ReleaseGraph
+
+
+class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor of the parameters' file.
+
+    Attributes:
+        name: As the network names it.
+        dtype: As safetensors writes it: F32, I64.
+        shape: None of them is a batch.
+        sha256: Of its bytes: what is the same as in another release need not travel.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done to the examples that it was trained on, in this order.
+
+    Attributes:
+        byte_scale: A value that is a byte was divided by this; others stayed as they were.
+        mean: What was subtracted from each channel, one number for all or one a channel; empty for nothing. None: the
+            run's plan does not say, as where devices prepare their examples by files of their own.
+        std: What each channel was divided by after that; likewise.
+        size: Height and width of a picture, else empty.
+    """
+
+    byte_scale: float = BYTE_SCALE
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    size: tuple[int, ...] = ()
+
+
+class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model comes from.
+
+    Attributes:
+        run: Name of the run.
+        round: The last round that it learnt from.
+        plan: Name of the run's plan.
+        algorithm: The method.
+        personal: Whether devices of that method use models of their own; this is the server's.
+        accuracy: What was measured of this model, None where nobody did.
+        measured_on: Whose examples that was on: `server` or `devices`; empty for nobody's.
+    """
+
+    run: str
+    round: int
+    plan: str
+    algorithm: Spec
+    personal: bool = False
+    accuracy: float | None = None
+    measured_on: str = ""
+
+
+class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A release.
+
+    Attributes:
+        name: What applications call the model.
+        version: Counted from 1 for each name, none given twice.
+        created: Calendar time, for people.
+        model: The network and its options.
+        source: Where it comes from.
+        graph: The whole network.
+        halves: The same in two halves, where that was asked for.
+        parameters: The file of parameters, which the graphs and halves share.
+        tensors: What is in it.
+        preprocessing: What an application does to its inputs before.
+        classes: Names of the classes in the order of the outputs; empty where they are numbers.
+        probes: File of ten made-up `inputs` with the `outputs` that PyTorch computes of them, and `features` of halves.
+        opset: Of ONNX's operators.
+        ir_version: Of ONNX's format.
+        versions: Of what wrote it.
+        format: See `FORMAT`.
+    """
+
+    name: str
+    version: int
+    created: str
+    model: Spec
+    source: ReleaseSource
+    graph: ReleaseGraph
+    parameters: ReleasePart
+    tensors: tuple[ParameterSpec, ...]
+    preprocessing: Preprocessing
+    probes: ReleasePart
+    opset: int
+    ir_version: int
+    halves: SplitHalves | None = None
+    classes: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+    format: int = FORMAT
+
+    @property
+    def reference(self) -> str:
+        """What commands call it."""
+        return f"{self.name}/{self.version}"
+
+    @property
+    def parts(self) -> dict[str, ReleasePart]:
+        """Its files by the names that they have in a folder."""
+        found = {GRAPH: self.graph.part, PARAMETERS: self.parameters, PROBES: self.probes}
+        if self.halves:
+            found |= {BOTTOM: self.halves.bottom.part, TOP: self.halves.top.part}
+        return found
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def sha256_of(data: bytes | memoryview) -> str:
+    """Return the digest of some bytes, as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_manifest(manifest: ReleaseManifest) -> bytes:
+    """Return a manifest as JSON that people can read; the same one gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
+
+
+def read_manifest(data: bytes, place: str) -> ReleaseManifest:
+    """Read a manifest.
+
+    Args:
+        data: As `write_manifest` makes it.
+        place: Where it lies, for the error.
+
+    Raises:
+        ConfigError: It is of a newer format.
+        CorruptFile: It is no manifest.
+    """
+    try:
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise CorruptFile(f"{place}: {len(data)} bytes, more than any manifest has")
+        found = msgspec.json.decode(data, type=_Format).format
+        if found > FORMAT:
+            raise ConfigError(
+                f"{place}: a release of format {found}, and this fieldfleet reads up to {FORMAT}: update it"
+            )
+        return msgspec.json.decode(data, type=ReleaseManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptFile(f"{place}: it is no manifest of a release ({error})") from error
+
+
+def parse_reference(text: str) -> tuple[str, int]:
+    """Return name and version of a release that is named `NAME` or `NAME/VERSION`; version 0 stands for the newest.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if not (found := _REFERENCE.fullmatch(text)):
+        raise ConfigError(f"release {text[:80]!r}: write NAME, or NAME/VERSION with a version from 1")
+    return found[1], int(found[2] or 0)
