@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from edge_server.journal.outcome import summarise_outcome
 from edge_server.journal.records import CostSettled, Evaluated, UpdateAccepted, closed_rounds
+from edge_server.journal.runs import Run
 from edge_server.plan.plan import Plan, share, test_data
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
+from edge_server.rounds.resume import trained_network
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
 from shared.data.examples import split_holdout
@@ -21,7 +24,7 @@ from shared.models.build import blank
 from shared.models.evaluate import score
 from shared.registry import build
 from tests.edge_server.fleets import Network, Site
-from tests.edge_server.harness import write_plan
+from tests.edge_server.harness import RUN, write_plan
 from tests.edge_server.textbook import DEVICES, NAMES, require_equal
 
 test_data.__test__ = False  # a function of ours, not a test
@@ -72,9 +75,13 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, pictures):
     assert [(one.outcome, one.arrived, one.steps, one.refused) for one in rounds] == ROUNDS * [
         ("aggregated", NAMES, 3, {})
     ]
-    teacher = {key.removeprefix("teacher/"): leaf for key, leaf in live.tree.items() if key.startswith("teacher/")}
-    test = load_examples(test_data(plan))
-    assert rounds[-1].accuracy == score(blank(plan.model).layers.eval(), teacher, test).accuracy
+    run = Run(pictures / RUN, records)
+    model, network_then = trained_network(run)
+    require_equal(network_then, {key: live.tree[f"teacher/{key}"] for key in model.layers.state_dict()})
+    test, shown = load_examples(test_data(plan)), summarise_outcome(records, run.folder)
+    assert rounds[-1].accuracy == shown.last.accuracy == score(model.layers.eval(), network_then, test).accuracy
+    best, parameters = trained_network(run, shown.best.round)
+    assert score(best.layers.eval(), parameters, test).accuracy == shown.best.accuracy
     replayed, again = replay(plan, pictures / "replayed")
     require_equal(replayed.tree, live.tree)
     assert replayed.facts == live.facts

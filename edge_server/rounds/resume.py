@@ -1,4 +1,4 @@
-"""Where a run stands, told by its journal and its checkpoints."""
+"""Where a run stands, told by its journal and its checkpoints, and the network that it has trained so far."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ from edge_server.journal.records import (
     closed_rounds,
     valid,
 )
-from edge_server.journal.runs import FOLDER
-from shared.errors import CorruptFile
+from edge_server.journal.runs import FOLDER, Run, best_path
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import join_network
+from shared.errors import ConfigError, CorruptFile
+from shared.models.base import Model
+from shared.models.build import blank
 from shared.protocol import payload
+from shared.registry import build
 from shared.tensors import file
-from shared.tensors.tree import State
+from shared.tensors.tree import State, Tree
 from shared.transfer import to_file
 
 log = logging.getLogger(__name__)
@@ -135,3 +140,27 @@ def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
         return True
     log.warning("the stored update of %s in round %d is damaged, asking for it again", record.device, record.round)
     return False
+
+
+def trained_network(run: Run, number: int = 0) -> tuple[Model, Tree]:
+    """Return the network that a run has trained, without storage, and its parameters: what `show` says the score of.
+
+    Args:
+        run: Its folder and its journal.
+        number: After which round; 0 for the last that changed it.
+
+    Raises:
+        ConfigError: It has no such round, no state of that is kept, or a part of the network is on the devices.
+        CorruptFile: That state is damaged.
+    """
+    changed = [one.round for one in closed_rounds(run.records) if one.outcome == "aggregated"]
+    if run.opened is None or not changed or (number and number not in changed):
+        raise ConfigError(f"{run.folder}: no round {number or 'at all'} has changed its model")
+    after, folder, plan = number or changed[-1], run.folder / FOLDER, run.opened.plan
+    paths = (checkpoints.state_path(folder, after), best_path(folder, after))
+    path = next((one for one in paths if one.exists()), None)
+    if path is None:
+        kept = "the last, and the most accurate where the plan says so"
+        raise ConfigError(f"{folder}: keeps no state after round {after}; there are those after {kept}")
+    model = blank(plan.model)
+    return model, join_network(build(ALGORITHMS, plan.algorithm, "algorithm"), model, file.load(path))

@@ -34,7 +34,7 @@ from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.quorum import Waiting
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, Cohort, evaluated
+from shared.algorithms.base import Algorithm, Cohort, join_network
 from shared.codecs import CODECS
 from shared.codecs.dense import dense
 from shared.data.examples import Examples
@@ -113,10 +113,7 @@ def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[Stat
     if purpose == "evaluate" and algorithm.personal and algorithm.personal.sent_for_evaluation:
         return algorithm.personal.sent_for_evaluation
     if purpose == "evaluate" and (algorithm.server or algorithm.split) and not algorithm.personal:
-        names = model.layers.state_dict().keys()
-        return lambda state, _device, _told: {
-            key: leaf for key, leaf in evaluated(algorithm, state).items() if key in names
-        }
+        return lambda state, _device, _told: join_network(algorithm, model, state)
     return algorithm.broadcast
 
 
@@ -365,4 +362,4 @@ class Rounds:
         if self.test is None or not self._is_tested(number):
             return None
         model, test = self.model, self.test
-        return await self.server.worker(lambda: score(model.layers, evaluated(self.algorithm, state), test))
+        return await self.server.worker(lambda: score(model.layers, join_network(self.algorithm, model, state), test))

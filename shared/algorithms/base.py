@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
+from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper, Missed, Scalar, Value, mix
 from shared.tensors.tree import Mean, State, Tree
@@ -238,6 +239,23 @@ def evaluated(algorithm: Algorithm, state: State) -> Tree:
     """Return the parameters of a server state by which a method is judged."""
     own = algorithm.server and algorithm.server.evaluated
     return own(state) if own else state.tree
+
+
+def join_network(algorithm: Algorithm, model: Model, state: State) -> Tree:
+    """Return the one network that is tested, exported and served: of a split method bottom and top, SemiSFL's teacher.
+
+    Args:
+        algorithm: The method.
+        model: The network, of any storage or none.
+        state: The server's, as a checkpoint has it.
+
+    Raises:
+        ConfigError: A part of it is on the devices.
+    """
+    judged, names = evaluated(algorithm, state), model.layers.state_dict().keys()
+    if missing := sorted(names - judged.keys()):
+        raise ConfigError(f"{missing[0]} and {len(missing) - 1} more parameters are on the devices: no whole network")
+    return {name: judged[name] for name in names}
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
