@@ -15,6 +15,8 @@ from edge_server.plan.plan import Plan, share, test_data
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.resume import trained_network
+from edge_server.trace.export import trace_of
+from edge_server.trace.import_run import records_of
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
 from shared.data.examples import split_holdout
@@ -33,6 +35,9 @@ numbers = itertools.count()
 ROUNDS = 2
 FLOAT16 = 'name = "float16"\noptions = { exact = "gradient" }'
 OPTIONS = "cut = 2, steps = 3, supervised_steps = 4, hidden = 16, projections = 8, threshold = 0.3"
+
+
+TERMS = {"supervised_loss", "contrastive_loss", "consistency_loss", "clustering_loss", "supervised_steps"}
 
 
 def make_plan(folder, algorithm: str = "semisfl", options: str = OPTIONS, **sections: str) -> Plan:
@@ -75,6 +80,14 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, pictures):
     assert [(one.outcome, one.arrived, one.steps, one.refused) for one in rounds] == ROUNDS * [
         ("aggregated", NAMES, 3, {})
     ]
+    found = [one.terms for one in rounds]
+    assert [one.keys() for one in found] == ROUNDS * [TERMS]
+    facts = live.facts
+    both = found[-1]["consistency_loss"] + found[-1]["clustering_loss"]
+    assert both == pytest.approx(facts["unlabelled_loss"] / facts["session_steps"])
+    both = found[-1]["supervised_loss"] + found[-1]["contrastive_loss"]
+    assert both == pytest.approx(facts["supervised_loss"])
+    assert [one["supervised_steps"] for one in found] == [4.0] * ROUNDS
     run = Run(pictures / RUN, records)
     model, network_then = trained_network(run)
     require_equal(network_then, {key: live.tree[f"teacher/{key}"] for key in model.layers.state_dict()})
@@ -85,7 +98,8 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, pictures):
     replayed, again = replay(plan, pictures / "replayed")
     require_equal(replayed.tree, live.tree)
     assert replayed.facts == live.facts
-    assert [one.accuracy for one in closed_rounds(again)] == [one.accuracy for one in rounds]
+    assert [(one.accuracy, one.terms) for one in closed_rounds(again)] == [(one.accuracy, one.terms) for one in rounds]
+    assert [one.terms for one in closed_rounds(records_of(trace_of(records)))] == found
 
 
 @pytest.mark.parametrize("codec", ['name = "quantize"\noptions = { bits = 7 }', FLOAT16])

@@ -18,7 +18,7 @@ from shared import registry
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.processes import loading
-from shared.runtime.text_table import write_text
+from shared.runtime.text_table import terminal_columns, write_text
 
 if TYPE_CHECKING:
     from edge_server.journal.records import AnyRecord
@@ -247,8 +247,9 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
         return
     from edge_server.trial import tables  # noqa: PLC0415
 
-    device_columns = tables.MAX_DEVICE_COLUMNS if sys.stdout.isatty() else None
-    table = tables.rounds_table(records, device_columns=device_columns)
+    width = terminal_columns(sys.stdout)
+    device_columns = None if width is None else tables.MAX_DEVICE_COLUMNS
+    table = tables.rounds_table(records, device_columns=device_columns, width=width)
     found = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
     skipped = tables.skipped_lines(records)
     notes = [*chain.from_iterable(found), *skipped, *tables.restart_lines(records), why_short(records)]

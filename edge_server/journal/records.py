@@ -202,6 +202,8 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         statistics_batches: Of a split round after which running statistics were measured anew: over how many batches.
             The tasks of that have numbers beyond the rounds, as an evaluation's; see EvaluationPlan.number.
         restored: Whether the record of it was lost: the state after it is there, and nothing else is known.
+        terms: The method's own figures of its training, by name: the means of its loss terms, supervised steps. Left
+            out where it has none.
     """
 
     round: int
@@ -222,6 +224,7 @@ class RoundClosed(Record, frozen=True, kw_only=True):
     statistics_batches: int | None = None
     restored: bool = False
     class_accuracy: tuple[float | None, ...] | msgspec.UnsetType = msgspec.UNSET
+    terms: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Evaluated(Record, frozen=True, kw_only=True):

@@ -95,6 +95,8 @@ def _round(run: Digest, one: RoundDigest) -> Iterator[Line]:
         yield _figure(run, one.round, "", name, getattr(one, name))
     for label, share in enumerate(one.class_accuracy):
         yield _figure(run, one.round, "", f"class_accuracy.{label}", share)
+    for name, value in one.terms.items():
+        yield _figure(run, one.round, "", f"terms.{name}", value)
     yield _amount(run, one.round, "", "seconds", Amount(value=one.seconds))
     for name in ("joules", "bytes_up", "bytes_down"):
         yield _amount(run, one.round, "", name, getattr(one, name))

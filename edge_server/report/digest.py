@@ -193,6 +193,7 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
         device_accuracy: As the round's own devices measured it.
         fleet_accuracy: As all devices that were there measured it after the round on what they hold back: of one model
             weighted by examples, of their own models the mean over devices.
+        terms: The method's own figures of its training, by name: the means of its loss terms, supervised steps.
         seconds: It took.
         joules: All its devices spent.
         until: What the run had taken by its end.
@@ -212,6 +213,7 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
     device_accuracy: float | None
     global_accuracy: float | None = None
     fleet_accuracy: float | None = None
+    terms: dict[str, float] = {}
     seconds: float
     joules: Amount
     until: SpentByRound

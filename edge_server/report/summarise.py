@@ -167,6 +167,12 @@ def _class_names(records: Iterable[AnyRecord], opened: RunOpened) -> list[str]:
     return list(next((one for one in (*reversed(told), planned) if one is not msgspec.UNSET), ()))
 
 
+def _terms(end: RoundClosed) -> dict[str, float]:
+    """Return the method's own figures of a round, without those that are none."""
+    told = {} if end.terms is msgspec.UNSET else end.terms
+    return {name: one for name in sorted(told) if (one := known_amount(told[name]).value) is not None}
+
+
 def _class_shares(end: RoundClosed) -> list[float | None]:
     return [] if end.class_accuracy is msgspec.UNSET else [share_or_none(one) for one in end.class_accuracy]
 
@@ -300,6 +306,7 @@ def _rounds(
                 test_loss=known_amount(end.test_loss).value,
                 loss=known_amount(end.loss).value,
                 device_accuracy=share_or_none(end.device_accuracy),
+                terms=_terms(end),
                 seconds=end.seconds,
                 joules=spent,
                 **traffic,

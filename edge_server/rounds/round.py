@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -189,7 +190,8 @@ class Rounds:
         if self.algorithm.split:
             split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
         gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
-        after, scored = await self._after(split.top.state if split else begun, told, gather), None
+        trained, scored = split.top.state if split else begun, None
+        after = await self._after(trained, told, gather)
         batches = None
         if after is not None:
             state, batches = await self._measured(number, after, gather)
@@ -201,11 +203,17 @@ class Rounds:
         personal = self.algorithm.personal is not None
         closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
         at = self.server.clock()
-        figures = split_figures(split) | {"statistics_batches": batches}
+        figures = split_figures(split) | {"statistics_batches": batches, "terms": self._terms(trained)}
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **figures)
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
+
+    def _terms(self, state: State) -> dict[str, float] | msgspec.UnsetType:
+        """Return a method's own figures of a round, as far as they are numbers; unset where it has none."""
+        server = self.algorithm.server
+        found = server.terms(state) if server and server.terms else {}
+        return {name: value for name, value in found.items() if math.isfinite(value)} or msgspec.UNSET
 
     async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Write something of the run, and wait where the disk is full."""

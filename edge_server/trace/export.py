@@ -257,6 +257,7 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
             if one.statistics_batches is not None
         ],
         class_accuracy={number: one.class_accuracy for number, one in closed if one.class_accuracy},
+        terms={number: one.terms for number, one in closed if one.terms},
         rewound=journal.rewound,
         notes=journal.notes,
         ended=journal.ended,

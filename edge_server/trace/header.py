@@ -104,6 +104,7 @@ class Trial(Header, frozen=True, kw_only=True):
         evaluations: Every time that all devices evaluated, be it that model or each its own.
         statistics: Every time that running statistics were measured anew.
         class_accuracy: Of the aggregated model on the server's test data by class, by the round before the test.
+        terms: The method's own figures of its training, by round: loss terms, supervised steps.
         rewound: When the run lost a checkpoint.
         notes: What a reader of the figures must know.
         ended: None where the run did not end.
@@ -127,6 +128,7 @@ class Trial(Header, frozen=True, kw_only=True):
     evaluations: list[Evaluation] = []
     statistics: list[Statistics] = []
     class_accuracy: dict[int, ClassShares] = {}
+    terms: dict[int, dict[str, float]] = {}
     rewound: list[Back] = []
     notes: list[str] = []
     ended: End | None = None

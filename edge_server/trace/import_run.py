@@ -133,7 +133,8 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
         if row.outcome != "open":
             by_class = trace.header.class_accuracy.get(row.round, msgspec.UNSET)
             closed = _closed(row, tasks[row.round], statistics.get(row.round))
-            yield msgspec.structs.replace(closed, class_accuracy=by_class)
+            terms = trace.header.terms.get(row.round, msgspec.UNSET)
+            yield msgspec.structs.replace(closed, class_accuracy=by_class, terms=terms)
         yield from _evaluated(trace, row.round, tasks)
     after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
     if trace.header.evaluated and not trace.header.evaluations:  # an old trace, which knows of one at the end

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
+
+import msgspec
 
 from edge_server.fleet.tables import MARKS
 from edge_server.journal.costs import by_round, statistics_by_round
@@ -42,7 +45,9 @@ Traffic: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
 """Bytes of frames of every round, down and up, by what they are of."""
 
 
-def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = MAX_DEVICE_COLUMNS) -> TextTable:
+def rounds_table(
+    records: Sequence[AnyRecord], *, device_columns: int | None = MAX_DEVICE_COLUMNS, width: int | None = None
+) -> TextTable:
     """Return one row a round; bytes are of frames, per device or of all in one column.
 
     Those of a split run are of all devices, the model's apart from what its sessions exchanged.
@@ -50,6 +55,7 @@ def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = M
     Args:
         records: A run's journal.
         device_columns: Up to how many devices have a column each; None for any number.
+        width: Of the terminal: a method's own figures, such as its loss terms, have columns where there is room.
     """
     closed, costs = closed_rounds(records), by_round(records)
     split = any(record.steps is not None for record in closed)
@@ -80,7 +86,21 @@ def rounds_table(records: Sequence[AnyRecord], *, device_columns: int | None = M
         rows.append((str(record.round), updates, *failed, *personal, *learnt))
         rows[-1] += (slowest(cost, split=split), total_joules(cost), *moved)
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
-    return TextTable(columns, rows, "Rounds", caption, seam=len(headings))
+    table = TextTable(columns, rows, "Rounds", caption, seam=len(headings))
+    wider = _with_terms(table, closed)
+    return wider if width is None or fits(wider, width) else table
+
+
+def _with_terms(table: TextTable, closed: Sequence[RoundClosed]) -> TextTable:
+    """Return a table of rounds with the figures that the method has of its training."""
+    by_round = [{} if one.terms is msgspec.UNSET else one.terms for one in closed]
+    names = sorted({name for one in by_round for name in one})
+    if not names:
+        return table
+    columns = [TextColumn(name.replace("_", "\n", 1), right=True) for name in names]
+    cells = ((f"{one[name]:.4g}" if name in one else "-" for name in names) for one in by_round)
+    rows = [(*row, *more) for row, more in zip(table.rows, cells, strict=True)]
+    return replace(table, columns=[*table.columns, *columns], rows=rows)
 
 
 def _silent_by_round(records: Sequence[AnyRecord]) -> dict[int, list[str]]:

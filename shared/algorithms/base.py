@@ -150,11 +150,14 @@ class ServerTraining:
         evaluated: State -> parameters that are evaluated in place of the state's own, such as a teacher's.
         check: (model, labelled examples, the plan's hyperparameters) raises ConfigError where it could not train on
             these. Asked once, before any device is given a task.
+        terms: State at the end of a round, before it is aggregated -> figures of its training to be recorded, by name:
+            loss terms, and how many steps the server took.
     """
 
     train: Callable[[Model, State, Batch, Cohort, int], State]
     evaluated: Callable[[State], Tree] | None = None
     check: Callable[[Model, Batch, Hyper], None] | None = None
+    terms: Callable[[State], Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ def _percent(name: str) -> Height:
     return height
 
 
+def _term(name: str) -> Height:
+    return lambda one: one.terms.get(name)
+
+
 OWN = "accuracy on the devices' own data, %, each with its own model"
 HEIGHTS: Sequence[tuple[str, Height]] = (
     ("accuracy on test data, %", _percent("accuracy")),
@@ -71,7 +75,8 @@ def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
     if any(run.personal for run in runs):
         title = OWN if all(run.personal for run in runs) else "accuracy, %, of each run as its summary says"
     curves = [FLEETS[name] for name in fleet_figures(runs) if any(_points(run, name) > 1 for run in runs)]
-    return [(title, accuracy), *curves, *others]
+    terms = sorted({name for run in runs for one in run.rounds for name in one.terms})
+    return [(title, accuracy), *curves, *others, *((name.replace("_", " "), _term(name)) for name in terms)]
 
 
 def _points(run: Digest, name: str) -> int:

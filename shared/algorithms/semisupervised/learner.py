@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,18 @@ from shared.models.evaluate import in_mode
 from shared.protocol.messages import Hyper
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
+
+Terms: TypeAlias = dict[str, float]
+"""Terms of a loss, by name."""
+SUPERVISED, CONTRASTIVE, CONSISTENCY, CLUSTERING = (
+    f"{name}_loss" for name in ("supervised", "contrastive", "consistency", "clustering")
+)
+"""Cross-entropy and T of equation (4), H and C of equation (6)."""
+
+
+def _mean_of_devices(losses: Tensor, sizes: list[int]) -> Tensor:
+    """Return the mean over devices of the mean of each, whose examples lie behind each other."""
+    return torch.stack([own.mean() for own in losses.split(sizes)]).mean()
 
 
 def run_part(model: Model, part: nn.Sequential, leaves: Mapping[str, Tensor], inputs: Tensor, *, train: bool) -> Tensor:
@@ -124,8 +137,8 @@ class Learner:
             **self.queue.tree(),
         }
 
-    def supervised_step(self, view: Tensor, other: Tensor | None, labels: Tensor, hyper: Hyper) -> float:
-        """Move student and teacher by a labelled batch; return l_s of equation (4).
+    def supervised_step(self, view: Tensor, other: Tensor | None, labels: Tensor, hyper: Hyper) -> tuple[float, Terms]:
+        """Move student and teacher by a labelled batch; return l_s of equation (4), and its terms.
 
         Args:
             view: What the student is given, of shape (B, ...).
@@ -138,15 +151,17 @@ class Learner:
         leaves = {**self.weights, **self.buffers}
         features = run_part(self.model, below, leaves, view, train=True)
         loss = functional.cross_entropy(run_part(self.model, above, leaves, features, train=True), labels)
+        terms = {SUPERVISED: loss.item()}
         current = None if other is None else self._seen_labelled(other, labels)
         if current and self.settings.contrastive:
             references = self.queue.among(current)
-            loss = loss + contrast(project(self.head, features), labels, references, self.settings.temperature).mean()
+            compared = contrast(project(self.head, features), labels, references, self.settings.temperature).mean()
+            loss, terms[CONTRASTIVE] = loss + compared, compared.item()
         moved = self._moved(self.model.layers, with_head=self.settings.contrastive)
         self._step(moved, torch.autograd.grad(loss, list(moved.values())), hyper)
         self._teach()
         self.queue = self.queue.push_labelled(current) if current else self.queue
-        return loss.item()
+        return loss.item(), terms
 
     @torch.no_grad()
     def _seen_labelled(self, view: Tensor, labels: Tensor) -> References:
@@ -173,19 +188,22 @@ class Learner:
         pseudo = PseudoLabels.of(outputs, self.settings.threshold)
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
         losses = consistency(run_part(self.model, above, {**self.weights, **buffers}, features, train=True), pseudo)
-        current = None
+        current, terms = None, {CONSISTENCY: _mean_of_devices(losses, sizes).item()}
         if self.settings.clustering:
             with torch.no_grad():
                 current = References(project(self.teacher_head, seen), pseudo.labels, pseudo.confident)
             references = self.queue.among(current)
             anchors = project(self.head, features)
-            losses = losses + contrast(anchors, pseudo.labels, references, self.settings.temperature)
-        loss = torch.stack([own.mean() for own in losses.split(sizes)]).mean()
+            compared = contrast(anchors, pseudo.labels, references, self.settings.temperature)
+            losses, terms[CLUSTERING] = losses + compared, _mean_of_devices(compared, sizes).item()
+        loss = _mean_of_devices(losses, sizes)
         moved = self._moved(above, with_head=self.settings.clustering)
         upstream, *gradients = torch.autograd.grad(loss, [features, *moved.values()], materialize_grads=True)
         down = dict(zip(sent, (upstream * len(sizes)).split(sizes), strict=True))
         answers = dict(zip(sent, outputs.softmax(1).split(sizes), strict=True))
-        return SessionPass(loss.item(), down, dict(zip(moved, gradients, strict=True)), buffers, current, answers)
+        return SessionPass(
+            loss.item(), terms, down, dict(zip(moved, gradients, strict=True)), buffers, current, answers
+        )
 
     @torch.no_grad()
     def _answers(self, seen: Tensor, by_student: Sequence[bool], sizes: Sequence[int]) -> Tensor:
@@ -230,6 +248,7 @@ class SessionPass:
 
     Attributes:
         loss: f_u, the mean over devices.
+        terms: What it is the sum of.
         down: By device, the gradient of its own mean loss, of its features' shape; equation (8).
         gradients: Of the server part and the head: the mean over devices.
         buffers: The student's, after it.
@@ -238,6 +257,7 @@ class SessionPass:
     """
 
     loss: float
+    terms: Terms
     down: Tree
     gradients: Tree
     buffers: Tree

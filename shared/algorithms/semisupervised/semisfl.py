@@ -56,6 +56,7 @@ from shared.algorithms.semisupervised.semisfl_server import (
     check_labelled,
     decide_labellers,
     number_fact,
+    round_terms,
     serve,
     train,
 )
@@ -235,7 +236,7 @@ def _algorithm(settings: SemisflSettings) -> Algorithm:
         aggregate=partial(aggregate, settings),
         check_update=check_update,
         split=Split(partial(serve, settings), partial(check_features, settings), passes=2),
-        server=ServerTraining(partial(train, settings), teacher_of, partial(check_labelled, settings)),
+        server=ServerTraining(partial(train, settings), teacher_of, partial(check_labelled, settings), round_terms),
         reads_labels=False,
     )
 

@@ -7,6 +7,7 @@ is not the supervised steps' one.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -29,6 +30,9 @@ HISTORY = "history/"
 FOLLOWED, LABELLED = "followed", "labelled"
 SUPERVISED_LOSS, UNLABELLED_LOSS, SESSION_STEPS = "supervised_loss", "unlabelled_loss", "session_steps"
 """Facts of the state: steps that the teacher followed, examples of the server, and the open round's losses."""
+TERMS, SUMS, STEPS = "terms/", "term-sums/", "supervised_steps"
+"""Begin the facts of the open round's loss terms, of the supervised steps their means and of the session's their sums;
+how many supervised steps there were."""
 LABELLER, STUDENT = "labeller/", "student"
 """Begins the facts that say of which devices the student labels the examples; of all others the teacher does."""
 ANSWERS = "answers/"
@@ -62,15 +66,20 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
     learner = Learner.from_tree(settings, model, tree, int(number_fact(state.facts, FOLLOWED)))
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
     steps = StepHistory.from_facts(state.facts, HISTORY).steps + (0 if learner.followed else settings.warmup_steps)
-    seed, losses = mix(cohort.seed, number, "supervised"), []
+    seed, losses, sums = mix(cohort.seed, number, "supervised"), [], defaultdict[str, float](float)
     size = settings.server_batch_of(hyper, len(labels))
     for step, index in zip(range(steps), batch_places(len(labels), size, seed), strict=False):
         strengths = (settings.server_views,) * (2 if settings.projects else 1)
         view, *other = make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)
-        losses.append(learner.supervised_step(view, next(iter(other), None), labels[index], hyper))
+        loss, terms = learner.supervised_step(view, next(iter(other), None), labels[index], hyper)
+        losses.append(loss)
+        for name, term in terms.items():
+            sums[name] += term
     learner.momenta = {}
-    facts = {
-        **state.facts,
+    facts: dict[str, Scalar] = {
+        **{name: fact for name, fact in state.facts.items() if not name.startswith((TERMS, SUMS))},
+        **{TERMS + name: total / len(losses) for name, total in sums.items()},
+        TERMS + STEPS: steps,
         FOLLOWED: learner.followed,
         LABELLED: len(labels),
         SUPERVISED_LOSS: math.fsum(losses) / len(losses),
@@ -78,6 +87,16 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
         SESSION_STEPS: 0,
     }
     return State(learner.tree(), facts)
+
+
+def round_terms(state: State) -> dict[str, float]:
+    """Return the supervised steps of a round, and the means of its loss terms: see `ServerTraining.terms`."""
+    steps = number_fact(state.facts, SESSION_STEPS)
+    session = [name.removeprefix(SUMS) for name in state.facts if name.startswith(SUMS)]
+    return {
+        **{name.removeprefix(TERMS): number_fact(state.facts, name) for name in state.facts if name.startswith(TERMS)},
+        **{name: number_fact(state.facts, SUMS + name) / steps for name in session if steps},
+    }
 
 
 def batch_places(count: int, size: int, seed: int) -> Iterator[Tensor]:
@@ -183,8 +202,10 @@ def serve(
         if not sent or not _counts(found := learner.session_pass(sent, by_student)):
             return state, {device: {} for device in ups}
     learner.take(found, assignments[next(iter(ups))].hyper)
-    facts = {
+    sums = {SUMS + name: number_fact({SUMS + name: 0, **state.facts}, SUMS + name) for name in found.terms}
+    facts: dict[str, Scalar] = {
         **state.facts,
+        **{SUMS + name: sums[SUMS + name] + term for name, term in found.terms.items()},
         UNLABELLED_LOSS: number_fact(state.facts, UNLABELLED_LOSS) + found.loss,
         SESSION_STEPS: int(number_fact(state.facts, SESSION_STEPS)) + 1,
     }

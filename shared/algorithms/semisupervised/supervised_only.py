@@ -22,7 +22,7 @@ from shared.algorithms.base import (
     assign_alike,
 )
 from shared.algorithms.semisupervised.semisfl import init, teacher_of
-from shared.algorithms.semisupervised.semisfl_server import check_labelled, train
+from shared.algorithms.semisupervised.semisfl_server import check_labelled, round_terms, train
 from shared.algorithms.semisupervised.settings import SemisflSettings
 from shared.data.views.pair import Strength
 from shared.errors import WireError
@@ -82,6 +82,6 @@ def supervised_only(  # noqa: PLR0913 - options of a plan, all by name
         absorb=lambda mean, _device, _assignment, _result: mean,
         aggregate=lambda state, _mean: state,
         check_update=check_update,
-        server=ServerTraining(partial(train, settings), teacher_of, partial(check_labelled, settings)),
+        server=ServerTraining(partial(train, settings), teacher_of, partial(check_labelled, settings), round_terms),
         reads_labels=False,
     )

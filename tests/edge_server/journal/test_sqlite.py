@@ -227,7 +227,8 @@ def test_rounds_without_an_accuracy_by_class_are_the_bytes_of_before():
     """And come back without one; of a class without examples there is a null."""
     record = closing(1)
     assert b"class_accuracy" not in msgspec.json.encode(record)
-    tested = msgspec.structs.replace(record, class_accuracy=(0.5, None))
+    assert b"terms" not in msgspec.json.encode(record)
+    tested = msgspec.structs.replace(record, class_accuracy=(0.5, None), terms={"clustering_loss": 0.5})
     assert msgspec.json.decode(msgspec.json.encode(tested), type=RoundClosed) == tested
     assert msgspec.json.decode(msgspec.json.encode(record), type=RoundClosed) == record
 

@@ -9,6 +9,7 @@ from edge_server.report.csv_export import csv_of
 from edge_server.report.page import page
 from edge_server.report.sections.decisions import BOOKKEEPING
 from edge_server.report.summarise import digest_run
+from edge_server.trial.tables import rounds_table
 from shared.algorithms.local_training import MODEL_DRAW, MODEL_SEED
 from shared.algorithms.split.settings import FedslSettings
 from shared.algorithms.subnetwork.server_half import CHAIN
@@ -109,6 +110,22 @@ def test_accuracy_by_class_stands_side_by_side():
     ]
     assert [float(one.attributes["width"]) for one in table.all("rect")] == pytest.approx([900, 250])
     assert "run,2,,class_accuracy.2,0.25," in csv_of(digests)
+
+
+def test_a_methods_own_figures_are_in_charts_tables_and_lines():
+    """Loss terms and supervised steps, of a run that has them; `show` leaves them out where there is no room."""
+    terms = [{"clustering_loss": 2.5, "supervised_steps": 20.0}, {"clustering_loss": 1.5, "supervised_steps": 13.0}]
+    records = [begin(2), *(closed(number, [], terms=one) for number, one in enumerate(terms, 1))]
+    runs = [digest_run(records), digest_run([begin(2, run="b"), closed(1, [])])]
+    captions = {one.text for one in parsed(page(runs)).all("figcaption")}
+    assert {"clustering loss", "supervised steps"} <= captions
+    assert "clustering loss" not in {one.text for one in parsed(page(runs[1:])).all("figcaption")}
+    assert "run,2,,terms.clustering_loss,1.5," in csv_of(runs)
+    table = rounds_table(records)
+    assert [one.heading for one in table.columns][-2:] == ["clustering\nloss", "supervised\nsteps"]
+    assert [row[-2:] for row in table.rows] == [("2.5", "20"), ("1.5", "13")]
+    narrow = rounds_table(records, width=70)
+    assert [one.heading for one in narrow.columns] == [one.heading for one in table.columns][:-2]
 
 
 def test_accuracy_by_device_is_on_the_page():
