@@ -40,10 +40,11 @@ COMMANDS: Mapping[str, Command] = {
     "study": study_command.study,
     "report": report_command.report,
     "export": release_command.export,
+    "release": release_command.release,
     "trace": trace_command.trace,
 }
 
-RECORDING = frozenset({"run", "trial", "replay", "chaos", "study"})
+RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release"})
 """Commands that write runs, which are for their user alone; pages, tables and traces are for whoever may read them."""
 
 
@@ -116,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     places.add(report)
     export = verbs.add_parser("export", help="write a run's model as one file: ONNX, safetensors or TorchScript")
     release_command.export_arguments(export)
+    releases = verbs.add_parser("release", help="releases of trained models: create, list, show, export, delete")
+    release_command.release_arguments(releases)
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
     add_general_options(parser)
     return parser

@@ -1,4 +1,4 @@
-"""`edge-server export`: a run's model as one file."""
+"""`edge-server export` and `release`: a run's model as one file, and as releases that boards serve."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime import processes
 from shared.runtime.processes import loading
+from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:
     from edge_server.release.run_model import RunModel
+    from edge_server.release.store import StoredRelease
+    from shared.protocol.release import ReleaseManifest
 
 log = logging.getLogger(__name__)
 
+RELEASE = "NAME/VERSION, or NAME for its newest"
 FORMATS = ("onnx", "safetensors", "torchscript")
 
 
@@ -60,9 +64,8 @@ def export(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(written)
         return 0
-    unit = choose_unit(written.size, BYTES, between=("GB", "kB"))
     like = "" if written.error is None else f", within {written.error:.1e} of PyTorch"
-    size = f"{written.size / unit.size:.1f} {unit.name}"
+    size = _bytes(written.size)
     sys.stdout.write(f"{source.run}, round {source.round}{_accuracy(found)}: {size}{like}\n{written.file}\n")
     return 0
 
@@ -87,6 +90,145 @@ def _read(options: argparse.Namespace) -> RunModel:
 def _accuracy(found: RunModel) -> str:
     known = found.source.accuracy
     return "" if known is None else f", accuracy {known:.4f}"
+
+
+def release_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `release` and its verbs take."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    create = verbs.add_parser("create", help="make a release of a run's model")
+    _model_arguments(create)
+    create.add_argument(
+        "--name", default="", metavar="NAME", help="what applications call it; default: the plan's name"
+    )
+    help_ = "two graphs besides, below and above a cut; default: where the run was cut, or else the network's first"
+    create.add_argument("--halves", type=int, nargs="?", const=0, metavar="CUT", help=help_)
+    listing = verbs.add_parser("list", help="list the releases of a site")
+    show = verbs.add_parser("show", help="show a release, and check that all of it is whole")
+    out = verbs.add_parser("export", help="write a release as a folder: manifest, graphs, parameters, probes")
+    delete = verbs.add_parser("delete", help="forget releases, and what no other one shares with them")
+    for verb in (show, out):
+        verb.add_argument("release", metavar="RELEASE", help=RELEASE)
+    out.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    delete.add_argument("releases", nargs="+", metavar="NAME/VERSION", help="which; a version is not given again")
+    for verb in (create, listing, show):
+        places.add(verb, form=True)
+    for verb in (out, delete):
+        places.add(verb)
+
+
+def release(options: argparse.Namespace) -> int:
+    """Do what the verb says.
+
+    Raises:
+        ConfigError: There is no such run, model or release, or it cannot be exported.
+        CorruptFile: A part of the release is damaged.
+    """
+    from edge_server.release import store  # noqa: PLC0415
+
+    processes.configure("warning", options.verbose)
+    match options.verb:
+        case "create":
+            _show_release(options, _create(options))
+        case "list":
+            _list_releases(options)
+        case "show":
+            stored = store.find_release(options.data_dir, options.release)
+            store.verify(stored)
+            _show_release(options, stored)
+        case "export":
+            stored = store.find_release(options.data_dir, options.release)
+            store.export_release(stored, options.folder)
+            sys.stdout.write(f"{stored.manifest.reference}: {options.folder}\n")
+        case _:
+            for text in options.releases:
+                freed = store.delete_release(options.data_dir, text)
+                sys.stdout.write(f"deleted {text} ({_bytes(freed)})\n")
+    return 0
+
+
+def _create(options: argparse.Namespace) -> StoredRelease:
+    with loading():
+        from edge_server.release.create import create_release  # noqa: PLC0415
+
+    found = _read(options)
+    return create_release(found, options.data_dir, options.name or found.plan.name, options.halves)
+
+
+def _list_releases(options: argparse.Namespace) -> None:
+    from edge_server.release.store import all_releases  # noqa: PLC0415
+
+    found = [one.manifest for one in all_releases(options.data_dir)]
+    if options.format == "json":
+        _print_json([_summary(one) for one in found])
+        return
+    columns = (
+        *(TextColumn("release"), TextColumn("run"), TextColumn("round", right=True), TextColumn("model")),
+        *(TextColumn("accuracy", right=True), TextColumn("parameters", right=True), TextColumn("created")),
+    )
+    rows = [
+        (
+            *(one.reference, one.source.run, str(one.source.round), one.model.name),
+            *(_figure(one.source.accuracy), _bytes(one.parameters.size), one.created),
+        )
+        for one in found
+    ]
+    write_text(sys.stdout, TextTable(columns, rows))
+
+
+def _summary(one: ReleaseManifest) -> dict[str, object]:
+    """Return a release in a line, for scripts."""
+    source = {name: getattr(one.source, name) for name in ("run", "round", "accuracy", "personal")}
+    sizes = {"parameters_bytes": one.parameters.size, "graph_sha256": one.graph.part.sha256}
+    return {"release": one.reference, **source, "model": one.model.name, **sizes, "created": one.created}
+
+
+def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
+    """Print a release: JSON for scripts is its manifest, under the digest by which that is known."""
+    one = stored.manifest
+    if options.format == "json":
+        _print_json({"release": one.reference, "sha256": stored.sha256, "manifest": one})
+        return
+    source, graph, prepared = one.source, one.graph, one.preprocessing
+    rows = {
+        "release": one.reference,
+        "manifest": stored.sha256,
+        "created": one.created,
+        "run": f"{source.run}, round {source.round}, {source.algorithm.name}" + ", personal" * source.personal,
+        "accuracy": f"{_figure(source.accuracy)} on {source.measured_on}" if source.measured_on else "-",
+        "model": " ".join([one.model.name, *(f"{key}={value}" for key, value in one.model.options.items())]),
+        "input": f"{graph.input.name}, {graph.input.dtype}, {_shape(graph.input.shape)}",
+        "output": f"{graph.output.name}, {graph.output.dtype}, {_shape(graph.output.shape)}",
+        "inputs are": _prepared(prepared.mean, prepared.std),
+        "classes": ", ".join(one.classes) or "numbers",
+        "format": f"ONNX opset {one.opset}, IR version {one.ir_version}",
+    }
+    if one.halves:
+        rows["halves"] = f"at cut {one.halves.cut}, features {_shape(one.halves.top.input.shape)}"
+    rows |= {name: f"{_bytes(part.size)}, {part.sha256}" for name, part in one.parts.items()}
+    write_text(sys.stdout, TextTable((TextColumn(""), TextColumn("", least=24)), list(rows.items())))
+
+
+def _prepared(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> str:
+    """Return in words what was done to the examples that a model was trained on."""
+    if mean is None or std is None:
+        return "as each device's own file says"
+    done = ["bytes divided by 255"]
+    done += [f"less {', '.join(f'{one:g}' for one in mean)}"] if mean else []
+    done += [f"divided by {', '.join(f'{one:g}' for one in std)}"] if std else []
+    return ", ".join(done)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join("batch" if extent < 0 else str(extent) for extent in shape)
+
+
+def _figure(known: float | None) -> str:
+    return "-" if known is None else f"{known:.4f}"
+
+
+def _bytes(count: int) -> str:
+    unit = choose_unit(count, BYTES, between=("GB", "kB"))
+    return f"{count / unit.size:.1f} {unit.name}"
 
 
 def _print_json(value: object) -> None:

@@ -74,6 +74,16 @@ def save(
             sync(path.parent)
 
 
+def encode(state: State, about: Mapping[str, Scalar] | None = None) -> bytes:
+    """Return the file's content; the same state gives the same bytes.
+
+    Args:
+        state: What.
+        about: As `save` takes it.
+    """
+    return b"".join(_parts(state, about))
+
+
 def _parts(state: State, about: Mapping[str, Scalar] | None) -> Iterator[bytes | memoryview]:
     """Yield the file: u64 length of the header, the header as JSON, the leaves one after the other."""
     facts = json.dumps(state.facts, sort_keys=True)

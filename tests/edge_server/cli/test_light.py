@@ -44,7 +44,7 @@ def loaded_by(*words: object) -> set[str]:
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_runs_and_their_rounds_are_shown_without_torch(tmp_path, form):
     export_field_run(tmp_path)
-    for words in (("runs",), ("show", "field-1")):
+    for words in (("runs",), ("show", "field-1"), ("release", "list")):
         loaded = loaded_by(*words, "--data-dir", tmp_path / "runs", "--format", form)
         assert "msgspec" in loaded
         assert loaded & HEAVY == set()

@@ -44,15 +44,24 @@ def trained(model: Spec, seed: int) -> Tree:
 
 
 def leave_run(
-    folder: Path, name: str, *, run: str = RUN, seed: int = 1, algorithm: Chosen | None = None, more: Tree | None = None
+    folder: Path, name: str, *, run: str = RUN, seed: int = 1, more: Tree | None = None, **sections: object
 ) -> Run:
-    """Leave a finished run of three rounds, of which the second was the most accurate."""
+    """Leave a finished run of three rounds, of which the second was the most accurate.
+
+    Args:
+        folder: Of runs.
+        name: The network, made small by `TINY`.
+        run: The run's name.
+        seed: Of the parameters.
+        more: Leaves of the server's state beside these, or in their place.
+        **sections: Of the plan.
+    """
     model = Chosen(name=name, options=TINY.get(name, {}))
-    plan = Plan(name="tiny", rounds=3, algorithm=algorithm or Chosen(name="fedavg"), model=model)
+    plan = Plan(**{"name": "tiny", "rounds": 3, "algorithm": Chosen(name="fedavg"), "model": model, **sections})
     store = SqliteStore(folder / run, durable=False)
     store.append(RunOpened(run=run, plan=plan, started=run[5:21]))
     for number, accuracy in ACCURACIES.items():
-        tree = {**trained(model, seed + number), **(more or {})}
+        tree = {**trained(plan.model, seed + number), **(more or {})}
         origin = Origin(run, number, 0)
         checkpoints.save(folder / run / FOLDER, number, State(tree), durable=False, origin=origin, best=2)
         store.append(RoundClosed(round=number, outcome="aggregated", arrived=(), seconds=1.0, accuracy=accuracy))

@@ -16,10 +16,13 @@ from edge_server.plan.sections import Chosen
 from edge_server.release.graph import MOST_ERROR
 from edge_server.release.run_model import read_model
 from shared import registry
+from shared.data.spec import Data
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import blank
+from shared.protocol.release import Preprocessing
 from shared.tensors import file
+from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import called
 from tests.edge_server.release.runs import RUN, leave_run
 
@@ -79,6 +82,25 @@ def test_of_a_split_method_both_parts_and_of_semisfl_the_teacher(tmp_path):
     semi = leave_run(tmp_path, "lenet", run="semi-1", algorithm=Chosen(name="semisfl"), more=teacher)
     found = read_model(semi)
     assert all(torch.equal(found.tree[name], split.tree[name] + 1) for name in found.tree)
+
+
+def test_what_a_model_takes_is_told_by_the_plans_data_or_by_the_network(tmp_path, caplog):
+    """The shape of an input, how it was prepared, what the classes are called."""
+    write_examples(tmp_path)
+    told = {"source": "npz", "path": str(tmp_path / "examples.npz"), "mean": (0.5,), "std": (2.0,)}
+    data = Data(**told, classes=("a", "b", "c"))
+    model = Chosen(name="mlp", options={"features": 8, "hidden": 4, "classes": 3})
+    found = read_model(leave_run(tmp_path, "mlp", model=model, data=data))
+    assert (found.example, found.classes) == ((8,), ("a", "b", "c"))
+    assert found.preprocessing == Preprocessing(mean=(0.5,), std=(2.0,))
+    assert not caplog.records
+    pictures = Chosen(name="resnet20", options={"width": 2})
+    away = leave_run(tmp_path, "resnet20", run="away", model=pictures, data=Data(source="npz", path="away.npz"))
+    assert read_model(away).example == (3, 32, 32)
+    assert "inputs are taken to be what the network is made for" in caplog.text
+    small = read_model(away, example=(3, 16, 16))
+    assert (small.example, small.preprocessing.size, small.preprocessing.mean) == ((3, 16, 16), (16, 16), ())
+    assert read_model(leave_run(tmp_path, "cnn", run="theirs")).preprocessing.mean is None
 
 
 class Spectrum(nn.Module):
