@@ -32,6 +32,7 @@ from tests.machine import Disk, mounted
 
 if TYPE_CHECKING:  # most tests of the agent need no torch
     from tests.edge_server.fleets import Network
+    from tests.edge_server.processes import Fleet
 
 # A busy machine may take its time over any example. A landing is judged by the change, not by the day's dice.
 settings.register_profile(
@@ -168,6 +169,15 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         assert running.kind == request.param
         yield Network(Broker(port=running.port, version=3 if embedded else 5), runner)
         runner.run(stack.aclose())
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Run a broker with agents a and b for every test that asks for them: what a test kills, it starts again."""
+    from tests.edge_server.processes import waiting  # noqa: PLC0415
+
+    with waiting(tmp_path_factory.mktemp("fleet")) as here:
+        yield here
 
 
 @dataclass

@@ -28,8 +28,12 @@ from device_agent.profile.schema import Profile
 from edge_server.fleet import broker
 from edge_server.fleet.broker import PrivateBroker
 from shared.runtime.processes import terminate
+from shared.runtime.text_table import display_width
 
 NOBODY = 65534
+ELLIPSES = re.compile("\N{HORIZONTAL ELLIPSIS}|[.]{3}")
+FOLDED = 14
+"""What is longer may be folded to two lines; a figure of a table is not."""
 
 
 def grow(root: Path, files: Mapping[str, object]) -> Path:
@@ -152,6 +156,16 @@ def on_terminal(command: Callable[[], object], columns: int, lines: int = 50) ->
 def shown(data: bytes) -> list[str]:
     """Return the lines of what a terminal was sent, without colours."""
     return STYLES.sub("", data.decode()).replace("\r\n", "\n").splitlines()
+
+
+def require_whole(seen: list[str], whole: list[str], columns: int) -> None:
+    """Check that lines fit a terminal and have every figure of the lines that have room."""
+    paths = [line for line in seen if line.startswith(("record: ", "page: ", "next: "))]  # to be copied as one
+    assert [line for line in seen if display_width(line) > columns and line not in paths] == []
+    assert not ELLIPSES.search("\n".join(seen))
+    words = {word for line in seen for word in line.split()}
+    figures = {word for line in whole for word in line.split() if any(map(str.isdigit, word)) and len(word) <= FOLDED}
+    assert figures - words == set()
 
 
 def _read(descriptor: int, seen: list[bytes]) -> None:

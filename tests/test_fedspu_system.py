@@ -9,11 +9,8 @@ import pytest
 from device_agent.trainer import device_state
 from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened, UpdateAccepted
-from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
-from edge_server.rounds.check_plan import load
-from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, ROUNDS, TINY, Field, until, waiting
+from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
 
 pytestmark = [
     pytest.mark.broker,
@@ -22,28 +19,25 @@ pytestmark = [
 
 
 class Personal(Field):
-    """A broker and two agents, one of which trains half of the neurons."""
+    """A field in which one of two agents trains half of the neurons."""
 
-    def plan(self, name: str) -> Plan:
-        """Write a plan whose rounds take long enough to be cut; return it as the server reads it."""
-        sections = TINY | {
+    def sections(self) -> dict[str, str]:
+        """Return the plan of every run here, whose rounds take long enough to be cut."""
+        return {
             "algorithm": 'name = "fedspu"',
             "early_stopping": "",
             "hyper": "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.01",
             "evaluation": "every = 1",
             "optimizer": 'name = "clusters"\noptions = { keep = "0.5,1" }',
-            "data": 'source = "digits"\nlimit = 120\nholdout = 0.2\nvalidation = 0.1',
-            "more": f'{TINY["more"]}\n[[device]]\nname = "a"\n[[device]]\nname = "b"',
         }
-        path = write_plan(self.folder, rounds=ROUNDS, **sections)
-        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Iterator[Personal]:
     """Return a broker with two agents that wait for a server."""
-    with waiting(Personal, tmp_path_factory.mktemp("personal")) as here:
-        yield here
+    folder = tmp_path_factory.mktemp("personal")
+    with waiting(folder, 'source = "digits"\nlimit = 120\nholdout = 0.2\nvalidation = 0.1') as fleet:
+        yield Personal(fleet, folder)
 
 
 @pytest.mark.parametrize("victim", ["a"])
@@ -52,15 +46,15 @@ def test_a_killed_agent_keeps_its_personal_model(site, victim):
     nobody dies."""
     with site.server(victim) as process:
         until(lambda: site.reached(victim, 3), "the middle of the run")
-        site.kill_agent(victim)
-        site.agent(victim)
+        site.fleet.kill_agent(victim)
+        site.fleet.agent(victim)
         assert process.wait(PATIENCE_S) == 0
     site.require_whole(victim)
     records = site.records(victim)
     _, replayed = replay(site.plan(victim), site.folder / f"again-{victim}", 2)
     assert _told(records) == _told(replayed)
     run = next(one.run for one in records if isinstance(one, RunOpened))
-    state, _ = device_state.read(site.folder / victim / "state" / run)
+    state, _ = device_state.read(site.fleet.folder / victim / "state" / run)
     assert len(state.tree) == 4
     assert "stopping_loss" in state.facts
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import Rewound, RoundClosed, RoundOpened, UpdateAccepted, closed_rounds, valid
-from edge_server.plan.plan import Plan
-from edge_server.rounds.check_plan import load
-from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_of, until, waiting
+from tests.edge_server.processes import PATIENCE_S, Field, Fleet, final, folder_of, until
 from tests.edge_server.textbook import require_equal
 
 STEPS, ROUNDS = 30, 3
@@ -28,17 +24,16 @@ pytestmark = [
 class Split(Field):
     """A field whose rounds are split, and long enough to be cut."""
 
-    def plan(self, name: str) -> Plan:
-        """Write the plan of every run here; return it as the server reads it."""
-        sections = TINY | {
+    rounds = ROUNDS
+
+    def sections(self) -> dict[str, str]:
+        """Return the plan of every run here."""
+        return {
             "algorithm": f'name = "fedsl"\noptions = {{ {OPTIONS} }}',
             "hyper": "batch_size = 16\nlearning_rate = 0.1",
-            "more": f'{TINY["more"]}\n[[device]]\nname = "a"\n[[device]]\nname = "b"',
             "evaluation": "every = 1",
             "round": "deadline_s = 120.0\nstep_deadline_s = 60.0",
         }
-        path = write_plan(self.folder, rounds=ROUNDS, **sections)
-        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
 
     def require_same_bits(self, name: str) -> None:
         """Check that a run is as if nothing had happened: every round, step and update once, and the replay's bits."""
@@ -49,17 +44,17 @@ class Split(Field):
         assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
         require_equal(final(folder_of(self.folder / name), ROUNDS), self.replayed(name, plan))
 
-    def trainer(self, name: str) -> psutil.Process:
-        """Return an agent's trainer."""
-        [child] = psutil.Process(self._processes[name].pid).children()
-        return child
+
+def trainer(fleet: Fleet, name: str) -> psutil.Process:
+    """Return an agent's trainer."""
+    [child] = psutil.Process(fleet.processes[name].pid).children()
+    return child
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Iterator[Split]:
+def site(fleet, tmp_path_factory) -> Split:
     """Return a broker with two agents that wait for a server."""
-    with waiting(Split, tmp_path_factory.mktemp("field")) as here:
-        yield here
+    return Split(fleet, tmp_path_factory.mktemp("field"))
 
 
 def test_a_killed_server_begins_its_round_anew_and_ends_at_the_same_bits(site):
@@ -84,7 +79,7 @@ def test_a_killed_broker_costs_nothing_but_time(site):
     name = "broker"
     with site.server(name) as process:
         until(lambda: site.reached(name, 2, RoundOpened), "the second round")
-        site.replace_broker()
+        site.fleet.replace_broker()
         assert process.wait(PATIENCE_S) == 0
     site.require_same_bits(name)
 
@@ -96,10 +91,10 @@ def test_a_killed_device_takes_part_again(site, victim):
     with site.server(name) as process:
         until(lambda: site.reached(name, 1), "the first round's end")
         if victim == "agent":
-            site.kill_agent("a")
-            site.agent("a")
+            site.fleet.kill_agent("a")
+            site.fleet.agent("a")
         else:
-            site.trainer("a").kill()
+            trainer(site.fleet, "a").kill()
         assert process.wait(PATIENCE_S) == 0
     closed = closed_rounds(site.records(name))
     assert [(one.round, one.outcome, one.arrived, one.steps) for one in closed] == [

@@ -10,10 +10,7 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.plan.plan import Plan
-from edge_server.rounds.check_plan import load
-from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import TINY, Field, until, waiting
+from tests.edge_server.processes import Field, until
 
 DEADLINE_S = 1.2
 
@@ -23,13 +20,11 @@ pytestmark = [pytest.mark.broker, pytest.mark.skipif(not broker.mosquitto(), rea
 class Roof(Field):
     """A field whose rounds go on for ever and wait for nobody longer than a deadline."""
 
-    def plan(self, name: str) -> Plan:
-        """Write the plan of every run here; return it as the server reads it."""
-        more = f'{TINY["more"]}\n[[device]]\nname = "a"\n[[device]]\nname = "b"'
-        rule = f"deadline_s = {DEADLINE_S}"
-        sections = TINY | {"more": more, "evaluation": "every = 0", "round": rule, "cohort": "min_devices = 1"}
-        path = write_plan(self.folder, rounds=100_000, **sections)
-        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
+    rounds = 100_000
+
+    def sections(self) -> dict[str, str]:
+        """Return the plan of every run here."""
+        return {"evaluation": "every = 0", "round": f"deadline_s = {DEADLINE_S}", "cohort": "min_devices = 1"}
 
     def arrived(self, name: str, number: int) -> tuple[str, ...] | None:
         """Return whose updates a round has, None while it is open."""
@@ -46,10 +41,11 @@ class Roof(Field):
 
 
 @pytest.fixture
-def roof(tmp_path) -> Iterator[Roof]:
-    """Return a broker with two agents that wait for a server."""
-    with waiting(Roof, tmp_path) as here:
-        yield here
+def roof(fleet, tmp_path) -> Iterator[Roof]:
+    """Return a broker with two agents that wait for a server, and have two again after the test."""
+    yield Roof(fleet, tmp_path)
+    if fleet.processes["b"].poll() is not None:
+        fleet.agent("b")
 
 
 def test_a_device_hangs_comes_back_and_is_killed(roof):
@@ -57,17 +53,18 @@ def test_a_device_hangs_comes_back_and_is_killed(roof):
 
     Hanging is SIGSTOP: the broker takes it for connected, and its tasks pile up.
     """
-    name, both = "run", ("a", "b")
+    name, both, b_log = "run", ("a", "b"), roof.fleet.log("b")
+    said_before = len(b_log.read_text())
     with roof.server(name) as process:
         until(lambda: roof.arrived(name, roof.last(name)) == both, "a round of both")
-        b = roof._processes["b"]
+        b = roof.fleet.processes["b"]
         b.send_signal(signal.SIGSTOP)
         hung_at = roof.last(name)
         until(lambda: roof.last(name) >= hung_at + 4, "rounds without b")
         b.send_signal(signal.SIGCONT)
         back_at = roof.last(name)
         until(lambda: roof.arrived(name, roof.last(name)) == both, "b taking part again")
-        roof.kill_agent("b")
+        roof.fleet.kill_agent("b")
         killed_at = roof.last(name)
         until(lambda: roof.last(name) >= killed_at + 4, "rounds after b's end")
         process.kill()
@@ -78,7 +75,7 @@ def test_a_device_hangs_comes_back_and_is_killed(roof):
     assert all(DEADLINE_S <= one.seconds < DEADLINE_S + 60 for one in without_b), "waited for b, but no longer"
     piled_up = {number for number in roof.asked(name, "b") if hung_at + 1 < number < back_at}
     assert len(piled_up) >= 2
-    trained = re.findall(r"trained run=\S+ round=(\d+)", (roof.folder / "b.log").read_text())
+    trained = re.findall(r"trained run=\S+ round=(\d+)", b_log.read_text()[said_before:])
     assert trained
     assert not piled_up & set(map(int, trained)), "it did tasks of rounds that were over"
     stored = [one.round for one in roof.records(name) if isinstance(one, UpdateAccepted) and one.device == "b"]

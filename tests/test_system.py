@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
-import subprocess  # noqa: TID251 - the system is processes
-import sys
-from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -31,7 +32,6 @@ from tests.edge_server.processes import (
     folder_of,
     started,
     until,
-    waiting,
 )
 from tests.edge_server.textbook import require_equal, textbook
 
@@ -43,27 +43,33 @@ pytestmark = [
 ]
 
 
+class Ended(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def tried(tmp_path_factory) -> tuple[Path, Ended]:
     """Return the plan of a finished live trial of two agents, and what the command said.
 
-    It is given in another folder than that of the data sets, which it names by a relative path.
+    It is given in another folder than that of the data sets, which it names by a relative path. The plan says that it
+    runs on this machine, not the command line.
     """
     folder = tmp_path_factory.mktemp("tried")
     model = 'name = "mlp"\noptions = { features = 8, hidden = 4, classes = 3 }'
     data = f"{write_examples(folder, 120)}\nholdout = 0.1"
     plan = write_plan(folder, rounds=2, **TINY | {"model": model, "data": data})
+    plan.write_text(plan.read_text().replace("rounds = 2", "rounds = 2\nlocal = 2"))
     (folder / "here").mkdir()
-    words = ("trial", "run", plan, "--local", 2, "--data-dir", folder / "runs", "--data-root", "..")
-    done = subprocess.run(  # noqa: S603 - ours
-        [sys.executable, "-m", "edge_server", *map(str, words)],
-        cwd=folder / "here",
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    return plan, done
+    umask = os.umask(0o022)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        patch.chdir(folder / "here")
+        code = called("trial", "run", plan, "--data-dir", folder / "runs", "--data-root", "..")
+    os.umask(umask)
+    return plan, Ended(code, out.getvalue(), err.getvalue())
 
 
 def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
@@ -72,15 +78,17 @@ def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
     A relative folder of data sets starts where the command was given, though the agents' own files lie elsewhere.
     """
     plan, done = tried
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     folder = folder_of(plan.parent / "runs")
-    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(list((folder / "local").glob("device-[01].json"))) == 2  # agents of its own
+    assert "tiny: 2 agents, 2 rounds of fedavg" in done.err
+    rows = [line.split() for line in done.out.splitlines()]
     assert ["round", "updates", "accuracy", "loss", "seconds", "slowest", "joules", "device-0", "device-1"] in rows
     assert [row[:2] for row in rows if row and row[0] in "12"] == [["1", "2"], ["2", "2"]]
-    assert f"record: {folder}" in done.stdout
-    assert "finished: 2 of 2 rounds" in done.stdout
-    assert "on the devices' held-out examples" in done.stdout
-    assert "round 2/2" in done.stderr
+    assert f"record: {folder}" in done.out
+    assert "finished: 2 of 2 rounds" in done.out
+    assert "on the devices' held-out examples" in done.out
+    assert "round 2/2" in done.err
 
 
 def test_a_trial_leaves_what_the_devices_measured_and_what_their_uploads_cost(tried, capsys):
@@ -167,14 +175,14 @@ def naming(folder: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize("moment", ["as the server starts", "in the middle of a round"])
 def test_ctrl_c_ends_everything_that_a_trial_started(tmp_path, moment):
     """Exit code 130; no process is left, trainers in sessions of their own included, and nobody listens any more."""
-    plan, runs = write_plan(tmp_path, rounds=100000, **TINY), tmp_path / "runs"
-    arguments = ("trial", "run", plan, "--local", 2, "--data-dir", runs)
+    plan, runs = write_plan(tmp_path, rounds=100000, cohort="min_devices = 1", **TINY), tmp_path / "runs"
+    arguments = ("trial", "run", plan, "--local", 1, "--data-dir", runs)
     log = tmp_path / "log"
     with started("edge_server", *arguments, log=log) as process:
-        until(lambda: list(runs.glob("*/local/device-1.json")), "the agents")
+        until(lambda: list(runs.glob("*/local/device-0.json")), "the agent")
         if moment == "in the middle of a round":
             until(lambda: b"round 3/" in log.read_bytes(), "the third round")
-            assert len(naming(tmp_path)) == 7  # itself, broker, server, two agents, two trainers
+            assert len(naming(tmp_path)) == 5  # itself, broker, server, agent, trainer
         [port] = {int(line.split()[1]) for line in _broker_settings(runs) if line.startswith("listener")}
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
@@ -196,10 +204,9 @@ def _broker_settings(runs: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Iterator[Field]:
+def site(fleet, tmp_path_factory) -> Field:
     """Return a broker with two agents that wait for a server."""
-    with waiting(Field, tmp_path_factory.mktemp("field")) as here:
-        yield here
+    return Field(fleet, tmp_path_factory.mktemp("field"))
 
 
 def test_a_killed_server_goes_on_by_the_same_command(site):
@@ -222,8 +229,8 @@ def test_a_killed_agent_goes_on_where_it_was(site):
     name = "agent"
     with site.server(name) as process:
         until(lambda: site.reached(name, 3), "the middle of the run")
-        site.kill_agent("a")
-        site.agent("a")
+        site.fleet.kill_agent("a")
+        site.fleet.agent("a")
         assert process.wait(PATIENCE_S) == 0
     site.require_whole(name)
 
@@ -233,6 +240,6 @@ def test_a_killed_broker_costs_nothing_but_time(site):
     name = "broker"
     with site.server(name) as process:
         until(lambda: site.reached(name, 3), "the middle of the run")
-        site.replace_broker()
+        site.fleet.replace_broker()
         assert process.wait(PATIENCE_S) == 0
     site.require_whole(name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess  # noqa: TID251 - a command as a user runs it
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -26,18 +24,14 @@ from edge_server.trial.chaos.verify import Account
 from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report
 from shared.runtime.clock import utc_seconds
-from shared.runtime.text_table import display_width
 from tests.device_agent.sources import with_clocks
 from tests.edge_server.fleets import VARIANTS, write_study
 from tests.edge_server.harness import report, write_examples, write_plan
-from tests.edge_server.processes import PATIENCE_S, ROOT, TINY, folder_of
-from tests.machine import on_terminal
+from tests.edge_server.processes import folder_of
+from tests.machine import on_terminal, require_whole
 
 NAMES = [f"raspberry-pi-{number}" for number in range(8)]
 ORIN = Path(__file__).parent / "fixtures" / "boards" / "jetson-orin-nx" / "root"
-ELLIPSES = re.compile("\N{HORIZONTAL ELLIPSIS}|[.]{3}")
-FOLDED = 14
-"""What is longer may be folded to two lines; a figure of a table is not."""
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +82,6 @@ def piped(command: Callable[[], None], columns: int) -> list[str]:
         patch.setenv("COLUMNS", str(columns))
         command()
     return out.getvalue().splitlines()
-
-
-def require_whole(seen: list[str], whole: list[str], columns: int) -> None:
-    """Check that lines fit a terminal and have every figure of the lines that have room."""
-    paths = [line for line in seen if line.startswith(("record: ", "page: ", "next: "))]  # to be copied as one
-    assert [line for line in seen if display_width(line) > columns and line not in paths] == []
-    assert not ELLIPSES.search("\n".join(seen))
-    words = {word for line in seen for word in line.split()}
-    figures = {word for line in whole for word in line.split() if any(map(str.isdigit, word)) and len(word) <= FOLDED}
-    assert figures - words == set()
 
 
 SERVER = {
@@ -190,32 +174,3 @@ def test_a_study_of_kills_and_a_calibration_fit_the_terminal(tmp_path):
     line = SensorLine(gain=1.234, offset_w=0.56, uncertainty=0.01)
     found = Calibration(profile="x", meter="y", stamp="z", residual_w=0.123, r_squared=0.987, line=line)
     require_whole(on_terminal(lambda: show_fit(found, tmp_path), 60), piped(lambda: show_fit(found, tmp_path), 30), 60)
-
-
-@pytest.mark.slow
-@pytest.mark.broker
-def test_a_live_trial_ends_with_whole_figures_on_80_columns(tmp_path):
-    """Its progress and its table, on one terminal; the plan says that it runs on this machine, not the command line."""
-    plan = write_plan(tmp_path, rounds=1, **TINY)
-    plan.write_text(plan.read_text().replace("rounds = 1", "rounds = 1\nlocal = 2"))
-    words = (plan, "--data-dir", tmp_path / "runs", "--data-root", tmp_path)
-    seen = on_terminal(lambda: live("trial", "run", *words), 80)
-    require_whole(seen, [], 80)
-    text = "\n".join(seen)
-    assert "tiny: 2 agents, 1 rounds of fedavg" in text
-    assert len(list((folder_of(tmp_path / "runs") / "local").glob("device-[01].json"))) == 2  # agents of its own
-    assert re.search(r"round 1, updates \d/2", text)
-    assert re.search(r"accuracy 0\.\d{4}  loss \d\.\d{4}", text)
-    [headings] = [line.split() for line in seen if line.startswith("round updates") or "  updates  accuracy" in line]
-    assert headings[:7] == ["round", "updates", "accuracy", "loss", "seconds", "slowest", "joules"]
-    assert any(line.split()[:2] == ["1", "2"] for line in seen)
-    assert any(line.split()[-2:] == ["device-0", "device-1"] for line in seen)
-
-
-def live(*words: object) -> None:
-    """Run a command as a process of its own, whose standard output and error are the terminal."""
-    command = [sys.executable, "-m", "edge_server", *map(str, words)]
-    done = subprocess.run(  # noqa: S603 - ours
-        command, cwd=ROOT, env=os.environ, stdout=sys.stdout, stderr=sys.stdout, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0

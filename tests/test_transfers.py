@@ -20,7 +20,7 @@ from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from tests.benchmarks.counter import Counted, counting
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, final, started, until
+from tests.edge_server.processes import PATIENCE_S, final, forked, started, until
 from tests.edge_server.textbook import require_equal
 
 pytestmark = [
@@ -65,13 +65,13 @@ class Pair:
 
     folder: Path
     stack: ExitStack
-    commands: dict[str, tuple[str, Path]]
+    configs: dict[str, Path]
 
     def start(self, name: str) -> None:
-        module, config = self.commands[name]
-        log = self.folder / f"{name}.log"
+        log, words = self.folder / f"{name}.log", ("run", "--config", self.configs[name])
+        begun = forked(*words, log=log) if name == "server" else started("device_agent", *words, log=log)
         self.processes = getattr(self, "processes", {})
-        self.processes[name] = self.stack.enter_context(started(module, "run", "--config", config, log=log))
+        self.processes[name] = self.stack.enter_context(begun)
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()
@@ -112,11 +112,8 @@ def test_what_has_come_does_not_come_again(tmp_path):
             tmp_path,
             stack.enter_context(ExitStack()),
             {
-                "a": ("device_agent", configured(tmp_path, "a", **agent, **told, trainer={"threads": 1})),
-                "server": (
-                    "edge_server",
-                    configured(tmp_path, "server", **server, broker={"port": real.port}, link=LINK),
-                ),
+                "a": configured(tmp_path, "a", **agent, **told, trainer={"threads": 1}),
+                "server": configured(tmp_path, "server", **server, broker={"port": real.port}, link=LINK),
             },
         )
         pair.start("a")

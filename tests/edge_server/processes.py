@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import multiprocessing
+import os
 import subprocess  # noqa: TID251 - the system is processes
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,7 +33,6 @@ from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import require_equal
 
-AnyField = TypeVar("AnyField", bound="Field")
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 ROUNDS = 6
@@ -39,6 +42,7 @@ TINY = {
     "evaluation": "every = 1\non_device = true",
     "more": '[partition]\nkind = "even"',
 }
+DEVICES = '[[device]]\nname = "a"\n[[device]]\nname = "b"'
 
 
 def called(*arguments: object) -> int:
@@ -71,6 +75,71 @@ def started(module: str, *arguments: object, log: Path) -> Iterator[subprocess.P
                 process.wait()
 
 
+@dataclass(frozen=True)
+class Forked:
+    """A forked process, with what is asked of a started one."""
+
+    process: ForkServerProcess
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit code, minus the signal that ended it; None while it runs."""
+        return self.process.exitcode
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Wait for its end; return its exit code."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            raise TimeoutError(f"process {self.pid} does not end")
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+
+@contextmanager
+def forked(*arguments: object, log: Path) -> Iterator[Forked]:
+    """Run a command of the server in a process like any other, but born with torch: importing it takes seconds of CPU.
+
+    It is a child of a process that does nothing but import and fork, and inherits nothing of the tests.
+    """
+    log.touch()  # a started process has one at once
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "edge_server.trial.live"])
+    process = Forked(context.Process(target=_serve, args=([*map(str, arguments)], log)))
+    process.process.start()
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.process.join(20)
+            process.kill()
+        process.process.join()
+
+
+def _serve(arguments: list[str], log: Path) -> None:
+    """Be the command line of the server, in a session of its own."""
+    gc.freeze()
+    os.setsid()
+    os.chdir(ROOT)
+    with log.open("ab", buffering=0) as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.argv = ["edge-server", *arguments]
+    main()
+
+
 def until(condition: Callable[[], Any], what: str) -> Any:
     """Wait for something to be so; return it."""
     limit = time.monotonic() + PATIENCE_S
@@ -93,44 +162,39 @@ def final(folder: Path, number: int) -> dict[str, Any]:
 
 
 @dataclass
-class Field:
-    """A broker and two agents as processes; a server may come and go."""
+class Fleet:
+    """A broker with agents a and b as processes: they wait for whatever server comes."""
 
     folder: Path
     runner: asyncio.Runner
     stack: AsyncExitStack
     running: broker.PrivateBroker
+    data: str
     agents: dict[str, ExitStack] = field(default_factory=dict)
-    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _replayed: dict[bytes, State] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def plan(self, name: str) -> Plan:
-        """Write a plan whose rounds take long enough to be cut; return it as the server reads it."""
-        hyper = "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.1"
-        devices = '[[device]]\nname = "a"\n[[device]]\nname = "b"'
-        sections = TINY | {"hyper": hyper, "more": f"{TINY['more']}\n{devices}", "evaluation": "every = 1"}
-        path = write_plan(self.folder, rounds=ROUNDS, **sections)
-        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
-
-    def config(self, name: str, **keys: object) -> Path:
+    def config(self, path: Path, **keys: object) -> Path:
         """Write a file for a process."""
-        path = self.folder / f"{name}.json"
         path.write_text(json.dumps({"broker": {"port": self.running.port}, **keys}))
         return path
 
     def agent(self, name: str) -> None:
-        """Start an agent."""
-        plan = self.plan("any")
+        """Start an agent on its half of the examples that every plan here has."""
+        sections = TINY | {"data": self.data, "more": f"{TINY['more']}\n{DEVICES}"}
+        plan = load(write_plan(self.folder, **sections), self.folder)
         data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
         keys = {"device": name, "state_dir": str(self.folder / name), "data": data, "trainer": {"threads": 1}}
         self.agents[name] = stack = ExitStack()
-        path = self.config(name, **keys)
-        log = self.folder / f"{name}.log"
-        self._processes[name] = stack.enter_context(started("device_agent", "run", "--config", path, log=log))
+        path = self.config(self.folder / f"{name}.json", **keys)
+        self.processes[name] = stack.enter_context(started("device_agent", "run", "--config", path, log=self.log(name)))
+
+    def log(self, name: str) -> Path:
+        """Return the file that an agent writes to."""
+        return self.folder / f"{name}.log"
 
     def kill_agent(self, name: str) -> None:
         """End an agent as a power cut does; its trainer, a process of its own, is not told."""
-        self._processes[name].kill()
+        self.processes[name].kill()
         self.agents[name].close()
 
     def replace_broker(self) -> None:
@@ -141,17 +205,32 @@ class Field:
         port = self.running.port
         self.running = self.runner.run(self.stack.enter_async_context(broker.running(self.folder, port=port)))
 
-    def server(self, name: str) -> Any:
+
+@dataclass
+class Field:
+    """A fleet, and a folder whose servers come and go, each for a run of one plan."""
+
+    fleet: Fleet
+    folder: Path
+    rounds = ROUNDS
+    _replayed: dict[bytes, State] = field(default_factory=dict)
+
+    def sections(self) -> dict[str, str]:
+        """Return what the plan has beside or in place of `TINY`; its rounds take long enough to be cut."""
+        return {"hyper": "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.1", "evaluation": "every = 1"}
+
+    def plan(self, name: str) -> Plan:
+        """Write the plan of a run; return it as the server reads it."""
+        usual = TINY | {"data": self.fleet.data, "more": f"{TINY['more']}\n{DEVICES}"}
+        path = write_plan(self.folder, rounds=self.rounds, **usual | self.sections())
+        return load(path.rename(self.folder / f"{name}.toml"), self.folder)
+
+    def server(self, name: str) -> AbstractContextManager[Forked]:
         """Start a server on a plan, always by the same command."""
         self.plan(name)
-        keys = {
-            "plan": f"{name}.toml",
-            "data_dir": str(self.folder / name),
-            "data_root": str(self.folder),
-            "threads": 1,
-        }
-        path = self.config(f"server-{name}", **keys)
-        return started("edge_server", "run", "--config", path, log=self.folder / f"server-{name}.log")
+        places = {"data_dir": str(self.folder / name), "data_root": str(self.folder)}
+        path = self.fleet.config(self.folder / f"server-{name}.json", plan=f"{name}.toml", threads=1, **places)
+        return forked("run", "--config", path, log=self.folder / f"server-{name}.log")
 
     def records(self, name: str) -> list[AnyRecord]:
         """Return what the server has written."""
@@ -167,13 +246,13 @@ class Field:
         """Check that a run is as if nothing had happened: every round, every update once, the replay's bits."""
         records, plan = self.records(name), self.plan(name)
         assert [(one.round, one.arrived) for one in closed_rounds(records)] == [
-            (number, ("a", "b")) for number in range(1, ROUNDS + 1)
+            (number, ("a", "b")) for number in range(1, self.rounds + 1)
         ]
         accepted = [(one.device, one.round) for one in records if isinstance(one, UpdateAccepted)]
-        assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
+        assert len(accepted) == len(set(accepted)) == 2 * self.rounds
         assert [type(one) for one in records if isinstance(one, RunOpened | RunClosed)] == [RunOpened, RunClosed]
         folder = folder_of(self.folder / name)
-        require_equal(final(folder, ROUNDS), self.replayed(name, plan))
+        require_equal(final(folder, self.rounds), self.replayed(name, plan))
 
     def replayed(self, name: str, plan: Plan) -> dict[str, Any]:
         """Return the parameters that a replay of a plan ends with: the same for whatever was killed meanwhile."""
@@ -184,12 +263,12 @@ class Field:
 
 
 @contextmanager
-def waiting(kind: type[AnyField], folder: Path) -> Iterator[AnyField]:
-    """Run a broker with two agents that wait for a server, while the block lasts."""
+def waiting(folder: Path, data: str = TINY["data"]) -> Iterator[Fleet]:
+    """Run a broker with two agents that wait for a server, while the block lasts; `data` is a plan's section."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         running = runner.run(stack.enter_async_context(broker.running(folder)))
-        here = kind(folder, runner, stack, running)
+        here = Fleet(folder, runner, stack, running, data)
         for name in "ab":
             here.agent(name)
         try:

@@ -19,7 +19,7 @@ from shared.protocol.topics import SERVER, topic
 from shared.runtime.executor import background
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import SITE, virtual, write_plan
-from tests.edge_server.processes import PATIENCE_S, started, until
+from tests.edge_server.processes import PATIENCE_S, forked, until
 
 
 def word(instance: str, session: int, *, online: bool) -> bytes:
@@ -117,9 +117,9 @@ def test_a_trial_that_is_begun_beside_the_sites_server_gives_way_to_it(tmp_path)
         own, trial = tmp_path / "own.log", tmp_path / "trial.log"
         words = ("trial", "run", path, "--config", config, "--data-dir", tmp_path / "trials")
         try:
-            with started("edge_server", "run", "--config", config, log=own) as server:
+            with forked("run", "--config", config, log=own) as server:
                 until(lambda: "connected broker" in own.read_text(), "the site's server")
-                with started("edge_server", *words, log=trial) as second:
+                with forked(*words, log=trial) as second:
                     assert second.wait(PATIENCE_S) == EXIT_CONFIG
                 until(lambda: "another server is at work" in own.read_text(), "a word of it")
                 assert server.poll() is None

@@ -14,7 +14,7 @@ from edge_server.journal.records import RoundClosed, UpdateAccepted
 from shared.protocol import wire
 from shared.protocol.messages import Want
 from tests.edge_server.harness import RUN, beginning, frame, moved, packed, site, update_for, virtual, write_plan
-from tests.edge_server.processes import PATIENCE_S, TINY, started, until
+from tests.edge_server.processes import PATIENCE_S, TINY, forked, until
 
 LARGE = 'name = "mlp"\noptions = { hidden = 2000 }'
 
@@ -166,7 +166,7 @@ def test_a_server_that_waits_for_room_ends_when_told(disk, tmp_path):
         json.dumps({"plan": "plan.toml", "run": RUN, "data_dir": str(disk.path), "data_root": str(tmp_path)})
     )
     disk.fill()
-    with started("edge_server", "run", "--config", path, log=log) as server:
+    with forked("run", "--config", path, log=log) as server:
         until(lambda: "trying again every" in log.read_text(), "it waits")
         server.terminate()
         assert server.wait(PATIENCE_S) == 0

@@ -19,7 +19,7 @@ from edge_server.replay.jobs import Desk
 from edge_server.replay.run import memory_folder, name_of, replay, run_replay
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_examples
-from tests.edge_server.processes import started, until
+from tests.edge_server.processes import forked, until
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal, textbook
 
 
@@ -196,7 +196,7 @@ def test_a_replay_that_is_ended_leaves_nothing_behind(tmp_path):
     make_plan(tmp_path, rounds=1_000_000)
     plan, log = tmp_path / "plan.toml", tmp_path / "log"
     places = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path)
-    with started("edge_server", "replay", plan, *places, "--workers", 2, log=log) as process:
+    with forked("replay", plan, *places, "--workers", 2, log=log) as process:
         until(lambda: list(tmp_path.glob("runs/.replay-*/*/checkpoints/round-*")), "the first round")
         family = psutil.Process(process.pid).children()
         process.terminate()

@@ -14,7 +14,7 @@ from edge_server.fleet import broker
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.sqlite import read
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, folder_of, started
+from tests.edge_server.processes import PATIENCE_S, folder_of, forked, started
 
 pytestmark = [
     pytest.mark.broker,
@@ -62,7 +62,7 @@ def run_server(folder: Path, port: int, **sections: str) -> tuple[int, str]:
     path.write_text(path.read_text().replace('[data]\nsource = "digits"\n', ""))
     config = {"plan": "plan.toml", "data_dir": "runs", "broker": {"port": port}, "threads": 1}
     (folder / "server.json").write_text(json.dumps(config))
-    with started("edge_server", "run", "--config", folder / "server.json", log=folder / "log") as process:
+    with forked("run", "--config", folder / "server.json", log=folder / "log") as process:
         code = process.wait(PATIENCE_S)
     return code, (folder / "log").read_text()
 

@@ -1,24 +1,20 @@
-"""`edge-server run` as a service: it waits for its devices before round 1, and begins no plan anew that has ended."""
+"""`edge-server run` as a service: it begins no plan anew that has ended, and says which run it goes on with."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from edge_server.__main__ import main
-from edge_server.fleet import broker
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import RoundClosed, RunClosed, RunOpened, closed_rounds
-from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.journal.records import RoundClosed, RunClosed, RunOpened
+from edge_server.journal.sqlite import JOURNAL
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, TINY, folder_of, started, until
 
 RUN = "tiny-20261122T000000Z-0123"
 
@@ -28,46 +24,6 @@ def write_config(folder: Path, **keys: object) -> Path:
     places = {"plan": "plan.toml", "data_dir": str(folder / "runs"), "data_root": str(folder)}
     path.write_text(json.dumps(places | {"threads": 1} | keys))
     return path
-
-
-@pytest.mark.broker
-@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
-def test_a_server_waits_for_its_devices_before_the_first_round(tmp_path):
-    """With one of two there it burned every round and ended `finished`; it waits, warns, and begins when both are.
-
-    It says at once who is there and how many are awaited, and again when somebody comes.
-    """
-    keys = {
-        "cohort": "min_devices = 2\nwait_s = 0.5",
-        "more": TINY["more"] + '\n[[device]]\nname = "a"\n[[device]]\nname = "b"',
-    }
-    plan = load(write_plan(tmp_path, rounds=2, **(TINY | keys)), tmp_path)
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        port = runner.run(stack.enter_async_context(broker.running(tmp_path))).port
-        config, log = write_config(tmp_path, broker={"port": port}), tmp_path / "log"
-
-        def agent(name: str):
-            path = tmp_path / f"{name}.json"
-            agent_keys = {"device": name, "state_dir": str(tmp_path / name), "trainer": {"threads": 1}}
-            path.write_text(json.dumps(agent_keys | {"broker": {"port": port}, "data": msgspec.to_builtins(plan.data)}))
-            return started("device_agent", "run", "--config", path, log=tmp_path / f"{name}.log")
-
-        try:
-            with started("edge_server", "run", "--config", config, log=log) as server, agent("a"):
-                until(lambda: log.read_text().count("1 of 2 devices are connected: a") > 1, "warnings")
-                assert server.poll() is None
-                assert not read(folder_of(tmp_path / "runs"))
-                with agent("b"):
-                    assert server.wait(PATIENCE_S) == 0
-        finally:
-            runner.run(stack.aclose())
-    rounds = closed_rounds(read(folder_of(tmp_path / "runs")))
-    assert [(one.outcome, one.arrived) for one in rounds] == [("aggregated", ("a", "b"))] * 2
-    said = log.read_text()
-    assert "INFO edge_server.trial.wait_for_devices 1 of 2 devices are connected: a; waiting for 1 more\n" in said
-    assert "INFO edge_server.trial.wait_for_devices 2 of 2 devices are connected: a, b\n" in said
-    assert "waiting for the broker" not in said  # it was there, and a start is nothing to warn of
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("finished", 0), ("stopped", 1), ("diverged", 1)])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,26 +23,21 @@ from edge_server.journal.records import (
     RunOpened,
     ServerBegan,
     UpdateAccepted,
+    closed_rounds,
 )
 from edge_server.journal.sqlite import read
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import PATIENCE_S, TINY, Field, final, folder_of, started, until, waiting
+from tests.edge_server.processes import PATIENCE_S, TINY, Fleet, called, final, folder_of, forked, until
 from tests.edge_server.textbook import require_equal
+from tests.machine import on_terminal, require_whole
 
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Iterator[Field]:
-    """Return a broker with agents a and b."""
-    with waiting(Field, tmp_path_factory.mktemp("fleet")) as here:
-        yield here
 
 
 def devices(*names: str) -> str:
@@ -53,18 +49,18 @@ def plan(folder: Path, *names: str, rounds: int = 2, **keys: str) -> Path:
     return write_plan(folder, rounds=rounds, **(TINY | {"more": devices(*names)} | keys))
 
 
-def config(site: Field, folder: Path, **keys: object) -> Path:
+def config(fleet: Fleet, folder: Path, **keys: object) -> Path:
     """Write a server's file, whose own plan is another one."""
     path = folder / "server.json"
     path.write_text(
-        json.dumps({"plan": "no-such.toml", "run": "old", "broker": {"port": site.running.port}, "threads": 1} | keys)
+        json.dumps({"plan": "no-such.toml", "run": "old", "broker": {"port": fleet.running.port}, "threads": 1} | keys)
     )
     return path
 
 
-def words(site: Field, folder: Path, *more: object) -> list[str]:
+def words(fleet: Fleet, folder: Path, *more: object) -> list[str]:
     """Return the command."""
-    places = ("--config", config(site, folder), "--data-dir", folder / "runs", "--data-root", folder)
+    places = ("--config", config(fleet, folder), "--data-dir", folder / "runs", "--data-root", folder)
     return [str(one) for one in ("trial", "run", folder / "plan.toml", *places, *more)]
 
 
@@ -85,10 +81,10 @@ def typed(monkeypatch, capfd) -> Typed:
     return run
 
 
-def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_run(site, tmp_path, typed):
+def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_run(fleet, tmp_path, typed):
     """The replay ends at the same bits; report, export and comparison read it; JSON is all that is on the output."""
     plan(tmp_path, "a", "b")
-    code, out, said = typed(*words(site, tmp_path, "--format", "json"))
+    code, out, said = typed(*words(fleet, tmp_path, "--format", "json"))
     assert code == 0
     assert [one["arrived"] for one in json.loads(out)["rounds"]] == [["a", "b"], ["a", "b"]]
     assert "2 of 2 devices are connected: a, b" in said
@@ -104,10 +100,10 @@ def test_a_plan_runs_with_the_connected_devices_and_its_record_is_that_of_any_ru
     assert typed("report", folder.name, *runs, "--out", tmp_path / "report.html")[0] == 0
 
 
-def test_a_device_that_the_plan_does_not_name_is_left_out_and_the_record_says_so(site, tmp_path, typed):
+def test_a_device_that_the_plan_does_not_name_is_left_out_and_the_record_says_so(fleet, tmp_path, typed):
     """It is given no task, and nothing of it is recorded but why; unless the site takes strangers."""
     plan(tmp_path, "a", rounds=1, cohort="min_devices = 1")
-    code, _, said = typed(*words(site, tmp_path))
+    code, _, said = typed(*words(fleet, tmp_path))
     assert code == 0
     assert "device b is connected and takes no part: plan 'tiny' names others" in said
     records = read(folder_of(tmp_path / "runs"))
@@ -118,9 +114,57 @@ def test_a_device_that_the_plan_does_not_name_is_left_out_and_the_record_says_so
     ]
 
 
-def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(site, tmp_path, typed):
+def test_progress_and_table_have_whole_figures_on_80_columns(fleet, tmp_path):
+    """Both on one terminal."""
+    plan(tmp_path, "a", "b", rounds=1)
+
+    def live() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stderr", sys.stdout)
+            assert called(*words(fleet, tmp_path)) == 0
+
+    seen = on_terminal(live, 80)
+    require_whole(seen, [], 80)
+    text = "\n".join(seen)
+    assert re.search(r"tiny: run tiny-\S+, 1 rounds of fedavg", text)
+    assert re.search(r"round 1, updates \d/2", text)
+    assert re.search(r"accuracy 0\.\d{4}  loss \d\.\d{4}", text)
+    [headings] = [line.split() for line in seen if line.startswith("round updates") or "  updates  accuracy" in line]
+    assert headings[:7] == ["round", "updates", "accuracy", "loss", "seconds", "slowest", "joules"]
+    assert any(line.split()[:2] == ["1", "2"] for line in seen)
+    assert any(line.split()[-2:] == ["a", "b"] for line in seen)
+
+
+def test_a_server_waits_for_its_devices_before_the_first_round(fleet, tmp_path):
+    """With one of two there it burned every round and ended `finished`; it waits, warns, and begins when both are.
+
+    It says at once who is there and how many are awaited, and again when somebody comes.
+    """
+    plan(tmp_path, "a", "b", cohort="min_devices = 2\nwait_s = 0.5")
+    places = {"data_dir": str(tmp_path / "runs"), "data_root": str(tmp_path)}
+    path, log = fleet.config(tmp_path / "server.json", plan="plan.toml", threads=1, **places), tmp_path / "log"
+    fleet.kill_agent("b")
+    try:
+        with forked("run", "--config", path, log=log) as server:
+            until(lambda: log.read_text().count("1 of 2 devices are connected: a") > 1, "warnings")
+            assert server.poll() is None
+            assert not read(folder_of(tmp_path / "runs"))
+            fleet.agent("b")
+            assert server.wait(PATIENCE_S) == 0
+    finally:
+        if fleet.processes["b"].poll() is not None:
+            fleet.agent("b")
+    rounds = closed_rounds(read(folder_of(tmp_path / "runs")))
+    assert [(one.outcome, one.arrived) for one in rounds] == [("aggregated", ("a", "b"))] * 2
+    said = log.read_text()
+    assert "INFO edge_server.trial.wait_for_devices 1 of 2 devices are connected: a; waiting for 1 more\n" in said
+    assert "INFO edge_server.trial.wait_for_devices 2 of 2 devices are connected: a, b\n" in said
+    assert "waiting for the broker" not in said  # it was there, and a start is nothing to warn of
+
+
+def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(fleet, tmp_path, typed):
     plan(tmp_path, "a", "c", cohort="min_devices = 2\nwait_s = 1.0")
-    code, out, said = typed(*words(site, tmp_path))
+    code, out, said = typed(*words(fleet, tmp_path))
     assert (code, out) == (1, "")
     assert "edge-server: 1 of 2 devices are connected: a, after 1 s at 127.0.0.1:" in said
     assert "named by the plan and not here: c; here and not named by the plan: b. Start their agents with" in said
@@ -146,9 +190,9 @@ def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_p
         (("a", "b"), ("--embedded-broker",), "--embedded-broker is for trials on this machine"),
     ],
 )
-def test_what_cannot_be_is_something_to_edit(site, tmp_path, typed, names, more, cause):
+def test_what_cannot_be_is_something_to_edit(fleet, tmp_path, typed, names, more, cause):
     plan(tmp_path, *names)
-    code, _, said = typed(*words(site, tmp_path, *more))
+    code, _, said = typed(*words(fleet, tmp_path, *more))
     assert code == 2
     assert cause in said
 
@@ -195,13 +239,13 @@ UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_code_2(site, tmp_path, typed, keys, cause):
+def test_a_mistake_is_one_line_and_code_2(fleet, tmp_path, typed, keys, cause):
     """Whether it is found before the devices are waited for or after; no round is begun, and no device has a task."""
     for name, side, classes in (("wide", 9, 10), ("many", 8, 12), ("few", 8, 3)):
         pictures = np.zeros((24, side, side), np.uint8)
         np.savez(tmp_path / f"{name}.npz", x_train=pictures, y_train=np.arange(24) % classes)
     plan(tmp_path, "a", "b", evaluation="every = 1", **keys)
-    code, out, said = typed(*words(site, tmp_path))
+    code, out, said = typed(*words(fleet, tmp_path))
     assert (code, out) == (2, "")
     assert cause in said
     assert said.count("edge-server: ") == 1
@@ -211,10 +255,10 @@ def test_a_mistake_is_one_line_and_code_2(site, tmp_path, typed, keys, cause):
     assert not any(isinstance(record, RoundOpened) for records in journals for record in records)
 
 
-def test_a_run_without_one_round_that_counts_is_no_success(site, tmp_path, typed):
+def test_a_run_without_one_round_that_counts_is_no_success(fleet, tmp_path, typed):
     """Two updates of three came, twice: code 1, and the reason on the output, in words and in JSON."""
     plan(tmp_path, "a", "b", round='deadline_s = 60.0\nmin_updates = 3\non_missed = "continue"', evaluation="every = 0")
-    code, out, _ = typed(*words(site, tmp_path))
+    code, out, _ = typed(*words(fleet, tmp_path))
     assert code == 1
     assert "no round had enough updates" in " ".join(out.split())
     folder = folder_of(tmp_path / "runs")
@@ -226,11 +270,11 @@ def test_a_run_without_one_round_that_counts_is_no_success(site, tmp_path, typed
     assert json.loads(out)["short"].startswith("no round had enough updates")
 
 
-def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(site, tmp_path):
+def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(fleet, tmp_path):
     """kill -9 in the middle, then Ctrl-C, then to the end: one run, every update once, every round."""
     slow = "local_epochs = 30\nbatch_size = 8\nlearning_rate = 0.1"
     plan(tmp_path, "a", "b", rounds=6, hyper=slow, evaluation="every = 1")
-    log, command = tmp_path / "log", words(site, tmp_path)
+    log, command = tmp_path / "log", words(fleet, tmp_path)
 
     def records() -> list:
         folders = [one for one in (tmp_path / "runs").glob("*") if (one / "journal.sqlite").exists()]
@@ -239,15 +283,15 @@ def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(site, tmp
     def reached(number: int) -> bool:
         return any(isinstance(one, UpdateAccepted) and one.round >= number for one in records())
 
-    with started("edge_server", *command, log=log) as process:
+    with forked(*command, log=log) as process:
         until(lambda: reached(2), "the second round")
         process.kill()
         process.wait()
-    with started("edge_server", *command, log=log) as process:
+    with forked(*command, log=log) as process:
         until(lambda: reached(3), "the third round")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
-    with started("edge_server", *command, log=log) as process:
+    with forked(*command, log=log) as process:
         assert process.wait(PATIENCE_S) == 0
     folder_of(tmp_path / "runs")
     found = records()
@@ -259,16 +303,16 @@ def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(site, tmp
     assert "the same command goes on with run tiny-" in " ".join(log.read_text().split())
 
 
-def test_a_killed_trial_has_not_forgotten_its_budget(site, tmp_path):
+def test_a_killed_trial_has_not_forgotten_its_budget(fleet, tmp_path):
     """kill -9 within the first rounds: the next server ends it after the very round that reaches what is recorded."""
     more = f"{devices('a', 'b')}\n[budget]\ntime_s = 4.0"
     plan(tmp_path, rounds=500, more=more, evaluation="every = 0")
-    log, command = tmp_path / "log", words(site, tmp_path)
-    with started("edge_server", *command, log=log) as process:
+    log, command = tmp_path / "log", words(fleet, tmp_path)
+    with forked(*command, log=log) as process:
         until(lambda: b"round 2/" in log.read_bytes(), "the second round")
         process.kill()
         process.wait()
-    with started("edge_server", *command, log=log) as process:
+    with forked(*command, log=log) as process:
         assert process.wait(PATIENCE_S) == 1
     records = read(folder_of(tmp_path / "runs"))
     seconds = [one.seconds for one in records if isinstance(one, RoundClosed)]
