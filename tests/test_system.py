@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -26,8 +22,10 @@ from tests.edge_server.processes import (
     PATIENCE_S,
     ROUNDS,
     TINY,
+    Ended,
     Field,
     called,
+    captured,
     final,
     folder_of,
     started,
@@ -43,14 +41,6 @@ pytestmark = [
 ]
 
 
-class Ended(NamedTuple):
-    """What a command came to."""
-
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory) -> tuple[Path, Ended]:
     """Return the plan of a finished live trial of two agents, and what the command said.
@@ -64,12 +54,9 @@ def tried(tmp_path_factory) -> tuple[Path, Ended]:
     plan = write_plan(folder, rounds=2, **TINY | {"model": model, "data": data})
     plan.write_text(plan.read_text().replace("rounds = 2", "rounds = 2\nlocal = 2"))
     (folder / "here").mkdir()
-    umask = os.umask(0o022)
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "here")
-        code = called("trial", "run", plan, "--data-dir", folder / "runs", "--data-root", "..")
-    os.umask(umask)
-    return plan, Ended(code, out.getvalue(), err.getvalue())
+        return plan, captured("trial", "run", plan, "--data-dir", folder / "runs", "--data-root", "..")
 
 
 def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):

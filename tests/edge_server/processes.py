@@ -7,15 +7,25 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
 import subprocess  # noqa: TID251 - the system is processes
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    contextmanager,
+    redirect_stderr,
+    redirect_stdout,
+)
 from dataclasses import dataclass, field
+from io import StringIO
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from threading import Timer
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -53,6 +63,27 @@ def called(*arguments: object) -> int:
             main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+class Ended(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+def captured(*arguments: object, limit_s: float = PATIENCE_S) -> Ended:
+    """Run the command line in this process, as Ctrl-C would end it after the limit; return what came of it."""
+    guard, umask = Timer(limit_s, os.kill, (os.getpid(), signal.SIGINT)), os.umask(0o022)
+    guard.start()
+    try:
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            code = called(*arguments)
+    finally:
+        guard.cancel()
+        os.umask(umask)
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 @contextmanager
