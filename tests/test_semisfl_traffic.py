@@ -17,7 +17,7 @@ from shared.transfer import frames
 from shared.transfer.sender import Sender
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES
-from tests.test_semisfl_system import FLOAT16, OWN, ROUNDS, make_plan, pictures
+from tests.test_semisupervised_system import FLOAT16, OWN, make_plan, pictures
 from tests.traffic import SESSION, Secrets, Traffic, recorded
 
 __all__ = ["pictures"]  # a fixture
@@ -67,7 +67,7 @@ def test_no_label_output_or_example_is_in_what_passes(network, pictures):
     traffic = play(network, plan, pictures)
     heard = [channel for channel, _ in traffic.trees()]
     assert set(heard) == {"model", "update", *SESSION}
-    assert heard.count("features") == heard.count("gradient") == ROUNDS * STEPS * len(NAMES)
+    assert heard.count("features") == heard.count("gradient") == plan.rounds * STEPS * len(NAMES)
     assert secrets_of(plan).leaks(traffic) == []
     metrics = {name for one in traffic.messages() if isinstance(one, Update) for name in one.metrics}
     assert metrics == {"missed_steps", "refused_batches"}

@@ -17,7 +17,6 @@ from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import Mean, State
 
-
 SHORT = {"steps": 6, "supervised_steps": 8, "labelled_queue": 16, "unlabelled_queue": 16}
 """Options of rounds that are over soon; whoever has them takes a hundred steps by default."""
 
