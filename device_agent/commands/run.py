@@ -89,8 +89,6 @@ def _require_examples(data: Data) -> None:
 
 def _class_names(data: Data) -> tuple[str, ...] | None:
     """Return the names of the device's classes; None where it reads no label or, with a warning, no examples yet."""
-    if not data.is_labelled:
-        return None
     try:
         names = class_names(data)
         if names:

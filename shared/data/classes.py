@@ -23,12 +23,16 @@ NAMED = 12
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
 
 
-def class_names(spec: Data) -> tuple[str, ...]:
+def class_names(spec: Data) -> tuple[str, ...] | None:
     """Return a data set's class names in the order of their numbers; none where labels are numbers in the files.
+
+    None in place of names where no label is read: then the files, which may have labels, are not looked at.
 
     Raises:
         ConfigError: The files cannot be read, or a label is none.
     """
+    if not spec.is_labelled:
+        return None
     if spec.classes:
         return as_told(spec.classes)
     match spec.source:

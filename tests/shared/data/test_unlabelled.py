@@ -97,7 +97,15 @@ def test_nobody_tells_what_unread_classes_are_called(tmp_path):
     spec = Data(source="csv", path=str(tmp_path / "away.csv"), labels="none")
     assert with_classes(spec, ("a", "b")) == spec
     assert DataCache().classes(spec) is None
+    assert class_names(spec) is None, "an agent that starts asks so, and there is not even a file"
     assert class_names(msgspec.structs.replace(spec, source="npz", labels=msgspec.UNSET)) == ()
+
+
+def test_a_labelled_source_can_be_read_without_and_holds_back_what_it_did():
+    labelled = Data(source="digits", holdout=0.2, validation=0.1, drawn=Drawn(per_class=3), classes=("a", "b"))
+    bare = labelled.unlabelled()
+    assert (bare.labels, bare.drawn, bare.holdout, bare.validation) == ("none", msgspec.UNSET, 0.2, 0.1)
+    assert not bare.reads_labels
 
 
 @pytest.mark.parametrize("text", ["holdout = 0.1", "validation = 0.1", "drawn = { per_class = 2 }"])
