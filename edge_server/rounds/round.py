@@ -188,7 +188,9 @@ class Rounds:
         begun = await self._trained(number, state, told)
         split = None
         if self.algorithm.split:
-            split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
+            split = await self.server.worker(
+                open_split_round, *us, number=number, state=begun, assignments=told, test=self.test
+            )
         gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
         trained, scored = split.top.state if split else begun, None
         after = await self._after(trained, told, gather)
@@ -266,7 +268,7 @@ class Rounds:
         other = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
         told = statistics.session_assignments(plan, other.algorithm, state, devices, number=at, steps=steps)
         us = plan, other.algorithm, self.model, self.server, self.link
-        split = await worker(open_split_round, *us, number=at, state=state, assignments=told)
+        split = await worker(open_split_round, *us, number=at, state=state, assignments=told, test=self.test)
         own = await other.exchange(at, state, told, accepted={}, purpose="statistics", split=split)
         gather.refused.update(own.refused)
         top = split.top.state if split else None

@@ -108,18 +108,21 @@ class Split:
         serve: (model, state, assignments, {device: up}) -> (state, {device: down}), one step after the barrier. The
             model is a skeleton without storage; the given state's tensors may be used up. Assignments are at least
             those of the devices that sent; keys are in order; torch's global generator was seeded.
-        check_features: (model, state, assignment, up) raises WireError where `serve` could not take it.
+        check_features: (model, state, assignment, up) raises WireError where `serve` could not take it; returns the
+            Euclidean norm of its floating-point values, which whoever looks at each of them for NaN has anyway.
         measure: As `serve`, in a session that trains nothing (`Assignment.measures_statistics`): the state's running
             statistics become the mean over what was sent so far. None: the method has no such session.
         undropped: Options of the method in such a session, in place of the plan's, so that devices send all features.
         passes: How often a device passes a batch through layers below the cut in a step, of which it trains by one.
+        cut_of: (model) -> the cut. None: where it is cut is the method's own affair.
     """
 
     serve: ServeStep
-    check_features: Callable[[Model, State, Assignment, Tree], None]
+    check_features: Callable[[Model, State, Assignment, Tree], float]
     measure: ServeStep | None = None
     undropped: Mapping[str, Scalar] = field(default_factory=dict)
     passes: int = 1
+    cut_of: Callable[[Model], int] | None = None
 
 
 @dataclass(frozen=True)

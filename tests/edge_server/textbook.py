@@ -202,7 +202,7 @@ def _serve(
     return State(state.tree | {key: leaf.detach() for key, leaf in top.items()}, state.facts), down
 
 
-def _check_features(model: Model, _state: State, assignment: Assignment, up: Tree) -> None:
+def _check_features(model: Model, _state: State, assignment: Assignment, up: Tree) -> float:
     width = model.layers[CUT].in_features
     features = up.get("features")
     if features is None or features.ndim != 2 or features.shape[1] != width:
@@ -211,6 +211,7 @@ def _check_features(model: Model, _state: State, assignment: Assignment, up: Tre
         raise WireError("features that are no numbers", reason="not-finite")
     if len(up.get("labels", Tensor())) != len(features) or len(features) > assignment.hyper.batch_size:
         raise WireError("labels for other features", reason="shape")
+    return tree.tree_norm(up)
 
 
 def plain(steps: int = 4, rate: float = 0.2) -> Algorithm:

@@ -22,6 +22,7 @@ from edge_server.rounds.split.gradients_out import GradientsOut
 from edge_server.rounds.split.top_model import TopModel, copy_state
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
+from shared.data.examples import Examples
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Features, Update, Want
@@ -37,6 +38,8 @@ from shared.transfer.sender import Sender
 log = logging.getLogger(__name__)
 
 TICK_S, LONG_S = 0.25, 3600.0
+EXAMPLES = 32
+"""Of the server's own, by which it knows how large features usually are."""
 SPLIT_STEP = "split step"
 """What a step of the server's part of a network is called where its time is charged."""
 
@@ -50,8 +53,10 @@ class SplitRound:
         barrier: Which step is open, and the sessions of the devices.
         features: Receives what comes up.
         gradients: Sends what goes down.
-        most_size: A step goes on without features larger than this many times the median of those that are here; 0:
-            with all. One step with such would leave nothing of what the server's part has learnt.
+        most_size: A step goes on without features larger than this many times the median of those that are here, and
+            than this many times what the network makes of the server's own examples; 0: with all. One step with such
+            would leave nothing of what the server's part has learnt. Of two devices the median is the smaller's: who
+            sends tiny features does not have the other's refused.
     """
 
     clock: Clock
@@ -61,6 +66,7 @@ class SplitRound:
     features: FeaturesIn
     gradients: GradientsOut
     most_size: float = 0.0
+    _usual_size: float | None = None
     _gather: Gather = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -179,19 +185,28 @@ class SplitRound:
         self.barrier.refuse(session.device, self.clock())
         self._wake.set()
 
-    def _refuse_large(self) -> None:
-        """Let the open step go on without features that are far larger than the others'."""
-        delivered = [one for one in self.barrier.sessions.values() if one.state == "delivered"]
-        median = median_of([one.size for one in delivered])
-        for session in delivered:
-            if self.most_size and median and session.size > self.most_size * median:
+    async def _refuse_large(self) -> None:
+        """Let the open step go on without features that are far larger than the others', and than usual ones."""
+        median, large = self._beyond_median()
+        if large and self._usual_size is None:
+            self._usual_size = await uninterrupted(self.worker(self.top.usual_size))
+            median, large = self._beyond_median()  # offers have come meanwhile
+        for session in large:
+            if session.size > self.most_size * (self._usual_size or 0.0):
                 session.features = None
                 said = f"features of size {session.size:.3g} are more than {self.most_size:g} times the step's median"
-                self._refuse(session, WireError(f"{said} of {median:.3g} (round.most_norm)", reason="large"))
+                why = f"of {median:.3g}, and the usual {self._usual_size:.3g} (round.most_norm)"
+                self._refuse(session, WireError(f"{said} {why}", reason="large"))
+
+    def _beyond_median(self) -> tuple[float, list[DeviceSession]]:
+        """Return the median size of the features that are here, and whose are far beyond it."""
+        delivered = [one for one in self.barrier.sessions.values() if one.state == "delivered"]
+        median = median_of([one.size for one in delivered])
+        return median, [one for one in delivered if self.most_size and median and one.size > self.most_size * median]
 
     async def _step(self) -> None:
         """Take the step that is due, and send everybody what came of it."""
-        self._refuse_large()
+        await self._refuse_large()
         number, absent, sessions = self.barrier.step, self.barrier.awaited, self.barrier.sessions
         devices, in_vain = self.barrier.serve()
         log.debug("step of round %d: number=%d devices=%d", self._gather.number, number, len(devices))
@@ -241,6 +256,7 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
     number: int,
     state: State,
     assignments: Mapping[str, Assignment],
+    test: Examples | None = None,
 ) -> SplitRound | None:
     """Return what serves a round's steps, on a copy of the state; None where the devices train alone.
 
@@ -253,12 +269,15 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
         number: The round, from 1.
         state: The server's before the round.
         assignments: What the devices are told.
+        test: Examples of the server's own, if it has any.
     """
     if algorithm.split is None:
         return None
     steps = max((told.steps for told in assignments.values()), default=0)
     codec = build(CODECS, plan.cut_codec, "cut_codec")
-    top = TopModel(algorithm, model, copy_state(state), codec, assignments, plan.seed, before=(number - 1) * steps)
+    own = None if test is None else test.inputs[:EXAMPLES]
+    us = algorithm, model, copy_state(state), codec, assignments, plan.seed
+    top = TopModel(*us, before=(number - 1) * steps, examples=own)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     features = FeaturesIn(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
     gradients = GradientsOut(server.site, server.transport)

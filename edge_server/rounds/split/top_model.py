@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from shared.algorithms.base import Algorithm
+from shared.algorithms.split.cut_shapes import feature_size
 from shared.codecs.base import Codec
 from shared.errors import WireError
 from shared.models.base import Model
@@ -17,7 +19,7 @@ from shared.protocol import payload
 from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
-from shared.tensors.tree import State, Tree, tree_norm
+from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender
@@ -38,6 +40,7 @@ class TopModel:
         assignments: What the devices were told.
         seed: Of the run; with a step's number it is that of what is random in the step.
         before: Steps of the run before this round.
+        examples: Some inputs of the server's own; None where it has none.
     """
 
     algorithm: Algorithm
@@ -47,6 +50,7 @@ class TopModel:
     assignments: Mapping[str, Assignment]
     seed: int
     before: int
+    examples: Tensor | None = None
 
     def read(self, device: str, whole: Receiver[MemorySink]) -> tuple[Tree, float]:
         """Decode what came up and see that it can be used; leaves may be views of the bytes.
@@ -63,11 +67,23 @@ class TopModel:
             if (size := sum(leaf.nbytes for leaf in self.codec.outline(sent).values())) > MOST_BYTES:
                 raise WireError(f"features that stand for {size} bytes", reason="oversized")
             up = self.codec.decode(sent).tree
-            self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
+            norm = self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
         except FAULTS as error:  # of torch, a codec, or a network of the user's own
             raise WireError(f"features that make no sense: {error}", reason="shape") from error
         count = sum(leaf.numel() for leaf in up.values() if leaf.is_floating_point())
-        return up, tree_norm(up) / math.sqrt(max(count, 1))
+        return up, norm / math.sqrt(max(count, 1))
+
+    def usual_size(self) -> float:
+        """Return the root mean square of the features that the network makes of the server's own examples.
+
+        Where it has none, or the method does not say where it cuts, 1: what a network's first weights and its
+        normalization keep it near. No device has a say in it.
+        """
+        split = self.algorithm.split
+        if self.examples is None or split is None or split.cut_of is None:
+            return 1.0
+        with seeded(mix(self.seed, self.before, f"{SERVER}/size")):
+            return feature_size(self.model, split.cut_of(self.model), self.state.tree, self.examples)
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
         """Do one step with the devices that take part, in order of name; return the gradient for each.

@@ -157,7 +157,7 @@ def check_labelled(settings: SemisflSettings, model: Model, labelled: Batch, hyp
             raise ConfigError(f"{key}: {room} is less than {whose} batch of {size}; raise it, or set 0")
 
 
-def check_features(settings: SemisflSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
+def check_features(settings: SemisflSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> float:
     """Refuse what the server part could not take: see `Split.check_features`.
 
     Raises:
@@ -172,13 +172,14 @@ def check_features(settings: SemisflSettings, model: Model, state: State, assign
         raise WireError(f"features of {features.dtype}", reason="dtype")
     if len(shape) < MATRIX or not 1 <= shape[0] <= assignment.hyper.batch_size:
         raise WireError(f"features of shape {shape} for batches of {assignment.hyper.batch_size}", reason="shape")
-    check_like(up, {"features": features, "teacher": features})
+    norm = check_like(up, {"features": features, "teacher": features})
     if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
         raise WireError(f"an example has features of shape {shape[1:]}, one of the server's {own}", reason="shape")
     head = select(state.tree, HEAD)
     if head and math.prod(shape[1:]) != head["0.weight"].shape[1]:
         raise WireError(f"features of shape {shape[1:]}, the head takes {head['0.weight'].shape[1]}", reason="shape")
     count_outputs(model, cut, state.tree, shape)
+    return norm
 
 
 def serve(

@@ -1,14 +1,17 @@
 """Shapes at the cut of a network: of the features of one input, and whether the layers above take what comes.
 
+How large features are that the network itself makes.
+
 What crosses the cut is that of O. Gupta and R. Raskar's split learning, https://arxiv.org/abs/1810.06060.
 """
 
 from __future__ import annotations
 
+import math
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from shared.algorithms.split.settings import MATRIX
@@ -41,6 +44,23 @@ def features_at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
         with in_mode(model.layers, train=False):
             known[key] = tuple(functional_call(bottom, leaves, (torch.zeros(1, *model.example),)).shape[1:])
     return known[key]
+
+
+@torch.no_grad()
+def feature_size(model: Model, cut: int, tree: Tree, inputs: Tensor) -> float:
+    """Return the root mean square of the features of a batch, as a device that trains on it would send them.
+
+    Args:
+        model: Of any storage, or none.
+        cut: Where it is cut.
+        tree: At least the leaves below.
+        inputs: Of shape (N, ...); what the layers draw, they draw from torch's global generator.
+    """
+    bottom = model.below(cut)
+    leaves = {name: tree[name].clone() for name in bottom.state_dict()}  # running statistics are written to
+    with in_mode(model.layers, train=len(inputs) > 1):
+        features = functional_call(bottom, leaves, (inputs,))
+    return float(torch.linalg.vector_norm(features)) / math.sqrt(max(features.numel(), 1))
 
 
 def count_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> int:

@@ -133,7 +133,11 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
         local=partial(local, settings),
         absorb=partial(absorb, settings),
         aggregate=aggregate,
-        split=Split(partial(serve, settings), partial(check_features, settings), partial(measure, settings), UNDROPPED),
+        split=Split(
+            *(partial(serve, settings), partial(check_features, settings), partial(measure, settings)),
+            undropped=UNDROPPED,
+            cut_of=settings.cut_of,
+        ),
         resources=Resources(frees_memory=settings.recompute),
     )
 

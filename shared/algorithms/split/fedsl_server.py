@@ -52,7 +52,7 @@ class Smashed:
     delta: Tensor | None
 
 
-def check_features(settings: FedslSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> None:
+def check_features(settings: FedslSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> float:
     """Refuse what no server part could take: see `Split.check_features`.
 
     A part of convolutions takes pictures of any size, and a few bytes can say that huge ones were dropped: where
@@ -72,7 +72,7 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
         raise WireError(f"labels of shape {tuple(labels.shape)} for batches of {assignment.hyper.batch_size}")
     if len(features) != len(labels):
         raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
-    check_like({"features": features}, {"features": features})
+    norm = check_like({"features": features}, {"features": features})
     shape, cut = _sparse_shape(settings, up) if sparse else tuple(features.shape), settings.cut_of(model)
     if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
         raise WireError(
@@ -81,6 +81,7 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
     classes = count_outputs(model, cut, state.tree, shape)
     if labels.min() < 0 or labels.max() >= classes:
         raise WireError(f"a label is not in 0 to {classes - 1}", reason="label")
+    return norm
 
 
 def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:

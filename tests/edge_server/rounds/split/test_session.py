@@ -227,6 +227,21 @@ def test_a_plan_without_a_bound_takes_features_of_any_size(tmp_path):
     virtual(play())
 
 
+@pytest.mark.parametrize("tiny", [1e-9, 1e-3])
+def test_who_sends_tiny_features_does_not_have_the_others_refused(tmp_path, tiny):
+    """Of two the lower one is the median: the honest device was refused in each step, as far beyond it."""
+
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            for step in range(1, STEPS + 1):
+                words = await asyncio.gather(a.give(step), b.give(step, features(step, fill=tiny)))
+                assert all(isinstance(word, Gradient) and word.step == step for word in words)
+            closed = await rest(here, a, b, first=STEPS + 1)
+            assert (closed.refused, closed.missed) == ({}, {})
+
+    virtual(play())
+
+
 def test_nonsense_about_features_is_counted_and_changes_nothing(tmp_path):
     async def play() -> None:
         async with two(tmp_path) as (here, a, b):
