@@ -205,6 +205,7 @@ class _Session:
             case Skip() if self._is_ours(message) and message.offered == self._step:
                 if message.step < self._step:
                     raise SessionLost(f"the server begins round {self.task.round} anew, at step {message.step}")
+                self.room = Room()  # what goes unasked to a step that may be over too is sent in vain
                 return Missed(message.step - self._step) if message.step > self._step else None
         return None
 

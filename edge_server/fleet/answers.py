@@ -41,23 +41,28 @@ class Answers:
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
     _under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def tell(self, device: str, channel: str, message: Message) -> None:
+    def tell(self, device: str, channel: str, message: Message, cost: float = 1.0) -> None:
         """Say something to a device, without waiting until the broker has it; no more than it is due.
 
         Args:
             device: Whose topic.
             channel: Of it.
             message: What; what is lost, the device causes anew.
+            cost: As how many answers it counts.
         """
-        now = self.clock()
-        left, since = self._left.get(device, (BURST, now))
-        left = min(BURST, left + PER_S * (now - since))
-        may = left >= 1 and len(self._under_way) < UNDER_WAY
-        self._left[device] = (left - may, now)
-        if may:
+        if len(self._under_way) < UNDER_WAY and self.is_due(device, cost):
             telling = asyncio.create_task(self._publish(topic(self.site, device, channel), message), name="answer")
             self._under_way.add(telling)
             telling.add_done_callback(self._under_way.discard)
+
+    def is_due(self, device: str, cost: float = 1.0) -> bool:
+        """Tell whether a device is due another answer, which is counted then."""
+        now = self.clock()
+        left, since = self._left.get(device, (BURST, now))
+        left = min(BURST, left + PER_S * (now - since))
+        may = left >= cost
+        self._left[device] = (left - cost * may, now)
+        return may
 
     async def _publish(self, name: str, message: Message) -> None:
         try:

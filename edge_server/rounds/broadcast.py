@@ -149,9 +149,37 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 
-COPIES, MORE_BYTES, MORE_PER_S = 4.0, float(8 << 20), float(1 << 20)
+COPIES, MORE_BYTES, MORE_PER_S = 4, float(8 << 20), float(1 << 20)
 """What one device may ask for: so many copies of the payload and so many bytes at once, and so many for ever. A link
 that loses every other frame takes less; one that asks without end would take the server's time and line from others."""
+
+
+class WishBudget:
+    """What one device may ask for, of one payload or of one after the other.
+
+    Args:
+        now: Seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._most = self._left = MORE_BYTES
+        self._since = now
+
+    def begin(self, size: int, now: float) -> None:
+        """Note that there is another payload of so many bytes to ask for."""
+        self._refill(now)
+        self._most = COPIES * size + MORE_BYTES
+        self._left = min(self._most, self._left + COPIES * size)
+
+    def take(self, size: int, now: float) -> bool:
+        """Count bytes that are asked for; tell whether they are no more than anybody needs."""
+        self._refill(now)
+        may = self._left >= size
+        self._left -= size * may
+        return may
+
+    def _refill(self, now: float) -> None:
+        self._left, self._since = min(self._most, self._left + MORE_PER_S * (now - self._since)), now
 
 
 @dataclass
@@ -173,7 +201,7 @@ class Outgoing:
     bytes_sent: int = 0
     _fanout: Fanout = field(init=False)
     _leavers: list[str] = field(default_factory=list)
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _budgets: dict[str, WishBudget] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -215,12 +243,11 @@ class Outgoing:
 
     def _may_ask(self, device: str, size: int) -> bool:
         """Count what a device asks for; tell whether that is no more than anybody needs."""
-        most, now = COPIES * self.transfer.size + MORE_BYTES, self.clock()
-        left, since = self._left.get(device, (most, now))
-        left = min(most, left + MORE_PER_S * (now - since))
-        may = left >= size
-        self._left[device] = (left - size * may, now)
-        return may
+        now = self.clock()
+        if device not in self._budgets:
+            self._budgets[device] = WishBudget(now)
+            self._budgets[device].begin(self.transfer.size, now)
+        return self._budgets[device].take(size, now)
 
     def _is_common(self, piece: tuple[int, int]) -> bool:
         """Tell whether a piece is one that every member of the group asks for."""

@@ -25,7 +25,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import Worker
 from shared.transfer import frames
-from shared.transfer.receiver import Receiver
+from shared.transfer.receiver import Expected, Receiver
 from shared.transfer.to_file import FileSink
 from shared.transport.base import Transport
 
@@ -88,6 +88,7 @@ class Gather:
     turned_away: int = 0
     norms: dict[str, float] = field(default_factory=dict)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
+    _expected: dict[str, Expected] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     _answers: Answers = field(init=False)
@@ -171,15 +172,15 @@ class Gather:
         return device in self._arrivals
 
     async def frame(self, device: str, data: bytes) -> bool:
-        """Take a frame of an update that was offered; tell whether anything in it was new.
+        """Take a frame of an update that was offered; tell whether anything in it was new, or was asked for.
 
         Raises:
             WireError: It is damaged or does not fit the offer.
         """
         frame = frames.decode(data)
-        arrival = self._arrivals.get(device)
+        arrival, is_expected = self._arrivals.get(device), self._expect(device).take(frame.data.nbytes)
         if arrival is None:
-            return False  # of a round that is over, or offered to a server that has restarted since
+            return is_expected  # of a round that is over, or offered to a server that has restarted since
         try:
             with explain_disk_errors(self.path(device)):
                 is_new = arrival.payload.take(frame, self.clock())
@@ -187,7 +188,11 @@ class Gather:
         except Unwritable as error:
             self._unstored(device, error)
             return True
-        return is_new
+        return is_new or is_expected
+
+    def _expect(self, device: str) -> Expected:
+        """Return the account of what a device was asked for."""
+        return self._expected.setdefault(device, self.link.policy(self.limit).expected())
 
     async def _go_on(self, arrival: Arrival) -> None:
         """Store an update that is whole, which it may be from an earlier process's time; else ask for more of it."""
@@ -202,6 +207,7 @@ class Gather:
         """Ask for the next frames; all devices together have no more under way than the budget."""
         senders = sum(not one.away for one in self._arrivals.values())
         if want := arrival.payload.want(self.link.policy(self.limit).share(senders)):
+            self._expect(arrival.update.device).ask(*want.ranges)
             await self._tell(arrival.update.device, want, assured=False)
 
     async def watch(self) -> None:

@@ -39,6 +39,8 @@ class Sink(Protocol):
 
 S = TypeVar("S", bound=Sink)
 
+EXPECTED_WINDOWS = 4
+"""Of one sender, asked for and not come, that are remembered."""
 ON_ITS_WAY_S = 1.5
 """For so long a wish for frames may have been under way itself, when its receiver says something that crosses it."""
 
@@ -62,6 +64,10 @@ class Policy:
     frame_bytes: int = MAX_FRAME_BYTES
     budget: int = MAX_WINDOW
     attempts: int = 3
+
+    def expected(self) -> Expected:
+        """Return the account of a sender of whom nothing was asked yet; windows may overlap while it is away."""
+        return Expected(EXPECTED_WINDOWS * self.window * self.frame_bytes)
 
     def share(self, senders: int) -> int:
         """Return the frames that each of so many senders may have under way."""
@@ -225,6 +231,31 @@ class Receiver(Generic[S]):
         if not self.is_hopeless:
             self._begin()
         raise WireError("digest of the whole does not hold", reason="digest")
+
+
+class Expected:
+    """Bytes that one sender was asked for, or told to send unasked, and that have not come.
+
+    What comes within them is no flood, also where it is of no use: a sender that connects anew is asked again for what
+    may be under way, and a payload may be past before it is here.
+
+    Args:
+        most: Bytes; more are not remembered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._left = most, 0
+
+    def ask(self, *ranges: tuple[int, int]) -> None:
+        """Note that these blocks may come."""
+        blocks = sum(stop - start for start, stop in ranges)
+        self._left = min(self._most, self._left + blocks * BLOCK_BYTES)
+
+    def take(self, size: int) -> bool:
+        """Count bytes that came; tell whether any were expected."""
+        is_expected = self._left > 0
+        self._left = max(0, self._left - size)
+        return is_expected
 
 
 def room(pace: Pace, window: int) -> Room:

@@ -181,20 +181,28 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    folder: Path, broker: MemoryTransport | None = None, *, started: str = "", **plan: Any
+    folder: Path,
+    broker: MemoryTransport | None = None,
+    *,
+    started: str = "",
+    link: LinkConfig | None = None,
+    **plan: Any,
 ) -> AsyncIterator[Site]:
     """Run the real server on a plan beside the block, on virtual time; what it stored before, it goes on with.
 
-    A run that is not `started` at a calendar time is taken for a replay's.
+    A run that is not `started` at a calendar time is taken for a replay's. With a `link` of its own, what one device
+    may say is bounded as on a real broker.
     """
     loaded = load(write_plan(folder, **plan), folder)
     broker = broker or MemoryTransport()
     store = SqliteStore(folder / RUN, durable=False)
-    server = Server(SITE, broker, asyncio.get_running_loop().time, inline, was_run=lambda run: exists(folder, run))
+    most = link.window * link.frame_bytes if link else None
+    known = {"was_run": lambda run: exists(folder, run), "window_bytes": most}
+    server = Server(SITE, broker, asyncio.get_running_loop().time, inline, **known)
     async with AsyncExitStack() as stack:
         stack.callback(store.close)
         await stack.enter_async_context(server.listening())
-        work = run_plan(loaded, RUN, server, store, LinkConfig(frame_bytes=1024), started=started)
+        work = run_plan(loaded, RUN, server, store, link or LinkConfig(frame_bytes=1024), started=started)
         run = asyncio.create_task(work, name="run")
         try:
             yield Site(loaded, broker, server, store, run, stack)

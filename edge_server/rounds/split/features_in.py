@@ -16,7 +16,7 @@ from shared.runtime.clock import Clock
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
-from shared.transfer.receiver import Policy, Receiver
+from shared.transfer.receiver import Expected, Policy, Receiver, room
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class FeaturesIn:
     paces: dict[str, Pace]
     sessions: Mapping[str, DeviceSession]
     _policy: Policy = field(init=False)
+    _expected: dict[str, Expected] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Take the limits of features from the link's."""
@@ -60,17 +61,26 @@ class FeaturesIn:
         await self._ask(session)
 
     async def take(self, session: DeviceSession, data: bytes) -> bool:
-        """Take a frame of features; tell whether anything in it was new.
+        """Take a frame of features; tell whether anything in it was new, or was asked for.
 
         Raises:
             WireError: It is damaged or does not fit the offer.
         """
         frame, receiver = frames.decode(data), session.receiver
+        is_expected = session.device in self._expected and self._expected[session.device].take(frame.data.nbytes)
         if receiver is None or frame.digest != receiver.transfer.digest:
-            return False  # of a step that is over
+            return is_expected  # of a step that is over
         is_new = receiver.take(frame, self.clock())
         await self._ask(session)
-        return is_new
+        return is_new or is_expected
+
+    def expect_push(self, session: DeviceSession) -> None:
+        """Note that a device has been told how much of its next features it may send unasked."""
+        self._expect(session.device).ask((0, room(self.pace(session.device), self.window).blocks))
+
+    def _expect(self, device: str) -> Expected:
+        """Return the account of what a device was asked for."""
+        return self._expected.setdefault(device, self._policy.expected())
 
     async def ask_anew(self, session: DeviceSession) -> None:
         """Ask a device that has connected anew for all that is missing: what was under way is lost."""
@@ -109,6 +119,7 @@ class FeaturesIn:
 
     async def _ask(self, session: DeviceSession) -> None:
         if session.receiver and (want := session.receiver.want(self.window)):
+            self._expect(session.device).ask(*want.ranges)
             await self.send(session.device, want, assured=False)
 
     async def send(self, device: str, message: Message, *, assured: bool = True) -> None:

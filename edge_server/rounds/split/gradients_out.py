@@ -7,13 +7,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edge_server.rounds.broadcast import WishBudget
 from edge_server.rounds.split.device_session import DeviceSession
 from shared.errors import Unreachable
 from shared.protocol import wire
-from shared.protocol.messages import Features, Gradient, Want
+from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Want
 from shared.protocol.topics import topic
+from shared.runtime.clock import Clock, monotonic
 from shared.transfer.pace import Pace
 from shared.transfer.receiver import room
+from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -25,6 +28,8 @@ class GradientsOut:
 
     site: str
     transport: Transport
+    clock: Clock = monotonic
+    _budgets: dict[str, tuple[bytes, WishBudget]] = field(default_factory=dict)
     _turns: asyncio.Queue[DeviceSession] = field(default_factory=asyncio.Queue)
 
     async def announce(self, session: DeviceSession, offer: Features, pace: Pace, window: int) -> None:
@@ -40,6 +45,8 @@ class GradientsOut:
         if gradient is None:
             return
         pieces = [] if session.waiting else gradient.unasked(offer.room, self.transport.max_payload_bytes)
+        if not self._may_send(session.device, gradient, pieces):
+            pieces = []
         header = Gradient(
             run=offer.run,
             round=offer.round,
@@ -65,14 +72,25 @@ class GradientsOut:
         self._queue(session, pieces)
 
     def answer(self, session: DeviceSession, want: Want) -> None:
-        """Send what a device asks for: at most a window of it waits at once, and nothing of it twice.
+        """Send what a device asks for: at most a window of it waits at once, nothing of it twice, and so many bytes.
 
         Raises:
             WireError: It asks for what does not exist.
         """
         gradient = session.gradient
         if gradient and gradient.transfer.digest == want.digest:
-            self._queue(session, gradient.pieces(want, self.transport.max_payload_bytes))
+            pieces = gradient.pieces(want, self.transport.max_payload_bytes)
+            if self._may_send(session.device, gradient, pieces):
+                self._queue(session, pieces)
+
+    def _may_send(self, device: str, gradient: Sender, pieces: Sequence[tuple[int, int]]) -> bool:
+        """Count what a device asks for of its gradients; tell whether that is no more than anybody needs."""
+        now, digest = self.clock(), gradient.transfer.digest
+        known, budget = self._budgets.get(device, (b"", WishBudget(now)))
+        if known != digest:
+            budget.begin(gradient.transfer.size, now)
+            self._budgets[device] = digest, budget
+        return budget.take(sum(stop - start for start, stop in pieces) * BLOCK_BYTES, now)
 
     def _queue(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
         if pieces and not session.waiting:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_server.fleet.answers import skip
+from edge_server.fleet.answers import Answers, skip
 from edge_server.fleet.hub import Server
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 TICK_S, LONG_S = 0.25, 3600.0
 EXAMPLES = 32
 """Of the server's own, by which it knows how large features usually are."""
+SKIP_COST = 1 / 32
+"""As what share of an answer it counts that a device is told the open step: others' steps may be many a second."""
 SPLIT_STEP = "split step"
 """What a step of the server's part of a network is called where its time is charged."""
 
@@ -53,6 +55,7 @@ class SplitRound:
         barrier: Which step is open, and the sessions of the devices.
         features: Receives what comes up.
         gradients: Sends what goes down.
+        answers: Says what nobody waits for, to each device as often as it is due.
         most_size: A step goes on without features larger than this many times the median of those that are here, and
             than this many times what the network makes of the server's own examples; 0: with all. One step with such
             would leave nothing of what the server's part has learnt. Of two devices the median is the smaller's: who
@@ -65,6 +68,7 @@ class SplitRound:
     barrier: Barrier
     features: FeaturesIn
     gradients: GradientsOut
+    answers: Answers
     most_size: float = 0.0
     _usual_size: float | None = None
     _gather: Gather = field(init=False)
@@ -95,10 +99,10 @@ class SplitRound:
         answer = self.barrier.offer(device, offer.step, offer.params.digest)
         if answer is Reply.TAKE:
             await self._take(session, offer)
-        elif answer is Reply.AGAIN:
+        elif answer is Reply.AGAIN and self.answers.is_due(device):
             await self._announce(session, offer)
         elif isinstance(answer, int):
-            await self.features.send(device, skip(offer, answer))
+            self.answers.tell(device, "gradient", skip(offer, answer), SKIP_COST)
 
     async def _take(self, session: DeviceSession, offer: Features) -> None:
         try:
@@ -112,7 +116,7 @@ class SplitRound:
         return self.barrier.is_member(device)
 
     async def frame(self, device: str, data: bytes) -> bool:
-        """Take a frame of features that were offered; tell whether anything in it was new.
+        """Take a frame of features that were offered; tell whether anything in it was new, or was asked for.
 
         Raises:
             WireError: It is damaged or does not fit the offer.
@@ -221,6 +225,8 @@ class SplitRound:
             for device, gradient in (await self._compute(number, features)).items():
                 if sessions[device].is_alive:
                     sessions[device].gradient = gradient
+        for device in offers:
+            self.features.expect_push(sessions[device])
         await asyncio.gather(*(self._announce(sessions[device], offer) for device, offer in offers.items()))
 
     async def _compute(self, number: int, features: dict[str, Tree]) -> dict[str, Sender]:
@@ -280,8 +286,8 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
     top = TopModel(*us, before=(number - 1) * steps, examples=own)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     features = FeaturesIn(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
-    gradients = GradientsOut(server.site, server.transport)
-    return SplitRound(server.clock, server.worker, top, barrier, features, gradients, plan.round.most_norm)
+    gradients, most = GradientsOut(server.site, server.transport, server.clock), plan.round.most_norm
+    return SplitRound(server.clock, server.worker, top, barrier, features, gradients, server.answers, most)
 
 
 def split_figures(split: SplitRound | None) -> dict[str, Any]:

@@ -155,6 +155,24 @@ def test_a_step_that_goes_on_without_the_device_is_told_while_it_waits_and_while
     live(story, silent=True)
 
 
+def test_after_a_step_that_went_on_without_the_device_it_sends_nothing_unasked(live, task) -> None:
+    """The next step may be over too before its features are there; where it is not, they are asked for."""
+
+    async def story(server: Server, splitting: Splitting) -> None:
+        async with splitting.session(task) as exchange:
+            await steps(exchange, [1, 2])
+            server.silent = True
+            doing = asyncio.create_task(exchange(3, [memoryview(features(3))]))
+            await asyncio.sleep(0.1)
+            await server.tell(server.skip(task, 3, 4))
+            assert await doing == Missed(1)
+            server.silent = False
+            assert await steps(exchange, [4, 5]) == [gradient(4), gradient(5)]
+        assert [offer.pushed for offer in server.offers] == [0, 98, 98, 0, 98]
+
+    live(story)
+
+
 def test_what_was_said_of_another_step_or_another_session_changes_nothing(live, task) -> None:
     """A repetition of an older word, one of a round begun with other parameters, a gradient of other features."""
 
