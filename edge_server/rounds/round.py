@@ -184,13 +184,12 @@ class Rounds:
             if self.opening:
                 await self.opening()
             await self.persist(self.store.append, opened)
-        us, told = (self.plan, self.algorithm, self.model, self.server, self.link), opened.assignments
+        us = self.plan, self.algorithm, self.model, self.server, self.link, self.test
+        told = opened.assignments
         begun = await self._trained(number, state, told)
         split = None
         if self.algorithm.split:
-            split = await self.server.worker(
-                open_split_round, *us, number=number, state=begun, assignments=told, test=self.test
-            )
+            split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
         gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
         trained, scored = split.top.state if split else begun, None
         after = await self._after(trained, told, gather)
@@ -267,8 +266,8 @@ class Rounds:
         plan = statistics.session_plan(self.plan, self.algorithm.split)
         other = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
         told = statistics.session_assignments(plan, other.algorithm, state, devices, number=at, steps=steps)
-        us = plan, other.algorithm, self.model, self.server, self.link
-        split = await worker(open_split_round, *us, number=at, state=state, assignments=told, test=self.test)
+        us = plan, other.algorithm, self.model, self.server, self.link, self.test
+        split = await worker(open_split_round, *us, number=at, state=state, assignments=told)
         own = await other.exchange(at, state, told, accepted={}, purpose="statistics", split=split)
         gather.refused.update(own.refused)
         top = split.top.state if split else None

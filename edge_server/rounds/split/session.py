@@ -258,11 +258,11 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
     model: Model,
     server: Server,
     link: LinkConfig,
+    test: Examples | None = None,
     *,
     number: int,
     state: State,
     assignments: Mapping[str, Assignment],
-    test: Examples | None = None,
 ) -> SplitRound | None:
     """Return what serves a round's steps, on a copy of the state; None where the devices train alone.
 
@@ -272,10 +272,10 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
         model: Its network, without storage.
         server: The site's, with how fast features come from each device.
         link: Window and limits of transfers.
+        test: Examples of the server's own, if it has any.
         number: The round, from 1.
         state: The server's before the round.
         assignments: What the devices are told.
-        test: Examples of the server's own, if it has any.
     """
     if algorithm.split is None:
         return None
