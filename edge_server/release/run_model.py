@@ -80,7 +80,10 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
     plan = opened.plan
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
     number = number or _usual_round(run, plan)
-    state = file.load(_kept_path(run, number))
+    try:
+        state = file.load(_kept_path(run, number))
+    except FileNotFoundError as error:  # its server went on between the look and this
+        raise ConfigError(f"run {run.folder.name} keeps its model of round {number} no more; try again") from error
     tree = _whole(evaluated(algorithm, state), blank(plan.model), run, number)
     model = zeroed(plan.model)
     model.layers.load_state_dict(tree)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 EXTRAS: Mapping[str, Sequence[str]] = {
     "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "torch"),
-    "device": ("numpy", "onnxruntime", "safetensors", "torch"),
     "release": ("onnx", "onnxruntime"),
+    "device": ("numpy", "onnxruntime", "safetensors", "torch"),
     "images": ("PIL",),
     "demo": ("sklearn",),
     "ray": ("ray",),

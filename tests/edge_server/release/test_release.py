@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import subprocess  # noqa: TID251 - a board's process, which has no torch
 import sys
+from itertools import count
+from pathlib import Path
 
 import msgspec
+import onnxruntime
 import pytest
 import torch
 
 from edge_server.plan.sections import Chosen
 from edge_server.release import store
-from shared.protocol.release import MANIFEST, ReleaseManifest, sha256_of
+from shared.data.load import load
+from shared.data.spec import Data
+from shared.protocol.release import MANIFEST, Preprocessing, ReleaseManifest, sha256_of
+from shared.runtime.folder_lock import hold_lock
+from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import called
 from tests.edge_server.release.runs import RUN, leave_run
 
@@ -83,6 +93,70 @@ def test_a_board_serves_it_by_onnx_runtime_alone(tmp_path, give):
     assert error <= 1e-5
     assert split <= 1e-5
     assert (same, count, loaded) == (True, 10, [])
+
+
+def test_a_trained_split_network_is_as_accurate_as_its_run_says(tmp_path, give):
+    """Both parts joined, with the running statistics that were measured anew; by ONNX Runtime on the same examples."""
+    sections = {
+        "algorithm": 'name = "fedsl"\noptions = { steps_per_round = 3 }',
+        "model": 'name = "spu_emnist"\noptions = { side = 8, width = 4, classes = 10 }',
+        "data": 'source = "digits"\nlimit = 120\nmean = [0.3]',
+        "evaluation": "every = 1",
+    }
+    plan = write_plan(tmp_path, **sections, more='[partition]\nkind = "even"\n[[device]]\nname = "a"\ncount = 2')
+    assert called("replay", plan, "--data-dir", tmp_path, "--workers", 1) == 0
+    assert give("create", "last")[0] == 0
+    manifest = store.find_release(tmp_path, "tiny").manifest
+    assert manifest.graph.input.shape == (-1, 1, 8, 8)
+    assert manifest.preprocessing == Preprocessing(mean=(0.3,), std=(), size=(8, 8))
+    assert give("export", "tiny", tmp_path / "out")[0] == 0
+    examples = load(Data(source="digits", split="test", limit=120, mean=(0.3,)))
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "graph.onnx", providers=["CPUExecutionProvider"])
+    [outputs] = session.run(None, {"input": examples.inputs.numpy()})
+    right = int((outputs.argmax(1) == examples.labels.numpy()).sum())
+    assert abs(right - manifest.source.accuracy * len(examples)) <= 1
+
+
+def test_a_full_disk_leaves_no_half_release(monkeypatch, tmp_path, give):
+    """At whichever file it is full; with room again the same command does it."""
+    leave_run(tmp_path, "mlp")
+    files, write, failed = 5, Path.write_bytes, 0
+    for full in range(files):
+        shutil.rmtree(tmp_path / "releases", ignore_errors=True)
+        writes = count()
+
+        def fill(path: Path, data: bytes, writes=writes, full=full) -> int:
+            if next(writes) == full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return write(path, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", fill)
+            code, _, err = give("create", "last")
+        failed += (code, "make room there" in err) == (1, True)
+        assert json.loads(give("list", "--format", "json")[1]) == []
+    assert failed == files
+    assert give("create", "last")[0] == 0
+    assert give("show", "tiny/1")[0] == 0
+    assert not list((tmp_path / "releases").rglob("*.part*"))
+
+
+def test_two_processes_do_not_write_at_once(tmp_path, give, made):
+    with hold_lock(tmp_path / "releases"):
+        for words in (("create", "last"), ("delete", "tiny/1")):
+            code, _, err = give(*words)
+            assert (code, "in use by another process" in err) == (2, True)
+        assert give("show", "tiny/1")[0] == 0
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, tmp_path, give):
+    leave_run(tmp_path, "mlp")
+    for module in ("onnxruntime", "onnx"):
+        monkeypatch.setitem(sys.modules, module, None)
+        code, _, err = give("create", "last")
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{module!r}" in err
+        assert "fieldfleet[release]" in err
 
 
 def test_releases_of_one_architecture_share_the_graph(tmp_path, give, made):
