@@ -9,6 +9,7 @@ from shared.algorithms.fedselect import fedselect
 from shared.algorithms.local_only import local_only
 from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
 from shared.algorithms.personal.pruned_personalization import pruned_personalization
+from shared.algorithms.semisupervised.full_model.fedmatch import fedmatch
 from shared.algorithms.semisupervised.full_model.fedswitch import fedswitch
 from shared.algorithms.semisupervised.full_model.semifl import semifl
 from shared.algorithms.semisupervised.semisfl import VARIANTS as SEMISFL
@@ -35,6 +36,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "hermes": hermes,
     "prunefl": prunefl,
     "semifl": semifl,
+    "fedmatch": fedmatch,
     "fedswitch": fedswitch,
     "semisfl": semisfl,
     "supervised_only": supervised_only,

@@ -7,6 +7,7 @@ loss is the method's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from shared.algorithms.base import Batch, Cohort
 from shared.algorithms.semisupervised.semisfl_server import batch_places, require_classes
 from shared.algorithms.semisupervised.settings import SemisflSettings
 from shared.data.views.pair import make_views
+from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.protocol.messages import mix
 from shared.tensors.tree import Tree
@@ -45,6 +47,16 @@ def labelled_views(
     for step, index in zip(range(steps), batch_places(len(labels), size, seed), strict=False):
         strengths = (settings.server_views,)
         yield make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)[0], labels[index]
+
+
+def require_finite_step(loss: float, step: int) -> None:
+    """Refuse the loss of a supervised step.
+
+    Raises:
+        ConfigError: It is NaN or infinite.
+    """
+    if not math.isfinite(loss):
+        raise ConfigError(f"server_data: training has diverged, the loss of step {step} is {loss}: lower learning_rate")
 
 
 @dataclass(frozen=True)

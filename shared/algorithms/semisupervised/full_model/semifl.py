@@ -27,7 +27,6 @@ code measures statistics on the devices' examples as well, where it is told to, 
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Literal
 
@@ -46,12 +45,12 @@ from shared.algorithms.base import (
     ServerTraining,
     assign_alike,
 )
+from shared.algorithms.semisupervised.full_model.labelled_steps import require_finite_step
 from shared.algorithms.semisupervised.full_model.semifl_device import local, timed_step
 from shared.algorithms.semisupervised.full_model.semifl_settings import ClippedSgd, SemiflSettings, split_epoch
 from shared.algorithms.semisupervised.semisfl_server import number_fact, require_classes
 from shared.algorithms.semisupervised.settings import MOMENTUM, prefixed, select
 from shared.data.views.pair import make_views
-from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
 from shared.models.running_statistics import measure_statistics
@@ -106,18 +105,13 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
                 step += 1
                 (view,) = make_views(inputs[index], ("weak",), mix(seed, step, "views"), mirrors=settings.mirrors)
                 loss = functional.cross_entropy(functional_call(model.layers, leaves, (view,)), labels[index])
-                _require_finite(loss.item(), step)
+                require_finite_step(loss.item(), step)
                 sgd.step(loss)
     leaves = {name: leaf.detach() for name, leaf in leaves.items()}
     batches = inputs.tensor_split(-(-len(inputs) // STATISTICS_BATCH))
     leaves = measure_statistics(model.layers, leaves, batches)
     momentum = prefixed(select(state.tree, MOMENTUM), MOMENTUM)
     return State(leaves | prefixed(leaves, TESTED) | momentum, {**state.facts, ROUNDS: rounds + 1})
-
-
-def _require_finite(loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise ConfigError(f"server_data: training has diverged, the loss of step {step} is {loss}: lower learning_rate")
 
 
 def assign(

@@ -1,0 +1,287 @@
+"""FedMatch: weights of two parts; labels at the server move one, devices the other by what they and helpers agree on.
+
+W. Jeong, J. Yoon, E. Yang, S. J. Hwang. Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint
+Learning, ICLR 2021, https://arxiv.org/abs/2006.12097; their code, https://github.com/wyjeong/FedMatch, "labels at
+server". A baseline of Y. Xu et al., SemiSFL, https://arxiv.org/abs/2307.15870. With theta = sigma + psi, and at first
+psi = 0.2 sigma, in every round the server takes supervised steps on sigma, psi as it is:
+
+    sigma <- sigma - eta d/dsigma lambda_s CE(theta; x, y)
+
+Both go down, and a device takes steps on psi, sigma as it is. With p = softmax f(x) of theta, those examples of which
+max p >= tau, and the helpers' p_h of sigma + psi_h,
+
+    psi <- psi - eta d/dpsi [ lambda_ICCS 1/H sum_h KL(p_h || p) + lambda_a CE(f(a_s(x)), y^)
+                              + lambda_L1 |psi|_1 + lambda_L2 |sigma - psi|_2^2 ]
+
+where y^ is the class for which most of the device and its helpers vote, of equals the lowest. Changes of psi go up,
+those of more than 1e-5 alone (`fedmatch_weights`), and their mean moves the server's; every device counts as much.
+Tested and served is sigma + psi, with zeros where psi is no larger than 1e-5.
+
+Every tenth round a device is sent helpers: of the psi of others, which the server keeps as they last came, the two with
+which the network's prediction is nearest to that with its own, for one picture of noise. In all other rounds nobody
+helps, and the device's own prediction is the label.
+
+**Learning rate**: the objective is divided by lambda_s, so `learning_rate` is that of the labels' cross-entropy, as for
+the methods that this is compared with; theirs of 1e-3 is 1e-2 here. Predictions are made in evaluation mode, a strong
+view passes in training mode, and running statistics are averaged; their network has neither these nor biases. They
+embed a device's network with the sigma of the round that it came in, this with that of the round before the helpers'.
+sigma and psi go down whole: nearly all of their entries change in a round by more than 1e-5.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.algorithms.base import (
+    Algorithm,
+    Allocation,
+    Batch,
+    Cohort,
+    Resources,
+    Result,
+    ServerTraining,
+    assign_alike,
+)
+from shared.algorithms.semisupervised.full_model.fedmatch_device import local
+from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
+    HELPER,
+    LAST,
+    PSI,
+    PSI_VALUES,
+    SIGMA,
+    FedmatchSettings,
+    check_changes,
+    pack_changes,
+    summed,
+    unpack_changes,
+    without_small,
+)
+from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, require_finite_step
+from shared.algorithms.semisupervised.learner import run_part
+from shared.algorithms.semisupervised.semisfl_server import number_fact, require_classes
+from shared.algorithms.semisupervised.settings import SemisflSettings, prefixed, select
+from shared.data.augment import PICTURES
+from shared.data.views.pair import Strength
+from shared.errors import WireError
+from shared.models.base import Model
+from shared.protocol.messages import Assignment, Hyper, Scalar, mix
+from shared.tensors import tree
+from shared.tensors.sgd import descend
+from shared.tensors.tree import Mean, State, Tree, check_like
+
+ROUNDS, ENTRIES = "server_rounds", "psi_entries"
+"""Facts: rounds before which the server has trained, but for those that were missed; N, while updates are added."""
+FORWARD = 1 / 3
+"""Of a training step's operations, its forward pass's."""
+MIDDLE = 125 / 255
+"""Mean and standard deviation of the noise of a picture's pixels, which are in [0, 1]."""
+
+
+def init(settings: FedmatchSettings, model: Model, _seed: int) -> State:
+    """Return sigma, the network's own parameters, psi, a share of it, and all that is not trained."""
+    trained = {name: leaf.detach() for name, leaf in sorted(model.layers.named_parameters()) if leaf.requires_grad}
+    others = {name: leaf.clone() for name, leaf in model.tree().items() if name not in trained}
+    psi = torch.cat([leaf.flatten() for leaf in trained.values()]) * settings.psi_share
+    sigma = {name: leaf.clone() for name, leaf in trained.items()}
+    return State({**prefixed(sigma, SIGMA), PSI_VALUES: psi, **others}, {ROUNDS: 0})
+
+
+def untrained(state: State) -> Tree:
+    """Return running statistics, and parameters that are not trained."""
+    return {name: leaf for name, leaf in state.tree.items() if not name.startswith((SIGMA, PSI, LAST))}
+
+
+def assign(
+    settings: FedmatchSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
+) -> dict[str, Assignment]:
+    """Tell every device the round's step size."""
+    hyper = settings.common.hyper_of(cohort.hyper, number, cohort.rounds)
+    told = assign_alike(state, cohort, allocation, number)
+    return {device: msgspec.structs.replace(one, hyper=hyper) for device, one in told.items()}
+
+
+def train(
+    settings: FedmatchSettings, model: Model, state: State, labelled: Batch, cohort: Cohort, number: int
+) -> State:
+    """Choose helpers, where it is their round, and take the supervised steps: see `ServerTraining.train`.
+
+    Raises:
+        ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
+    """
+    common, momenta = settings.common, Tree()
+    facts = {name: fact for name, fact in state.facts.items() if not name.startswith(HELPER)}
+    if settings.helpers and number % settings.helper_period == 0:
+        probe = make_probe(labelled[0], mix(cohort.seed, 0, "probe"))
+        facts |= choose_helpers(settings, model, state, probe, cohort.devices)
+    sigma = {name: leaf.clone().requires_grad_() for name, leaf in sorted(select(state.tree, SIGMA).items())}
+    others = {name: leaf.clone() for name, leaf in untrained(state).items()}
+    rounds, hyper = int(number_fact(state.facts, ROUNDS)), common.hyper_of(cohort.hyper, number, cohort.rounds)
+    views = labelled_views(common, model, labelled, cohort, number, first=not rounds)
+    for step, (view, labels) in enumerate(views, 1):
+        leaves = {**summed(sigma, state.tree[PSI_VALUES]), **others}
+        loss = functional.cross_entropy(run_part(model, model.layers, leaves, view, train=True), labels)
+        require_finite_step(loss.item(), step)
+        torch.autograd.backward(loss, inputs=[*sigma.values()])
+        descend(sigma.items(), momenta, hyper, nesterov=common.nesterov)
+    moved = prefixed({name: leaf.detach() for name, leaf in sigma.items()}, SIGMA)
+    return State({**state.tree, **moved, **others}, {**facts, ROUNDS: rounds + 1})
+
+
+def check_labelled(settings: FedmatchSettings, model: Model, labelled: Batch, hyper: Hyper) -> None:
+    """Refuse labelled examples of other classes than the network has, and a step size by which psi would diverge.
+
+    Args:
+        settings: The method's.
+        model: The network.
+        labelled: The server's own examples.
+        hyper: The plan's.
+
+    Raises:
+        ConfigError: They are such.
+    """
+    require_classes(model, labelled)
+    settings.check_hyper(hyper)
+
+
+def make_probe(inputs: Tensor, seed: int) -> Tensor:
+    """Return one example of noise, of shape (1, ...): pixels of a picture normal, cut off to [0, 1].
+
+    Args:
+        inputs: The server's examples, of shape (B, ...); those that are no pictures have noise of their mean and
+            standard deviation.
+        seed: Of what is drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if inputs.ndim != PICTURES:
+        return inputs.mean() + inputs.std() * torch.randn(1, *inputs.shape[1:], generator=generator)
+    low, high = torch.special.ndtr(torch.tensor([-1.0, 1 / MIDDLE - 1]))
+    shares = low + (high - low) * torch.rand(1, *inputs.shape[1:], generator=generator)
+    noise: Tensor = torch.special.ndtri(shares)
+    return MIDDLE + MIDDLE * noise
+
+
+@torch.no_grad()
+def choose_helpers(
+    settings: FedmatchSettings, model: Model, state: State, probe: Tensor, devices: tuple[str, ...]
+) -> dict[str, Scalar]:
+    """Return who helps whom, as facts: of devices that came before those whose predictions are nearest.
+
+    Args:
+        settings: The method's.
+        model: The whole network, without storage.
+        state: The server's.
+        probe: What they predict of, of shape (1, ...).
+        devices: Who is to be helped.
+    """
+    sigma, others = select(state.tree, SIGMA), untrained(state)
+    answers = dict[str, Tensor]()
+    for device, psi in select(state.tree, LAST).items():
+        leaves = {**summed(sigma, psi), **others}
+        answers[device] = run_part(model, model.layers, leaves, probe, train=False).softmax(1)
+    chosen = dict[str, Scalar]()
+    for device in answers.keys() & set(devices):
+        distances = {other: torch.dist(answers[device], answers[other]).item() for other in answers if other != device}
+        nearest = sorted(distances, key=lambda other: (distances[other], other))
+        chosen |= {f"{HELPER}{place}/{device}": other for place, other in enumerate(nearest[: settings.helpers])}
+    return chosen
+
+
+def broadcast(settings: FedmatchSettings, state: State, device: str, _assignment: Assignment) -> Tree:
+    """Return sigma, psi and what is not trained; in a round of helpers, in what their psi differ from it, too."""
+    down = {name: leaf for name, leaf in state.tree.items() if not name.startswith(LAST)}
+    for place in range(settings.helpers):
+        if (helper := state.facts.get(f"{HELPER}{place}/{device}")) is not None:
+            psi = without_small(state.tree[f"{LAST}{helper}"], settings.least_value)
+            down |= pack_changes(psi - state.tree[PSI_VALUES], settings.least_change, f"{HELPER}{place}/")
+    return down
+
+
+def check_update(_assignment: Assignment, sent: Tree, came: Tree) -> None:
+    """Refuse what are not changes of entries of psi, and of all running statistics."""
+    check_changes(came, PSI, sent[PSI_VALUES])
+    like = {name: leaf for name, leaf in sent.items() if not name.startswith((SIGMA, PSI, HELPER))}
+    rest = {name: leaf for name, leaf in came.items() if not name.startswith(PSI)}
+    check_like(rest, like)
+    if missing := sorted(like.keys() - rest.keys()):
+        raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
+
+
+def empty(state: State) -> Mean:
+    """Return a mean that knows how many entries psi has."""
+    return Mean(facts={ENTRIES: len(state.tree[PSI_VALUES])})
+
+
+def absorb(settings: FedmatchSettings, mean: Mean, device: str, _assignment: Assignment, result: Result) -> Mean:
+    """Add changes, with zeros for entries that did not travel, and keep the device's where anybody is ever helped."""
+    count = int(number_fact(mean.facts, ENTRIES))
+    like = torch.empty(count, dtype=result.tree[PSI_VALUES].dtype, device="meta")
+    changes = unpack_changes(result.tree, PSI, like)
+    rest = {name: leaf for name, leaf in result.tree.items() if not name.startswith(PSI)}
+    kept = {LAST + device: changes} if settings.helpers else {}
+    return tree.accumulate(mean, {PSI_VALUES: changes, **rest, **kept}, 1.0)
+
+
+def aggregate(state: State, mean: Mean) -> State:
+    """Move psi and running statistics by the mean change; put devices' psi in the place of what they sent before."""
+    moved, psi = tree.finish_mean(mean), state.tree[PSI_VALUES]
+    last = {name: psi + change.to(psi.dtype) for name, change in moved.items() if name.startswith(LAST)}
+    shared = {name: leaf for name, leaf in moved.items() if not name.startswith(LAST)}
+    return State(tree.add(state.tree, shared) | last, state.facts)
+
+
+def tested(settings: FedmatchSettings, state: State) -> Tree:
+    """Return sigma + psi: what is evaluated, exported and served."""
+    psi = without_small(state.tree[PSI_VALUES], settings.least_value)
+    return {**summed(select(state.tree, SIGMA), psi), **untrained(state)}
+
+
+def fedmatch(  # noqa: PLR0913 - options of a plan, all by name
+    *,
+    supervised_steps: int = 100,
+    warmup_steps: int = 0,
+    server_batch: int = 0,
+    threshold: float = 0.75,
+    helpers: int = 2,
+    helper_period: int = 10,
+    supervised_weight: float = 10.0,
+    consistency_weight: float = 0.01,
+    agreement_weight: float = 0.01,
+    sparsity_weight: float = 1e-5,
+    closeness_weight: float = 10.0,
+    psi_share: float = 0.2,
+    least_value: float = 1e-5,
+    least_change: float = 1e-5,
+    mirrors: bool = True,
+    server_views: Strength = "strong",
+    schedule: Literal["cosine", "constant"] = "cosine",
+    least_rate: float = 0.005,
+    nesterov: bool = True,
+) -> Algorithm:
+    """Build the algorithm; options as in `SemisflSettings` and `FedmatchSettings`.
+
+    Raises:
+        ValueError: One is out of range.
+    """
+    given = dict(locals())
+    own = {name: given.pop(name) for name in FedmatchSettings.__dataclass_fields__.keys() & given.keys()}
+    settings = FedmatchSettings(SemisflSettings(**given), **own)
+    aided = (2 * FORWARD + helpers * FORWARD) / helper_period if helpers else 0.0
+    return Algorithm(
+        init=partial(init, settings),
+        assign=partial(assign, settings),
+        broadcast=partial(broadcast, settings),
+        local=partial(local, settings),
+        absorb=partial(absorb, settings),
+        aggregate=aggregate,
+        empty=empty,
+        check_update=check_update,
+        server=ServerTraining(partial(train, settings), partial(tested, settings), partial(check_labelled, settings)),
+        resources=Resources(step_share=lambda _model, _told: 1 + FORWARD + aided),
+        reads_labels=False,
+    )
