@@ -1,4 +1,4 @@
-"""Between SemiSFL's devices and their server no label, no output of the network and no example passes."""
+"""Between devices without labels and their server no label, no output of the network and no example passes."""
 
 from __future__ import annotations
 
@@ -80,6 +80,17 @@ def test_of_the_labels_that_devices_evaluate_on_no_more_than_three_numbers_trave
     assert secrets_of(plan).leaks(traffic) == []
     metrics = {name for one in traffic.messages() if isinstance(one, Update) for name in one.metrics}
     assert metrics == {"missed_steps", "refused_batches", "eval_accuracy", "eval_loss", "eval_examples"}
+
+
+@pytest.mark.parametrize("method", ["fedswitch", "fedmatch"])
+def test_nor_where_devices_train_the_whole_network(pictures, method):
+    """Parameters go down, changes of them up, and one number of how well a device learned: its training loss."""
+    plan = make_plan(pictures, method)
+    traffic = play(Network(), plan, pictures)
+    channels = [channel for channel, _ in traffic.trees()]
+    assert set(channels) == {"model", "update"}
+    assert channels.count("update") == plan.rounds * len(NAMES), "of no two the same bits: they learned"
+    assert {leak for leak in secrets_of(plan).leaks(traffic) if not leak.startswith("loss: ")} == set()
 
 
 @pytest.mark.parametrize("cut_codec", BYTES)

@@ -53,14 +53,15 @@ METHODS = {
     "fedswitch_sl": f"{SPLIT}, steps = 3, threshold = 0.3, switch_divergence = 0.0",
     "supervised_only": f"{SPLIT}, hidden = 16, projections = 8",
     "semifl": SEMIFL.format(12, 0.3),
-    "fedswitch": "supervised_steps = 4, threshold = 0.3",
+    "fedswitch": "supervised_steps = 4, threshold = 0.11",
+    "fedmatch": "supervised_steps = 4, threshold = 0.11, helper_period = 2, agreement_weight = 1.0, least_change = 1e-3",
 }
 """By their options in a plan."""
 STEPS = {"semisfl": 3, "fedswitch_sl": 3}
 """Of a round's session; the others have none."""
 OVER = [
     *(("memory", method) for method in METHODS),
-    *(("mosquitto", method) for method in ("semisfl", "supervised_only", "fedswitch")),
+    *(("mosquitto", method) for method in ("semisfl", "supervised_only", "fedswitch", "fedmatch")),
     *(("embedded", method) for method in ("fedswitch_sl", "semifl")),
 ]
 """Every method over memory and over one of the brokers; over each broker, split networks and whole ones."""
@@ -178,7 +179,7 @@ def test_the_terms_of_the_loss_are_in_every_rounds_record(replayed):
 
 def test_judged_is_the_teacher_or_what_the_servers_steps_left(replayed):
     """Each by the prefix of its leaves; of the baseline of supervised steps alone, all of these were taken."""
-    for method in METHODS:
+    for method in METHODS.keys() - {"fedmatch"}:
         run, prefix = replayed(method), "tested/" if method == "semifl" else "teacher/"
         wanted = {key.removeprefix(prefix): leaf for key, leaf in run.state.tree.items() if key.startswith(prefix)}
         require_equal(evaluated(build(ALGORITHMS, run.plan.algorithm, "algorithm"), run.state), wanted)
@@ -193,13 +194,14 @@ def test_judged_is_the_teacher_or_what_the_servers_steps_left(replayed):
         ("fedswitch", RoundOpened, 2),
         ("fedswitch", UpdateAccepted, 2),
         ("semifl", UpdateAccepted, 3),
+        ("fedmatch", UpdateAccepted, 2),
     ],
 )
 def test_after_a_kill_in_a_round_it_ends_at_the_same_bits(replayed, tmp_path, method, kind, number):
     """The server's own steps and the session are done again; all else comes from the checkpoint.
 
     Of SemiSFL queue, teacher and K_s, of FedSwitch-SL who labels, of FedSwitch what it must know of its devices, of
-    SemiFL a momentum that is not zero.
+    SemiFL a momentum that is not zero, of FedMatch the devices' psi, which help in this round.
     """
     run = replayed(method)
     here = Site(Network(), run.plan, tmp_path)
@@ -293,6 +295,26 @@ def test_a_device_that_labels_by_itself_is_charged_for_both_views(pictures):
     spent = {(one.round, one.device): one.cost.compute_s for one in records if isinstance(one, CostSettled)}
     assert all(spent[1, name] for name in NAMES)
     assert [spent[2, name] for name in NAMES] == pytest.approx([spent[1, name] for name in NAMES])
+
+
+def test_only_entries_that_have_changed_travel_up(replayed):
+    """FedMatch, by the bytes of its updates: some entries have changed too little."""
+    run = replayed("fedmatch")
+    count = sum(leaf.numel() for leaf in blank(run.plan.model).layers.parameters())
+    updates = [one.update for one in run.records if isinstance(one, UpdateAccepted)]
+    shares = [one.metrics["changed_entries"] for one in updates]
+    assert len(shares) == run.plan.rounds * len(NAMES)
+    assert 0 < min(shares) < 1
+    for update, share_changed in zip(updates, shares, strict=True):
+        values = 4 * round(share_changed * count) + (-(-count // 8) if share_changed < 1 else 0)
+        assert values <= update.params.size < values + 1024, "and a header"
+    assert {run.state.facts[f"helper/{place}/a"] for place in (0, 1)} == {"b", "c"}, "the last round's"
+
+
+def test_a_step_size_by_which_psi_diverges_is_refused_before_any_device_has_a_task(pictures):
+    plan = make_plan(pictures, "fedmatch", hyper="learning_rate = 0.7\nmomentum = 0.9")
+    with pytest.raises(ConfigError, match=r"hyper\.learning_rate 0\.7: .*lower it below 0\.679"):
+        replay(plan, pictures / "replayed")
 
 
 def test_a_round_that_a_device_skips_is_told(replayed):
