@@ -122,7 +122,13 @@ class LocalPsi:
 
     @classmethod
     def begin(cls, settings: FedmatchSettings, model: Model, came: Received) -> LocalPsi:
-        """Return it as it came."""
+        """Return it as it came.
+
+        Args:
+            settings: The method's.
+            model: The network.
+            came: What came down.
+        """
         statistics = {name: leaf.clone() for name, leaf in came.others.items()}
         return cls(settings, model, came, came.psi.clone().requires_grad_(), statistics)
 
