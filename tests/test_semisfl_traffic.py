@@ -17,7 +17,7 @@ from shared.transfer import frames
 from shared.transfer.sender import Sender
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES
-from tests.test_semisupervised_system import FLOAT16, OWN, make_plan, pictures
+from tests.test_semisupervised_system import FLOAT16, METHODS, OWN, make_plan, pictures
 from tests.traffic import SESSION, Secrets, Traffic, recorded
 
 __all__ = ["pictures"]  # a fixture
@@ -85,7 +85,7 @@ def test_of_the_labels_that_devices_evaluate_on_no_more_than_three_numbers_trave
 @pytest.mark.parametrize("method", ["fedswitch", "fedmatch"])
 def test_nor_where_devices_train_the_whole_network(pictures, method):
     """Parameters go down, changes of them up, and one number of how well a device learned: its training loss."""
-    plan = make_plan(pictures, method)
+    plan = make_plan(pictures, method, METHODS[method].removeprefix("least_change = 1e-3, "))
     traffic = play(Network(), plan, pictures)
     channels = [channel for channel, _ in traffic.trees()]
     assert set(channels) == {"model", "update"}
