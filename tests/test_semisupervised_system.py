@@ -54,7 +54,7 @@ METHODS = {
     "supervised_only": f"{SPLIT}, hidden = 16, projections = 8",
     "semifl": SEMIFL.format(12, 0.3),
     "fedswitch": "supervised_steps = 4, threshold = 0.11",
-    "fedmatch": "least_change = 1e-3, supervised_steps = 4, threshold = 0.11, helper_period = 2",
+    "fedmatch": "least_change = 1e-3, supervised_steps = 4, threshold = 0.11, helper_period = 2, agreement_weight = 2",
 }
 """By their options in a plan."""
 STEPS = {"semisfl": 3, "fedswitch_sl": 3}
