@@ -64,13 +64,38 @@ def test_a_device_that_drops_out_is_waited_for_no_longer_than_a_step_and_takes_p
             await here.start("c", compute_s=0.05)
             return (await serving)[1]
 
-    first, second = closed_rounds(network.run(play()))
+    records = network.run(play())
+    first, second = closed_rounds(records)
     assert first.steps == second.steps == MANY
     assert set(first.missed) == {"c"}
     assert 2 <= first.missed["c"] < MANY - 5, "it never caught up with the others"
     assert (second.missed, second.arrived) == ({}, NAMES)
     assert first.arrived == NAMES
+    said = {one.device: one.update.metrics for one in records if isinstance(one, UpdateAccepted) and one.round == 1}
+    assert {device: metrics["missed_steps"] for device, metrics in said.items()} == {
+        "a": 0,
+        "b": 0,
+        "c": first.missed["c"],
+    }
     assert first.seconds < 60.0, "every step waited for it"
+
+
+@pytest.mark.parametrize("step", [1, STEPS])
+def test_a_device_that_restarts_while_its_round_waits_for_it_ends_at_the_same_bits(here, step):
+    """Its process knows nothing of its session: it does it anew, and the server answers as before."""
+
+    async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
+        async with here.devices(*NAMES, compute_s=0.02):
+            serving = asyncio.create_task(here.serve())
+            await until(lambda: ("c", 2, step) in here.stepped)
+            await here.stop("c")
+            await here.start("c", compute_s=0.02)
+            state, records = await serving
+            return state.tree, records
+
+    tree, records = here.network.run(play())
+    require_equal(tree, alone(here.plan))
+    assert [(one.arrived, one.missed) for one in closed_rounds(records)] == ROUNDS * [(NAMES, {})]
 
 
 @pytest.mark.parametrize("kind", ["step", "update", "checkpoint"])

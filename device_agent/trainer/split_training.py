@@ -29,6 +29,7 @@ class SplitTraining:
         up: Its payload in parts, views of tensors that are used again once the answer is there; None when the training
             has ended.
         outcome: What the training gave, when it has ended.
+        missed: Steps that went on without this device.
         carried: Bytes of frames that the steps took, up and down, as their driver says; None where nobody counts them.
     """
 
@@ -39,6 +40,7 @@ class SplitTraining:
         self.up: list[memoryview] | None = None
         self.outcome: Outcome | None = None
         self.carried: tuple[int, int] | None = None
+        self.missed = 0
         self._compute(None)
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -53,6 +55,7 @@ class SplitTraining:
         """
         self.up = None  # views of what the session computes with
         if isinstance(answer, Missed):
+            self.missed += min(answer.steps, self._task.assignment.steps + 1 - self.step)
             self.step += answer.steps
             self._compute(answer)
         else:

@@ -38,7 +38,7 @@ from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistics_of
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import Cost, StepCost
-from shared.protocol.messages import STATISTICS_BATCHES, Missed, Payload, Spec, Task, Transfer, Update
+from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Payload, Spec, Task, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
 from shared.tensors.tree import State, Tree, check_like
@@ -336,7 +336,7 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
     cost = msgspec.structs.replace(
         spent.add_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
     )
-    _write_update(job, result, transfer, {}, cost, None)
+    _write_update(job, result, transfer, {MISSED_STEPS: float(training.missed)}, cost, None)
 
 
 def _write_result(job: Job, state: State, memory: Memory, result: Result) -> Transfer:

@@ -15,7 +15,7 @@ from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_
 from shared.transfer.receiver import Policy
 from shared.transport.base import Broker
 
-MAX_THREADS, MAX_FEATURES_MB = 1024, 4096
+MAX_THREADS, MAX_FEATURES_MB, MAX_KEPT_MB = 1024, 4096, 1 << 20
 MAX_KEEP_DAYS, MAX_KEEP_MB = 3660, 1 << 20
 
 
@@ -29,6 +29,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         patience_s: Seconds without a frame after which frames are asked for again, and seconds that one device may
             keep the others waiting on the shared topic before it is served alone.
         max_features_mb: MiB of one step's features that are taken of a device; they are held in memory.
+        kept_gradients_mb: MiB of gradients of one split round that are kept in memory until it ends, of all devices
+            together: a device whose trainer was killed does its steps again by them. Those behind it misses.
     """
 
     frame_bytes: int = FRAME_BYTES
@@ -36,6 +38,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     budget: int = 48
     patience_s: float = 1.0
     max_features_mb: int = 64
+    kept_gradients_mb: int = 256
 
     def __post_init__(self) -> None:
         """Refuse what the protocol cannot carry."""
@@ -46,6 +49,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("budget must be >= 1, patience_s > 0")
         if not 1 <= self.max_features_mb <= MAX_FEATURES_MB:
             raise ValueError(f"max_features_mb must be 1 to {MAX_FEATURES_MB}")
+        if not 0 <= self.kept_gradients_mb <= MAX_KEPT_MB:
+            raise ValueError(f"kept_gradients_mb must be 0 to {MAX_KEPT_MB}")
 
     def policy(self, limit: int) -> Policy:
         """Return how payloads of at most `limit` bytes are received."""

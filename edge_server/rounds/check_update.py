@@ -11,7 +11,7 @@ from shared.codecs.base import Codec
 from shared.errors import WireError
 from shared.protocol import payload
 from shared.protocol.measurements import StepCost
-from shared.protocol.messages import Update
+from shared.protocol.messages import MISSED_STEPS, Assignment, Update
 from shared.tensors.tree import Tree, check_like
 from shared.transfer import to_file
 
@@ -107,6 +107,22 @@ def check(update: Update, *, trains: bool) -> None:
     if trains and not MIN_WEIGHT <= update.weight <= most:
         of = f", that of its {update.num_examples} examples" if most < MAX_WEIGHT else ""
         raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {most:g}{of}", reason="weight")
+
+
+def require_trained(update: Update, told: Assignment) -> None:
+    """Refuse the update of a split session that went on without its device: that part is as it came down.
+
+    In a mean it would weigh as one that has trained.
+
+    Raises:
+        WireError: It is of such a session.
+    """
+    trains = told.is_split and not told.measures_statistics
+    if trains and update.metrics.get(MISSED_STEPS, 0.0) >= told.steps:
+        raise WireError(
+            f"all {told.steps} steps of its session went on without it: its part is as it was and does not count",
+            reason="missed-steps",
+        )
 
 
 def check_metrics(metrics: Mapping[str, float]) -> None:

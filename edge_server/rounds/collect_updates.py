@@ -15,7 +15,7 @@ from edge_server.fleet.answers import Answers, ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.records import UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.check_update import check
+from edge_server.rounds.check_update import check, require_trained
 from shared.codecs.base import Codec
 from shared.errors import Diverged, Unreachable, Unwritable, WireError
 from shared.protocol import wire
@@ -131,6 +131,7 @@ class Gather:
 
     async def _take(self, update: Update) -> None:
         check(update, trains=update.params is not None if self.trains is None else self.trains)
+        require_trained(update, self.expected[update.device])
         if update.params is None:
             record = self._record(update, 0)
             await self.worker(self.store.append, record)

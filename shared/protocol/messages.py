@@ -23,6 +23,7 @@ STATISTICS = "statistics"
 STATISTICS_BATCHES = "statistics_batches"
 """Among the metrics of an update: batches over which its device measured the running statistics that it sends. Among
 the values of an assignment: over how many it is to, at most."""
+MISSED_STEPS = "missed_steps"  # among the metrics of an update: steps of its split session that went on without it
 MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 """Of the names of a device's classes, which it tells in one message."""
 

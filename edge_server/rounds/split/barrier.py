@@ -3,7 +3,7 @@
 Every device does the same steps, 1 to `steps`. A step is served when each device that is in has delivered, or a while
 after the first did: who is missing then is absent, and holds up no later step. It is in again as soon as it speaks: it
 is told the open step and waited for there, or it would be a step behind the others for ever. Who lets that pass too is
-not waited for any more until it has delivered.
+not waited for any more until it has delivered. Who begins the session anew is answered as before, step by step.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Reply(Enum):
     """What to do about an offer of features, where it is not to be told another step."""
 
     TAKE = "ask for its frames"
-    AGAIN = "its gradient once more"
+    AGAIN = "that step's gradient once more"
     NOTHING = "its answer comes with the step's"
 
 
 Answer: TypeAlias = Reply | int
-"""A number is the step to tell: ahead of the device's own, that one went on without it; behind it, begin anew."""
+"""A number is the step to tell: ahead of the device's own, all between went on without it; behind it, begin anew."""
 
 
 @dataclass
@@ -93,13 +93,13 @@ class Barrier:
         session = self.sessions[device]
         if step > session.step:
             return session.step  # of a session that this process has not served
-        if step == session.answered and features == session.answered_features:
+        is_answered = session.answers.answers(step, features)
+        if not (session.is_overdue or (is_answered and step == session.answers.last)):
+            self._follow(session, "return")  # also on its way to the open step, which it begins anew
+        if is_answered:
             return Reply.AGAIN
-        if not session.is_overdue:
-            self._follow(session, "return")
         if step < self.step:
-            session.step = self.step
-            return self.step
+            return session.answers.following(step) or self._let_go_on(session)
         if session.state == "refused" or (session.state == "delivered" and session.delivered == features):
             return Reply.NOTHING
         self._follow(session, "offer")  # also where it has begun anew since it delivered
@@ -155,6 +155,10 @@ class Barrier:
             self._count(session)
         self.step += 1
         return served, in_vain
+
+    def _let_go_on(self, session: DeviceSession) -> int:
+        session.step = self.step
+        return self.step
 
     def _alive(self) -> Iterator[DeviceSession]:
         return (session for session in self.sessions.values() if session.is_alive)

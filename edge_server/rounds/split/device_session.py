@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from edge_server.rounds.split.kept_answers import KeptAnswers
 from shared.protocol.messages import Features
 from shared.tensors.tree import Tree
 from shared.transfer.frames import WaitingPieces
@@ -75,15 +76,15 @@ class DeviceSession:
         state: In the open step.
         step: The next step that it can offer, as far as is known here.
         delivered: Digest of its features of the open step, when they are delivered.
-        answered: The last step of which it was given a gradient; 0 for none.
-        answered_features: Digest of its features of that step.
+        at: The step of its last offer; behind those that were served with it where it has begun anew.
+        answers: What it was answered.
         late: Deadlines in a row that it let pass.
         missed: Steps that went on without it.
         offer: Its last offer whose frames were asked for.
         receiver: Of these features, until they are read.
         features: Those that are read, until the step is served.
         size: The root mean square of their floating-point values.
-        gradient: Its last one; nothing while a step is being computed.
+        gradient: The one that it is sent; nothing while a step is being computed.
         waiting: Pieces of the gradient that wait to be sent.
     """
 
@@ -91,8 +92,8 @@ class DeviceSession:
     state: StepState = "awaited"
     step: int = 1
     delivered: bytes = b""
-    answered: int = 0
-    answered_features: bytes = b""
+    at: int = 0
+    answers: KeptAnswers = field(default_factory=KeptAnswers)
     late: int = 0
     missed: int = 0
     offer: Features | None = None
@@ -132,6 +133,7 @@ class DeviceSession:
         """Part for good, with all that is here."""
         self.follow("fail")
         self.receiver = self.features = self.gradient = None
+        self.answers = KeptAnswers()
         self.waiting.clear()
 
     def close(self, step: int) -> None:
@@ -141,8 +143,8 @@ class DeviceSession:
             step: The one that was open.
         """
         if self.state == "delivered":
-            self.answered, self.answered_features, self.late = step, self.delivered, 0
-            self.step = step + 1
+            self.answers.serve(step, self.delivered)
+            self.step, self.late = step + 1, 0
         else:
             self.missed += 1
             self.late += self.is_waited_for
@@ -152,8 +154,19 @@ class DeviceSession:
         self.follow("close overdue" if self.is_overdue else "close")
 
     def take_features(self) -> Tree:
-        """Part with the features of the step that was served, and with the gradient of the one before: it has that."""
+        """Part with the features of the step that was served, and with the gradient of the one before: it has that.
+
+        One that has begun anew since it delivered them is given that of an earlier step, and may need it still.
+        """
         assert self.features is not None, "who has delivered has features"
-        features, self.features, self.gradient = self.features, None, None
-        self.waiting.clear()
+        features, self.features = self.features, None
+        if self.at >= self.answers.last:
+            self.gradient = None
+            self.waiting.clear()
         return features
+
+    def send(self, gradient: Sender) -> None:
+        """Let a gradient be the one that it is sent; what waits of another is of no use to it any more."""
+        if gradient is not self.gradient:
+            self.gradient = gradient
+            self.waiting.clear()

@@ -1,4 +1,4 @@
-"""Send each device its gradient of a split step, kept until its next, as it is asked for."""
+"""Send each device its gradient of a split step, as it is asked for."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ class GradientsOut:
         """Announce a device's gradient, and send at once what it has room for.
 
         Args:
-            session: Of the device; if it has no gradient, nothing is sent: the one for its offer is being computed.
+            session: Of the device; if it has no gradient of that step, nothing is sent: it is being computed.
             offer: The features that it answers.
             pace: Of what comes from the device.
             window: Frames that it may have under way.
         """
-        gradient = session.gradient
+        gradient = session.answers.of_step(offer.step)
         if gradient is None:
             return
+        session.send(gradient)
         pieces = [] if session.waiting else gradient.unasked(offer.room, self.transport.max_payload_bytes)
         if not self._may_send(session.device, gradient, pieces):
             pieces = []

@@ -19,6 +19,7 @@ from edge_server.rounds.split.barrier import Barrier, Reply
 from edge_server.rounds.split.device_session import DeviceSession
 from edge_server.rounds.split.features_in import FeaturesIn
 from edge_server.rounds.split.gradients_out import GradientsOut
+from edge_server.rounds.split.kept_answers import Shelf
 from edge_server.rounds.split.top_model import TopModel, copy_state
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
@@ -42,6 +43,8 @@ EXAMPLES = 32
 """Of the server's own, by which it knows how large features usually are."""
 SKIP_COST = 1 / 32
 """As what share of an answer it counts that a device is told the open step: others' steps may be many a second."""
+BEGIN_COST = 16.0
+"""As how many answers it counts that a device begins its session anew: all that it was given may follow."""
 SPLIT_STEP = "split step"
 """What a step of the server's part of a network is called where its time is charged."""
 
@@ -55,6 +58,7 @@ class SplitRound:
         barrier: Which step is open, and the sessions of the devices.
         features: Receives what comes up.
         gradients: Sends what goes down.
+        shelf: Room for what went down, in the round.
         answers: Says what nobody waits for, to each device as often as it is due.
         most_size: A step goes on without features larger than this many times the median of those that are here, and
             than this many times what the network makes of the server's own examples; 0: with all. One step with such
@@ -68,6 +72,7 @@ class SplitRound:
     barrier: Barrier
     features: FeaturesIn
     gradients: GradientsOut
+    shelf: Shelf
     answers: Answers
     most_size: float = 0.0
     _usual_size: float | None = None
@@ -97,12 +102,26 @@ class SplitRound:
             return  # of before the round was begun anew from other parameters, as its newer task says; or it failed
         session = self.barrier.sessions[device]
         answer = self.barrier.offer(device, offer.step, offer.params.digest)
+        if answer is Reply.AGAIN:
+            await self._answer_again(session, offer)
+            return
+        session.at = max(session.at, offer.step)
         if answer is Reply.TAKE:
             await self._take(session, offer)
-        elif answer is Reply.AGAIN and self.answers.is_due(device):
-            await self._announce(session, offer)
         elif isinstance(answer, int):
             self.answers.tell(device, "gradient", skip(offer, answer), SKIP_COST)
+
+    async def _answer_again(self, session: DeviceSession, offer: Features) -> None:
+        """Give a gradient once more, to who lost it or begins anew; who does so again and again waits for it."""
+        begins_anew = offer.step < session.at
+        cost = BEGIN_COST if begins_anew else 1.0 if offer.step == session.at else SKIP_COST
+        if not self.answers.is_due(session.device, cost):
+            return
+        if begins_anew:
+            log.info("round %d: %s begins its session anew", self._gather.number, session.device)
+        session.at = offer.step
+        self.features.expect_push(session)
+        await self._announce(session, offer)
 
     async def _take(self, session: DeviceSession, offer: Features) -> None:
         try:
@@ -222,12 +241,23 @@ class SplitRound:
         features = {device: sessions[device].take_features() for device in devices}
         await asyncio.gather(*(self.features.send(device, message) for device, message in skips.items()))
         if devices:
-            for device, gradient in (await self._compute(number, features)).items():
-                if sessions[device].is_alive:
-                    sessions[device].gradient = gradient
+            self._keep(number, await self._compute(number, features))
         for device in offers:
             self.features.expect_push(sessions[device])
-        await asyncio.gather(*(self._announce(sessions[device], offer) for device, offer in offers.items()))
+        # One that does earlier steps again comes to this one later.
+        due = [(sessions[device], offer) for device, offer in offers.items() if sessions[device].at >= number]
+        await asyncio.gather(*(self._announce(session, offer) for session, offer in due))
+
+    def _keep(self, number: int, gradients: Mapping[str, Sender]) -> None:
+        was_full = self.shelf.is_full
+        for device, gradient in gradients.items():
+            self.barrier.sessions[device].answers.put(number, gradient, self.shelf)
+        if self.shelf.is_full and not was_full:
+            kept = f"{self.shelf.used / (1 << 20):.1f} MiB of gradients (link.kept_gradients_mb)"
+            log.info(
+                "round %d: from step %d on no more than %s are kept: a device that begins anew misses those behind",
+                *(self._gather.number, number, kept),
+            )
 
     async def _compute(self, number: int, features: dict[str, Tree]) -> dict[str, Sender]:
         """Take a step off the loop; when cancelled, wait: nobody else may draw or use the state meanwhile."""
@@ -286,8 +316,9 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
     top = TopModel(*us, before=(number - 1) * steps, examples=own)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     features = FeaturesIn(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
-    gradients, most = GradientsOut(server.site, server.transport, server.clock), plan.round.most_norm
-    return SplitRound(server.clock, server.worker, top, barrier, features, gradients, server.answers, most)
+    gradients, shelf = GradientsOut(server.site, server.transport, server.clock), Shelf(link.kept_gradients_mb << 20)
+    ways, most = (barrier, features, gradients, shelf, server.answers), plan.round.most_norm
+    return SplitRound(server.clock, server.worker, top, *ways, most)
 
 
 def split_figures(split: SplitRound | None) -> dict[str, Any]:

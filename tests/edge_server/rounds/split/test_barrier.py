@@ -120,15 +120,52 @@ def test_a_device_of_an_earlier_process_begins_anew():
     assert not session.is_done("a"), "an update that it has from before is none of this session"
 
 
-def test_a_device_that_begins_anew_in_the_same_session_is_told_where_the_others_are():
-    """So is who repeats an old offer: the answer says which offer it is to, and is of no concern by then."""
+def test_a_device_that_begins_anew_in_the_same_session_is_answered_as_before():
+    """One whose features are others is told where the server is: the gradient of those before is not theirs."""
     session = barrier("a", steps=5)
     for _ in range(3):
         give(session, "a")
         session.serve()
-    assert offer(session, "a", 1) == 4
-    assert offer(session, "a", 3) is Reply.AGAIN
-    assert offer(session, "a", 3, b"others") == 4, "it has not those features any more to which the gradient belongs"
+    assert [offer(session, "a", step) for step in (1, 2, 3)] == [Reply.AGAIN] * 3
+    assert offer(session, "a", 4) is Reply.TAKE
+    assert [offer(session, "a", step, b"others") for step in (1, 3)] == [4, 4]
+
+
+def test_a_device_that_begins_anew_misses_the_steps_that_it_missed_before_and_no_others():
+    session = barrier("a", "b", steps=9)
+    for step in range(1, 7):
+        give(session, "b")
+        if step not in (2, 3):
+            give(session, "a")
+        session.serve()
+    assert offer(session, "a", 1) is Reply.AGAIN
+    assert offer(session, "a", 2) == 4
+    assert [offer(session, "a", step) for step in (4, 5, 6)] == [Reply.AGAIN] * 3
+    assert offer(session, "a", 7) is Reply.TAKE
+    assert session.missed == {"a": 2}
+
+
+def test_a_device_that_begins_anew_is_waited_for_on_its_way_to_the_open_step():
+    """As one that is back; what it has delivered of that step before it was killed counts."""
+    session = barrier("a", "b", steps=9)
+    for _ in range(2):
+        give(session, "a")
+        give(session, "b")
+        session.serve()
+    give(session, "b", 10.0)
+    session.serve()
+    assert absent(session) == {"a"}
+    assert offer(session, "a", 1) is Reply.AGAIN
+    give(session, "b", 30.0)
+    assert session.left_s(30.0) == DEADLINE_S
+    assert offer(session, "a", 2) is Reply.AGAIN
+    assert offer(session, "a", 3) == 4
+    give(session, "a", 31.0)
+    assert offer(session, "a", 1) is Reply.AGAIN, "killed once more"
+    assert session.left_s(31.0) == 0.0
+    assert session.serve() == (["a", "b"], [])
+    assert [offer(session, "a", step) for step in (2, 3, 4)] == [Reply.AGAIN, 4, Reply.AGAIN]
+    assert session.missed == {"a": 1}
 
 
 def test_features_that_cannot_be_used_are_missed_and_hold_nobody_up():

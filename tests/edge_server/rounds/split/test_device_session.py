@@ -60,7 +60,7 @@ def test_a_step_closes_in_every_state_and_counts_once(state: StepState, late: in
     was_waited_for = session.is_waited_for
     session.close(3)
     took_part = state == "delivered"
-    assert (session.missed, session.answered) == ((0, 3) if took_part else (1, 0))
+    assert (session.missed, session.answers.last) == ((0, 3) if took_part else (1, 0))
     assert session.late == (0 if took_part else late + was_waited_for)
     assert session.step == (4 if state in {"delivered", "offered", "refused"} else 3), (
         "who has not offered is told later"
@@ -70,7 +70,8 @@ def test_a_step_closes_in_every_state_and_counts_once(state: StepState, late: in
 
 def test_one_that_failed_keeps_nothing_and_is_waited_for_no_more() -> None:
     session = DeviceSession("a", state="delivered", features={})
+    session.answers.serve(1, b"digest")
     session.fail()
-    assert (session.features, session.receiver, session.gradient) == (None, None, None)
+    assert (session.features, session.receiver, session.gradient, session.answers.last) == (None, None, None, 0)
     assert not session.is_alive
     assert not session.is_waited_for

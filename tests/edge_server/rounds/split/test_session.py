@@ -14,9 +14,10 @@ import torch
 
 from edge_server.fleet.answers import OVER
 from edge_server.journal.records import Rewound, RoundClosed, closed_rounds
+from edge_server.plan.server_config import LinkConfig
 from shared.errors import ConfigError
 from shared.protocol import payload, wire
-from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip, Task, Transfer, Want
+from shared.protocol.messages import BLOCK_BYTES, MISSED_STEPS, Features, Gradient, Room, Skip, Task, Transfer, Want
 from shared.protocol.topics import topic
 from shared.tensors.tree import Tree
 from shared.transfer import frames
@@ -310,6 +311,80 @@ def test_where_all_features_are_refused_the_round_ends_without_them(tmp_path):
             assert closed.missed == {"a": STEPS, "b": STEPS}
 
     virtual(play())
+
+
+async def begun_anew(device: Device, *, steps: int = STEPS) -> list[tuple[int, bytes]]:
+    """Return what a device is told that does its session once more from the first step; it goes where it is told."""
+    told, step = list[Gradient | Skip](), 1
+    while step <= steps:
+        told.append(await device.give(step))
+        step = step + 1 if isinstance(told[-1], Gradient) else told[-1].step
+    return sent(told)
+
+
+def sent(words: list[Any]) -> list[tuple[int, bytes]]:
+    """Return step and digest of gradients; of a Skip the step alone."""
+    return [(word.step, word.params.digest if isinstance(word, Gradient) else b"") for word in words]
+
+
+def test_who_begins_its_session_anew_is_answered_as_before_and_nobody_does_a_step_twice(tmp_path):
+    """In the middle of it, with features that have come, and when all steps are over."""
+
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            given = [(await asyncio.gather(a.give(1), b.give(1)))[1]]
+            delivered = b.offer(2, features(2))
+            await b.say(delivered)
+            assert isinstance(await b.heard(), Want)
+            await b.say(frames.encode(delivered.params, 0, [memoryview(features(2))]))
+            assert await begun_anew(b, steps=1) == sent(given)
+            assert isinstance(await a.give(2), Gradient)
+            given += [await b.give(2)]
+            assert await begun_anew(b, steps=2) == sent(given)
+            given += [(await asyncio.gather(a.give(3), b.give(3)))[1]]
+            assert await begun_anew(b) == sent(given)
+            assert await begun_anew(b) == sent(given)
+            closed = await rest(here, a, b, first=STEPS + 1)
+            assert (closed.steps, closed.missed, closed.refused, closed.arrived) == (STEPS, {}, {}, ("a", "b"))
+
+    virtual(play())
+
+
+def test_who_begins_anew_while_the_others_go_on_without_it_misses_these_steps_alone(tmp_path):
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            await asyncio.gather(a.give(1), b.give(1))
+            assert isinstance(await a.give(2), Gradient)
+            told = asyncio.create_task(begun_anew(b))
+            await asyncio.sleep(1)
+            await a.give(3)
+            assert [(step, digest != b"") for step, digest in await told] == [(1, True), (3, False), (3, True)]
+            closed = await rest(here, a, b, first=STEPS + 1)
+            assert closed.missed == {"b": 1}
+
+    virtual(play())
+
+
+def test_where_no_gradients_are_kept_an_update_of_a_session_begun_anew_too_late_does_not_count(tmp_path, caplog):
+    """Its device says that it missed every step: its part is as it came. The round's record says so."""
+
+    async def play() -> None:
+        async with two(tmp_path, link=LinkConfig(frame_bytes=1024, kept_gradients_mb=0)) as (here, a, b):
+            for step in range(1, STEPS + 1):
+                await asyncio.gather(a.give(step), b.give(step))
+            assert await begun_anew(b) == [(STEPS + 1, b"")]
+            verdict = await b.puppet.answer(b.task, client_part(here), metrics={MISSED_STEPS: float(STEPS)})
+            assert verdict.verdict == "refused"
+            assert "went on without it" in verdict.reason
+            verdict = await a.puppet.answer(a.task, client_part(here), metrics={MISSED_STEPS: STEPS - 1.0})
+            assert verdict.verdict == "accepted"
+            _, [closed] = await here.ended()
+            assert (closed.arrived, closed.refused, closed.missed) == (("a",), {"missed-steps": 1}, {})
+            assert "went on without it" in closed.failed["b"]
+
+    with caplog.at_level("INFO"):
+        virtual(play())
+    assert "link.kept_gradients_mb" in caplog.text
 
 
 @pytest.mark.parametrize("section", [{"evaluation": "on_device = true"}, {"measure": "seconds = 1.0"}])

@@ -8,6 +8,7 @@ import pytest
 
 from edge_server.rounds.split.device_session import DeviceSession
 from edge_server.rounds.split.gradients_out import GradientsOut
+from edge_server.rounds.split.kept_answers import Shelf
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip, Want
 from shared.protocol.topics import parse_channel
@@ -89,7 +90,9 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
         gradients, sent = GradientsOut("lab", broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
         about = {"run": "trial", "round": 1, "device": "a", "start": bytes(16), "step": 1, "params": sent.transfer}
         offer = Features(**about, room=Room(blocks=1 << 40))
-        session = DeviceSession("a", gradient=sent)
+        session = DeviceSession("a")
+        session.answers.serve(1, sent.transfer.digest)
+        session.answers.put(1, sent, Shelf(0))
         async with broker.subscribe("#") as inbox:
             for _ in range(100):
                 await gradients.announce(session, offer, Pace(1.0, 0.0, BLOCK_BYTES), 16)

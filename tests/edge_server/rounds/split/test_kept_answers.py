@@ -1,0 +1,62 @@
+"""What is kept of a round's gradients: all there is room for, and of each device the last."""
+
+from __future__ import annotations
+
+from edge_server.rounds.split.kept_answers import KeptAnswers, Shelf
+from shared.transfer.sender import Sender
+
+SIZE = 1000
+
+
+def gradient(step: int) -> Sender:
+    """Return a step's."""
+    return Sender.of_parts([memoryview(bytes([step]) * SIZE)], 1024)
+
+
+def kept(shelf: Shelf, *steps: int) -> KeptAnswers:
+    """Return what is kept of a device after some steps."""
+    answers = KeptAnswers()
+    for step in steps:
+        answers.serve(step, b"features of %d" % step)
+        assert answers.answers(step, b"features of %d" % step)
+        assert answers.of_step(step) is None, "it is being computed"
+        answers.put(step, gradient(step), shelf)
+    return answers
+
+
+def test_every_step_of_a_round_is_kept_and_found_by_its_number() -> None:
+    shelf = Shelf(1 << 20)
+    answers = kept(shelf, 1, 2, 5)
+    assert (answers.last, shelf.used, shelf.is_full) == (5, 3 * SIZE, False)
+    for step in (1, 2, 5):
+        assert answers.of_step(step).transfer.digest == gradient(step).transfer.digest
+    assert answers.of_step(3) is None
+    assert not answers.answers(2, b"others")
+
+
+def test_behind_a_step_that_was_missed_the_next_one_is_known() -> None:
+    answers = kept(Shelf(1 << 20), 1, 2, 5)
+    assert [answers.following(step) for step in range(1, 7)] == [None, None, 5, 5, None, None]
+    assert KeptAnswers().following(1) is None
+    assert KeptAnswers().last == 0
+
+
+def test_beyond_the_bound_only_the_last_of_each_device_is_kept() -> None:
+    """A device that has not got it yet asks for it again."""
+    shelf = Shelf(2 * SIZE)
+    first = kept(shelf, 1)
+    second = kept(shelf, 1, 2, 3)
+    assert (shelf.used, shelf.is_full) == (2 * SIZE, True)
+    assert [second.of_step(step) is not None for step in (1, 2, 3)] == [True, False, True]
+    assert not second.answers(2, b"features of 2")
+    assert second.answers(3, b"features of 3")
+    assert first.of_step(1) is not None
+    none = kept(Shelf(0), 1, 2)
+    assert (none.of_step(1), none.last) == (None, 2)
+    assert none.following(1) is None, "it was not missed: the device goes on where the server is"
+
+
+def test_of_a_device_that_failed_meanwhile_nothing_is_kept() -> None:
+    shelf, answers = Shelf(1 << 20), KeptAnswers()
+    answers.put(1, gradient(1), shelf)
+    assert (answers.of_step(1), shelf.used) == (None, 0)
