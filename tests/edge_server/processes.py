@@ -215,6 +215,7 @@ class Fleet:
         plan = load(write_plan(self.folder, **sections), self.folder)
         data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
         keys = {"device": name, "state_dir": str(self.folder / name), "data": data, "trainer": {"threads": 1}}
+        keys["log_level"] = "debug"  # what its trainer does is seen there alone
         self.agents[name] = stack = ExitStack()
         path = self.config(self.folder / f"{name}.json", **keys)
         self.processes[name] = stack.enter_context(started("device_agent", "run", "--config", path, log=self.log(name)))
@@ -244,6 +245,7 @@ class Field:
     fleet: Fleet
     folder: Path
     rounds = ROUNDS
+    log_level = "info"
     _replayed: dict[bytes, State] = field(default_factory=dict)
 
     def sections(self) -> dict[str, str]:
@@ -260,7 +262,8 @@ class Field:
         """Start a server on a plan, always by the same command."""
         self.plan(name)
         places = {"data_dir": str(self.folder / name), "data_root": str(self.folder)}
-        path = self.fleet.config(self.folder / f"server-{name}.json", plan=f"{name}.toml", threads=1, **places)
+        keys = {"plan": f"{name}.toml", "threads": 1, "log_level": self.log_level, **places}
+        path = self.fleet.config(self.folder / f"server-{name}.json", **keys)
         return forked("run", "--config", path, log=self.folder / f"server-{name}.log")
 
     def records(self, name: str) -> list[AnyRecord]:

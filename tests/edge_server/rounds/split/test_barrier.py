@@ -135,6 +135,8 @@ def test_a_device_that_begins_anew_misses_the_steps_that_it_missed_before_and_no
     session = barrier("a", "b", steps=9)
     for step in range(1, 7):
         give(session, "b")
+        if step == 4:
+            assert offer(session, "a", 2) == 4
         if step not in (2, 3):
             give(session, "a")
         session.serve()
