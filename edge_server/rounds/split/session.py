@@ -43,7 +43,7 @@ EXAMPLES = 32
 """Of the server's own, by which it knows how large features usually are."""
 SKIP_COST = 1 / 32
 """As what share of an answer it counts that a device is told the open step: others' steps may be many a second."""
-BEGIN_COST = 16.0
+BEGIN_COST = 10.0
 """As how many answers it counts that a device begins its session anew: all that it was given may follow."""
 SPLIT_STEP = "split step"
 """What a step of the server's part of a network is called where its time is charged."""
