@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
-import torch
 from torch import nn
 
 from device_agent.exchange.split_session import Exchange
@@ -121,7 +120,6 @@ class Scale:
     """How much work tasks are, by the data of their devices and the shape of their network."""
 
     shelf: DataCache
-    _flops: dict[tuple[bytes, torch.Size, int, bool, int | None], int] = field(default_factory=dict)
     _networks: dict[bytes, nn.Module] = field(default_factory=dict)
     _shares: dict[bytes, float] = field(default_factory=dict)
 
@@ -207,10 +205,7 @@ class Scale:
             ConfigError: As `of`.
         """
         shape = self.shelf.example(data).shape
-        key = (msgspec.msgpack.encode(spec), shape, batch_size, trains, below)
-        if key not in self._flops:
-            self._flops[key] = step_flops(spec, shape, batch_size, trains=trains, below=below)
-        return self._flops[key]
+        return step_flops(spec, shape, batch_size, trains=trains, below=below)
 
     def _work(self, job: Job, *, steps: int, examples: int, flops: int) -> Work:
         task = job.task

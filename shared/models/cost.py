@@ -6,22 +6,28 @@ All of it follows from shapes; nothing is computed and no tensor takes memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.errors import ConfigError
+from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import blank
 from shared.protocol.messages import Spec
-from shared.registry import FAULTS
+from shared.registry import FAULTS, is_custom
 
 FLOAT_BYTES, LONG_BYTES = 4, 8
 BYTE_CLASSES = 256
 """So many classes have room in a byte."""
+COUNTED = 256
+"""Kinds of step whose operations are remembered."""
 MATRIX = 2
 """Axes of the least weight that can be pruned: biases and what normalises have one."""
 
@@ -151,6 +157,26 @@ def step_flops(
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
+    if is_custom(spec.name):
+        return _count_step(spec, example, batch_size, trains=trains, below=below)
+    packed = msgspec.msgpack.encode(spec)
+    return _counted_step(packed, MODELS.get(spec.name), tuple(example), batch_size, (trains, below))
+
+
+@lru_cache(maxsize=COUNTED)
+def _counted_step(
+    packed: bytes,
+    _builder: Callable[..., Model] | None,
+    example: tuple[int, ...],
+    batch_size: int,
+    how: tuple[bool, int | None],
+) -> int:
+    """Return what `step_flops` does, counted once a process: a study asks the same in every cell."""
+    spec = msgspec.msgpack.decode(packed, type=Spec)
+    return _count_step(spec, torch.Size(example), batch_size, trains=how[0], below=how[1])
+
+
+def _count_step(spec: Spec, example: torch.Size, batch_size: int, *, trains: bool, below: int | None) -> int:
     network = blank(spec).layers.train()[:below]
     with torch.device("meta"):
         inputs = torch.empty((batch_size, *example))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shared.errors import ConfigError
+from shared.models import MODELS
 from shared.models.cost import step_flops
 from shared.protocol.messages import Spec
 
@@ -34,3 +35,13 @@ def test_an_evaluation_goes_forward_only():
     """2·B·(64·32 + 32·10)."""
     spec = Spec(name="mlp", options={"features": 64, "hidden": 32, "classes": 10})
     assert step_flops(spec, torch.Size([64]), 8, trains=False) == 2 * 8 * (64 * 32 + 32 * 10)
+
+
+def test_a_step_is_counted_once_and_anew_for_another_builder(monkeypatch):
+    """By what the name stands for, not by the name."""
+    spec, example = Spec(name="mlp", options={"features": 8, "hidden": 4, "classes": 3}), torch.Size([8])
+    one = step_flops(spec, example, 2)
+    assert step_flops(spec, example, 2) == one
+    mlp = MODELS["mlp"]
+    monkeypatch.setitem(MODELS, "mlp", lambda **options: mlp(**{**options, "hidden": 8}))
+    assert step_flops(spec, example, 2) > one
