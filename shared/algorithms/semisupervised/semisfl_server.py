@@ -6,9 +6,10 @@ is not the supervised steps' one.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,18 +61,15 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
     Raises:
         ConfigError: A class has no example, or there is a class that the network does not know.
     """
-    inputs, labels = labelled
     require_classes(model, labelled)
     tree = {name: leaf.clone() for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
     learner = Learner.from_tree(settings, model, tree, int(number_fact(state.facts, FOLLOWED)))
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
     steps = StepHistory.from_facts(state.facts, HISTORY).steps + (0 if learner.followed else settings.warmup_steps)
-    seed, losses, sums = mix(cohort.seed, number, "supervised"), [], defaultdict[str, float](float)
-    size = settings.server_batch_of(hyper, len(labels))
-    for step, index in zip(range(steps), batch_places(len(labels), size, seed), strict=False):
-        strengths = (settings.server_views,) * (2 if settings.projects else 1)
-        view, *other = make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)
-        loss, terms = learner.supervised_step(view, next(iter(other), None), labels[index], hyper)
+    losses, sums = list[float](), defaultdict[str, float](float)
+    batches = labelled_batches(settings, labelled, cohort, number, count=2 if settings.projects else 1)
+    for (view, *other), classes in itertools.islice(batches, steps):
+        loss, terms = learner.supervised_step(view, next(iter(other), None), classes, hyper)
         losses.append(loss)
         for name, term in terms.items():
             sums[name] += term
@@ -81,7 +79,7 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
         **{TERMS + name: total / len(losses) for name, total in sums.items()},
         TERMS + STEPS: steps,
         FOLLOWED: learner.followed,
-        LABELLED: len(labels),
+        LABELLED: len(labelled[1]),
         SUPERVISED_LOSS: math.fsum(losses) / len(losses),
         UNLABELLED_LOSS: 0.0,
         SESSION_STEPS: 0,
@@ -97,6 +95,27 @@ def round_terms(state: State) -> dict[str, float]:
         **{name.removeprefix(TERMS): number_fact(state.facts, name) for name in state.facts if name.startswith(TERMS)},
         **{name: number_fact(state.facts, SUMS + name) / steps for name in session if steps},
     }
+
+
+def labelled_batches(
+    settings: SemisflSettings, labelled: Batch, cohort: Cohort, number: int, *, count: int = 1
+) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
+    """Yield views of a batch of labelled examples and their labels, for one supervised step of a round after the other.
+
+    Every method that takes such steps draws alike, so that a difference between two is not one of batches.
+
+    Args:
+        settings: How many examples a step takes, and which views.
+        labelled: The server's own examples.
+        cohort: Hyperparameters and seed.
+        number: The round.
+        count: Of views.
+    """
+    inputs, labels = labelled
+    seed = mix(cohort.seed, number, "supervised")
+    size, strengths = settings.server_batch_of(cohort.hyper, len(labels)), (settings.server_views,) * count
+    for step, index in enumerate(batch_places(len(labels), size, seed)):
+        yield make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors), labels[index]
 
 
 def batch_places(count: int, size: int, seed: int) -> Iterator[Tensor]:

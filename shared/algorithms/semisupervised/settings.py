@@ -98,10 +98,7 @@ class SemisflSettings:
             raise ValueError("temperature must be above 0, least_rate >= 0, both finite")
         if not 0 <= self.switch_divergence < math.inf:
             raise ValueError("switch_divergence must be >= 0 and finite")
-        for name, hint in get_type_hints(type(self)).items():
-            known = get_args(hint)
-            if known and getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(known)}")
+        require_known_words(self)
 
     @property
     def projects(self) -> bool:
@@ -126,6 +123,18 @@ class SemisflSettings:
         """
         least = math.inf if self.schedule == "constant" else self.least_rate
         return falling_rate(hyper, number, rounds, least)
+
+
+def require_known_words(settings: object) -> None:
+    """Refuse settings of which a word is none of those that its annotation lists.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        known = get_args(hint)
+        if known and getattr(settings, name) not in known:
+            raise ValueError(f"{name} is {getattr(settings, name)!r}, it must be one of {', '.join(known)}")
 
 
 def falling_rate(hyper: Hyper, number: int, rounds: int, least: float) -> Hyper:

@@ -7,6 +7,7 @@ loss is the method's.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +15,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shared.algorithms.base import Batch, Cohort
-from shared.algorithms.semisupervised.semisfl_server import batch_places, require_classes
+from shared.algorithms.semisupervised.semisfl_server import labelled_batches, require_classes
 from shared.algorithms.semisupervised.settings import SemisflSettings
-from shared.data.views.pair import make_views
 from shared.errors import ConfigError
 from shared.models.base import Model
-from shared.protocol.messages import mix
 from shared.tensors.tree import Tree
 
 
@@ -39,14 +38,10 @@ def labelled_views(
     Raises:
         ConfigError: A class has no example, or there is a class that the network does not know.
     """
-    inputs, labels = labelled
     require_classes(model, labelled)
-    seed = mix(cohort.seed, number, "supervised")
     steps = settings.supervised_steps + (settings.warmup_steps if first else 0)
-    size = settings.server_batch_of(cohort.hyper, len(labels))
-    for step, index in zip(range(steps), batch_places(len(labels), size, seed), strict=False):
-        strengths = (settings.server_views,)
-        yield make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors)[0], labels[index]
+    for (view,), labels in itertools.islice(labelled_batches(settings, labelled, cohort, number), steps):
+        yield view, labels
 
 
 def require_finite_step(loss: float, step: int) -> None:

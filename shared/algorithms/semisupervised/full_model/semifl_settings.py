@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from shared.algorithms.semisupervised.settings import falling_rate
+from shared.algorithms.semisupervised.settings import falling_rate, require_known_words
 from shared.protocol.messages import Hyper
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
@@ -69,10 +69,7 @@ class SemiflSettings:
             raise ValueError("mixing must be above 0 and finite, clip above 0; inf clips nothing")
         if not 0 <= self.least_rate < math.inf:
             raise ValueError("least_rate must be >= 0 and finite")
-        for name, hint in get_type_hints(type(self)).items():
-            known = get_args(hint)
-            if known and getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(known)}")
+        require_known_words(self)
 
     def hyper_of(self, hyper: Hyper, number: int, rounds: int) -> Hyper:
         """Return the hyperparameters of a round: the plan's, with the step size of the schedule.
