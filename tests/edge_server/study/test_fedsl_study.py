@@ -19,14 +19,14 @@ STUDY = Path(__file__).resolve().parents[3] / "deploy" / "studies" / "fedsl.toml
 
 
 @cache
-def grid(data_root: Path) -> list[Cell]:
-    """Return the study's cells, which nobody changes."""
+def grid() -> list[Cell]:
+    """Return the study's cells, which nobody changes; paths of data are relative."""
     study, plan = load(STUDY)
-    return cells(study, plan, STUDY, STUDY.read_text(), data_root)
+    return cells(study, plan, STUDY, STUDY.read_text(), Path())
 
 
 def test_every_cell_does_as_many_steps_and_is_evaluated_after_the_same_ones():
-    found = grid(Path())
+    found = grid()
     assert len(found) == 14 * 3
     period = {cell.name: cell.plan.algorithm.options["period"] for cell in found}
     assert {cell.plan.rounds * period[cell.name] for cell in found} == {320}
@@ -36,7 +36,7 @@ def test_every_cell_does_as_many_steps_and_is_evaluated_after_the_same_ones():
 
 def test_one_factor_changes_at_a_time():
     """Of the first five against the traditional method; and period-5 is the middle cut at p = 0.3."""
-    options = {cell.variant: cell.plan.algorithm.options for cell in grid(Path())}
+    options = {cell.variant: cell.plan.algorithm.options for cell in grid()}
     plain = options["traditional"]
     for variant in ("sparsity-35", "sparsity-70", "bits-8", "bits-4"):
         assert len(options[variant].items() - plain.items()) == 1, variant
@@ -49,7 +49,10 @@ def test_one_factor_changes_at_a_time():
 def smaller(cell: Cell, **changes: object) -> Cell:
     """Return a cell that ends soon."""
     plan = msgspec.structs.replace(
-        cell.plan, rounds=1, evaluation=EvaluationPlan(every=1), data=msgspec.structs.replace(cell.plan.data, limit=80)
+        cell.plan,
+        rounds=1,
+        evaluation=EvaluationPlan(every=1),
+        data=msgspec.structs.replace(cell.plan.data, path=str(shared("data") / cell.plan.data.path), limit=80),
     )
     return msgspec.structs.replace(cell, plan=msgspec.structs.replace(plan, **changes))
 
@@ -57,7 +60,7 @@ def smaller(cell: Cell, **changes: object) -> Cell:
 @pytest.mark.parametrize("variant", ["deep-drop-70"])
 def test_a_small_cell_of_it_runs(tmp_path, variant):
     """On a few of the real images, its width halved; what it exchanged is told apart from the model."""
-    cell = next(one for one in grid(shared("data")) if one.variant == variant)
+    cell = next(one for one in grid() if one.variant == variant)
     small = smaller(cell, model=Chosen(name="vgg13", options={"width": 0.0625}))
     result = read_result(small, perform(order_of(small, tmp_path)))
     assert result is not None

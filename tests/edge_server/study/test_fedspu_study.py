@@ -22,16 +22,16 @@ NAMES = {"fedspu": 19 * 9, "fedspu-cifar": 19 * 9, "fedspu-writers": 19 * 3}
 
 
 @cache
-def grid(name: str, data_root: Path) -> list[Cell]:
-    """Return a study's cells, which nobody changes."""
+def grid(name: str) -> list[Cell]:
+    """Return a study's cells, which nobody changes; paths of data are relative."""
     path = STUDIES / f"{name}.toml"
     study, plan = load(path)
-    return cells(study, plan, path, path.read_text(), data_root)
+    return cells(study, plan, path, path.read_text(), Path())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_differ_in_nothing_but_their_algorithm(name):
-    found = grid(name, Path())
+    found = grid(name)
     assert len(found) == NAMES[name]
     same = {
         msgspec.json.encode(msgspec.structs.replace(cell.plan, algorithm=found[0].plan.algorithm, seed=0))
@@ -48,7 +48,7 @@ def test_methods_differ_in_nothing_but_their_algorithm(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_fleet_is_the_papers(name):
     """A hundred devices, ten a round, five epochs, a fifth of them in each cluster."""
-    plan = grid(name, Path())[0].plan
+    plan = grid(name)[0].plan
     assert len(expanded(plan.device)) == 100
     assert (plan.cohort.size, plan.hyper.local_epochs) == (10, 5)
     assert (plan.optimizer.name, plan.optimizer.options) == ("clusters", {"keep": "0.2,0.4,0.6,0.8,1"})
@@ -58,8 +58,9 @@ def test_the_fleet_is_the_papers(name):
 
 def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Path, Result]:
     """Run a cell that ends soon; twelve of its devices."""
-    cell = next(one for one in grid(name, shared("data")) if one.variant == variant)
+    cell = next(one for one in grid(name) if one.variant == variant)
     plan = cell.plan
+    data = msgspec.structs.replace(plan.data, path=str(shared("data") / plan.data.path), **changes)
     plan = msgspec.structs.replace(
         plan,
         rounds=2,
@@ -67,7 +68,7 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
         cohort=msgspec.structs.replace(plan.cohort, size=2, min_devices=12),
         hyper=msgspec.structs.replace(plan.hyper, local_epochs=1),
         evaluation=msgspec.structs.replace(plan.evaluation, devices_every=1),
-        **changes,
+        data=data,
     )
     order = order_of(msgspec.structs.replace(cell, plan=plan), folder)
     place = perform(order)
@@ -81,8 +82,7 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
 )
 def test_a_small_cell_of_it_runs(tmp_path, name, variant):
     """On a few of the real examples; all devices are evaluated, also those that were in no round."""
-    data = grid(name, shared("data"))[0].plan.data
-    limit = {} if data.client_column else {"data": msgspec.structs.replace(data, limit=600)}
+    limit = {} if grid(name)[0].plan.data.client_column else {"limit": 600}
     place, result = small(name, variant, tmp_path, **limit)
     assert [one.arrived for one in result.digest.rounds] == [2, 2]
     [(rate, runs)] = read(place.parent).items()

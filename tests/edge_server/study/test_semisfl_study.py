@@ -37,16 +37,16 @@ NAMES = ("semisfl", "semisfl-cifar", "semisfl-har")
 
 
 @cache
-def grid(name: str, data_root: Path) -> list[Cell]:
-    """Return a study's cells, which nobody changes."""
+def grid(name: str) -> list[Cell]:
+    """Return a study's cells, which nobody changes; paths of data are relative."""
     path = STUDIES / f"{name}.toml"
     study, plan = load(path)
-    return cells(study, plan, path, path.read_text(), data_root)
+    return cells(study, plan, path, path.read_text(), Path())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_methods_differ_in_nothing_but_their_algorithm(name):
-    found = grid(name, Path())
+    found = grid(name)
     assert len(found) == 9 * 3 * 3
     same = {
         msgspec.json.encode(msgspec.structs.replace(cell.plan, algorithm=found[0].plan.algorithm, seed=0))
@@ -62,7 +62,7 @@ def test_methods_differ_in_nothing_but_their_algorithm(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_labels_alone_are_trained_on_as_the_method_trains_on_them(name):
     """The same supervised steps, views, head and step size: each option that both know has one value."""
-    options = {cell.variant: cell.plan.algorithm.options for cell in grid(name, Path())}
+    options = {cell.variant: cell.plan.algorithm.options for cell in grid(name)}
     known = options[OURS].keys() & inspect.signature(supervised_only).parameters.keys()
     assert options[LABELS] == {key: options[OURS][key] for key in known}
     assert options[PLAIN] == {**options[LABELS], "contrastive": False}
@@ -72,7 +72,7 @@ def test_the_labels_alone_are_trained_on_as_the_method_trains_on_them(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_device_has_a_label_and_the_servers_are_those_of_the_issue(name):
-    plan = grid(name, Path())[0].plan
+    plan = grid(name)[0].plan
     drawn = plan.server_data.drawn
     count = drawn.count or 10 * drawn.per_class
     assert (name, count) in {("semisfl", 200), ("semisfl-cifar", 1000), ("semisfl-har", round(0.05 * 7352))}
@@ -82,13 +82,15 @@ def test_no_device_has_a_label_and_the_servers_are_those_of_the_issue(name):
 
 def small(variant: str, folder: Path) -> None:
     """Run a cell of persons that ends soon, and keep its result where a study has it."""
-    cell = next(
-        one
-        for one in grid("semisfl-har", shared("data"))
-        if one.variant == variant and one.plan.partition.kind == "client"
+    cell = next(one for one in grid("semisfl-har") if one.variant == variant and one.plan.partition.kind == "client")
+    own, labelled = (
+        msgspec.structs.replace(data, path=str(shared("data") / data.path))
+        for data in (cell.plan.data, cell.plan.server_data)
     )
     plan = msgspec.structs.replace(
         cell.plan,
+        data=own,
+        server_data=labelled,
         rounds=2,
         device=cell.plan.device[:3],
         cohort=msgspec.structs.replace(cell.plan.cohort, size=2, min_devices=3),
