@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
@@ -33,6 +33,13 @@ class Waiting:
     muster: Muster
     gather: Gather
     what: str
+    _spared: set[str] = field(default_factory=set)
+
+    def begin(self) -> None:
+        """Note who has spoken until now; to be called before anybody is given its task."""
+        silent, fleet = self.muster.silent, self.server.fleet
+        self._spared = silent.spared(fleet, self.gather.expected)
+        silent.begin(fleet, self.gather.expected, self.server.clock())
 
     async def until_quorum(self, *, size: int | None) -> None:
         """Wait; a deadline in which the broker or the disk was away begins anew.
@@ -40,20 +47,15 @@ class Waiting:
         Args:
             size: Of the cohort without over-selection, 0 for all that were asked; None: all of them, and no share.
         """
-        gather, silent, server = self.gather, self.muster.silent, self.server
-        spared = silent.spared(server.fleet, gather.expected)
-        silent.begin(server.fleet, gather.expected, server.clock())
-        asked = len(gather.expected) - len(spared)
-        needed = asked if size is None else updates_needed(asked, size=size, quorum=self.plan.round.quorum)
-        while not await self._has_passed(needed, spared):
+        while not await self._has_passed(size):
             pass
 
-    async def _has_passed(self, needed: int, spared: set[str]) -> bool:
+    async def _has_passed(self, size: int | None) -> bool:
         """Wait for one deadline at most; tell whether the round is over."""
         gather = self.gather
         try:
             async with asyncio.timeout(self.plan.round.deadline_s):
-                while len(gather.accepted) < needed and self._awaited(spared):
+                while not self._is_enough(size):
                     gather.changed.clear()
                     await gather.changed.wait()
         except TimeoutError:
@@ -64,12 +66,12 @@ class Waiting:
             await self._leave_out_silent(late)
         return True
 
-    def _awaited(self, spared: set[str]) -> int:
-        """Return how many answers may still come, but for those of silent devices."""
-        gather = self.gather
-        unanswered = (device for device in spared if device not in gather.accepted and device not in gather.failed)
-        silent = sum(self.muster.silent.is_out(self.server.fleet, device) for device in unanswered)
-        return len(gather.expected) - len(gather.accepted) - len(gather.failed) - silent
+    def _is_enough(self, size: int | None) -> bool:
+        """Tell whether enough have answered, or all that may; a silent device counts as soon as it speaks."""
+        gather, fleet = self.gather, self.server.fleet
+        asked = len(gather.expected) - sum(self.muster.silent.is_out(fleet, device) for device in self._spared)
+        needed = asked if size is None else updates_needed(asked, size=size, quorum=self.plan.round.quorum)
+        return len(gather.accepted) >= needed or len(gather.accepted) + len(gather.failed) >= asked
 
     async def _leave_out_silent(self, late: list[str]) -> None:
         """Ask no more, until they speak, who have let some deadlines pass without a word."""

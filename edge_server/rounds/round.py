@@ -327,6 +327,7 @@ class Rounds:
         log.debug("phase gathering run=%s round=%d", self.run, gather.number)
         what, everybody = WHAT.get(purpose, f"round {gather.number}"), evaluates_everybody(self.plan, self.algorithm)
         waiting = Waiting(self.plan, self.server, self.store, self.muster, gather, what)
+        waiting.begin()
         async with self.server.round(gather, *served):
             await waiting.until_quorum(size=None if purpose == "evaluate" and everybody else self.plan.cohort.size)
         await gather.close()

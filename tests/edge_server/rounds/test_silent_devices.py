@@ -120,6 +120,45 @@ def test_a_device_that_reports_and_is_late_is_asked_on(tmp_path):
     assert not [one for one in records if isinstance(one, LeftOut)]
 
 
+def test_a_word_that_comes_while_others_are_still_given_their_tasks_counts(tmp_path):
+    """On a broker that takes its time; the device asks for the model and then trains beyond every deadline."""
+
+    class Slow(MemoryTransport):
+        async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
+            await super().publish(topic, payload, retain=retain, assured=assured)
+            await asyncio.sleep(1.0 * topic.endswith("/task"))
+
+    async def ask(puppet: Puppet) -> None:
+        while True:
+            task = await puppet.task()
+            await puppet.say(Want(digest=task.params.digest, frame_bytes=1024, ranges=[(0, 1)]), "want")
+
+    async def play() -> list[AnyRecord]:
+        async with site(tmp_path, Slow(), rounds=8, round=ROUND) as here:
+            slow = await here.device("a-slow")
+            async with background(serve(here, await here.device("good")), ask(slow)):
+                await here.ended()
+            return here.store.records()
+
+    assert asked(virtual(play()), "a-slow") == list(range(1, 9))
+
+
+def test_a_silent_device_that_answers_takes_nobodys_place(tmp_path):
+    """It is asked again in this round, speaks, and is first: the round waits for the other one all the same."""
+    number = SILENT_ROUNDS + membership.FIRST_PROBE + 1
+
+    async def play() -> list[RoundClosed]:
+        async with site(tmp_path, rounds=number, round=ROUND) as here:
+            silent = await here.device("silent")
+            async with background(serve(here, await here.device("good"))):
+                await until_round(here, number)
+                *_, task = [await silent.task() for _ in range(SILENT_ROUNDS + 1)]
+                await silent.answer(task, moved(here.plan, 0.01))
+                return (await here.ended())[1]
+
+    assert virtual(play())[-1].arrived == ("good", "silent")
+
+
 def test_short_deadlines_leave_out_nobody_before_it_could_have_reported(tmp_path):
     async def play() -> list[AnyRecord]:
         async with site(tmp_path, rounds=20, round="deadline_s = 2.0") as here:
