@@ -68,6 +68,7 @@ async def serve(config: AgentConfig) -> None:
         config.trainer.threads,
         config.log_level,
         config.trainer.models,
+        config.trainer.device,
     )
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,11 +10,12 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -37,6 +38,9 @@ from shared.errors import ConfigError, FieldFleetError, Superseded
 from shared.protocol.messages import Missed
 from shared.runtime import malloc, memory, processes
 from shared.runtime.processes import loading
+
+if TYPE_CHECKING:
+    from device_agent.trainer.workspace import Workspace
 
 EXIT_GARBLED = 70
 PIPE_BYTES = 1 << 20
@@ -165,6 +169,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, help="whose lock it was born with; tells people which device's it is")
     parser.add_argument("--memory-mb", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--models", nargs="*", default=[])
     options = parser.parse_args()
@@ -177,40 +182,39 @@ def main() -> None:
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    memory.limit_data(options.memory_mb << 20 or memory.usual_limit())
+    limit = options.memory_mb << 20 or memory.usual_limit()
+    memory.limit_data(limit)
     reader = MessageReader(sys.stdin.buffer)
     reader.start()
-    serve(reader, out, options.threads)
+    serve(reader, out, options.threads, (options.device, limit))
 
 
-def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
+def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str, int] = ("cpu", 0)) -> None:
     """Do jobs in order. Torch is imported here, while the parameters of the first task are still on their way.
 
     Args:
         reader: Brings jobs and answers.
         out: The pipe to the agent.
         threads: Torch's, 0 for torch's choice.
+        device: What to compute with, and how much memory there is to take: as `choose_device`.
     """
     malloc.enable_huge_pages()
     with loading():
-        import torch  # noqa: PLC0415 - nothing heavy before the process is known to be needed
-
-        from device_agent.exchange import outbox  # noqa: PLC0415
+        from device_agent.exchange import outbox  # noqa: PLC0415 - nothing heavy before it is known to be needed
         from device_agent.measurement.board import Meters  # noqa: PLC0415
         from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415
-        from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
+        from shared.tensors.placement import is_broken  # noqa: PLC0415
 
-    if threads:
-        torch.set_num_threads(threads)
-    workspace, meters, exchange = Workspace(), Meters(), PipeExchange(reader, out)
+        workspace = _prepare_workspace(threads, *device)
+    meters, exchange, broken = Meters(), PipeExchange(reader, out), False
     logger.debug("phase idle")
-    while (job := reader.jobs.get()) is not None:
+    while not broken and (job := reader.jobs.get()) is not None:  # else the agent starts another process
         answer: FromTrainer = Done()
-        task, phase = job.task, "training" if job.task.train else "evaluating"
-        logger.debug("phase %s run=%s round=%d", phase, task.run, task.round)
+        phase = "training" if job.task.train else "evaluating", job.task.run, job.task.round
+        logger.debug("phase %s run=%s round=%d", *phase)
         try:
             meter = meters.meter_for(job.measuring, job.cost.idle_w).task
-            training = TrainingTask(job, workspace, meter, reader.cancelled.is_set)
+            training = TrainingTask(job, workspace(), meter, reader.cancelled.is_set)
             frees = training.algorithm.resources.frees_memory
             malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if frees else malloc.STEPS)
             perform_task(training, exchange=exchange)
@@ -221,7 +225,7 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
             answer = Failed("superseded")
             logger.debug("phase failed")
         except (FieldFleetError, MemoryError, *registry.FAULTS) as error:
-            answer = Failed(_failure_cause(error, job))
+            answer, broken = Failed(_failure_cause(error, job)), is_broken(error)
             logger.debug("phase failed")
         except AgentGone:
             return  # in the middle of a split session; whoever comes after it begins the task anew
@@ -230,6 +234,21 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int) -> None:
         except BrokenPipeError:
             return  # the agent is gone; what was finished is in its outbox
         logger.debug("phase idle")
+
+
+def _prepare_workspace(threads: int, device: str, limit: int) -> Callable[[], Workspace]:
+    """Have torch ready; return what gives the workspace, or raises ConfigError for every task that asks for it."""
+    import torch  # noqa: PLC0415
+
+    from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
+    from shared.tensors.placement import choose_device  # noqa: PLC0415
+
+    if threads:
+        torch.set_num_threads(threads)
+    workspace = cache(lambda: Workspace(device=choose_device(device, limit)))
+    with suppress(ConfigError):
+        workspace()
+    return workspace
 
 
 def _failure_cause(error: Exception, job: Job) -> str:

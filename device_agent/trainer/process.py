@@ -130,6 +130,7 @@ class TrainerProcess:
         threads: Its torch threads, 0 for torch's choice.
         log_level: What it says on the agent's standard error.
         models: Builders of the user's own that it may import.
+        device: What it computes with: `auto`, `cpu` or `cuda`.
     """
 
     lock: Path
@@ -138,6 +139,7 @@ class TrainerProcess:
     threads: int
     log_level: str = "warning"
     models: Sequence[str] = ()
+    device: str = "cpu"
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
@@ -157,6 +159,7 @@ class TrainerProcess:
             waited = True
             await asyncio.sleep(LOCK_POLL_S)
         arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
+        arguments += ["--device", self.device]
         arguments += ["--log-level", self.log_level, "--models", *self.models]
         try:
             self._process = await asyncio.create_subprocess_exec(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import torch
+
 from device_agent.measurement.task_meter import Spent
 from shared.algorithms.base import Outcome, Session
 from shared.codecs import CODECS
@@ -11,6 +13,7 @@ from shared.models.build import seeded
 from shared.protocol import payload as payloads
 from shared.protocol.messages import Missed, Task, mix
 from shared.registry import build
+from shared.tensors.placement import CPU, to_device
 from shared.tensors.tree import Tree
 
 
@@ -23,6 +26,7 @@ class SplitTraining:
         session: The algorithm's device half, not begun yet.
         task: Its seed, device and codec count.
         spent: Is told when computing rests.
+        device: Where the session computes; what travels is on the CPU.
 
     Attributes:
         step: The open one, from 1.
@@ -33,8 +37,8 @@ class SplitTraining:
         carried: Bytes of frames that the steps took, up and down, as their driver says; None where nobody counts them.
     """
 
-    def __init__(self, session: Session, task: Task, spent: Spent) -> None:
-        self._session, self._task, self._spent = session, task, spent
+    def __init__(self, session: Session, task: Task, spent: Spent, device: torch.device = CPU) -> None:
+        self._session, self._task, self._spent, self._device = session, task, spent, device
         self._codec = build(CODECS, task.cut_codec, "codec")
         self.step = 1
         self.up: list[memoryview] | None = None
@@ -60,13 +64,13 @@ class SplitTraining:
             self._compute(answer)
         else:
             self.step += 1
-            self._compute(self._codec.decode(payloads.unpack(answer)).tree)
+            self._compute(to_device(self._codec.decode(payloads.unpack(answer)).tree, self._device))
 
     def _compute(self, down: Tree | Missed | None) -> None:
         try:
             with seeded(mix(self._task.assignment.seed, self.step, self._task.device)):
                 up = next(self._session) if down is None else self._session.send(down)
-                self.up = payloads.pack(self._codec.encode(up, None)[0])
+                self.up = payloads.pack(self._codec.encode(to_device(up, CPU), None)[0])
         except StopIteration as end:
             self.outcome = end.value
 

@@ -1,7 +1,7 @@
 """Do one task on a device: read parameters, train or take the steps of a split training, write the update.
 
 Only here a device computes. Who drives a split training owns the network: it takes each step's payload from
-`SplitTraining` and hands it the server's answer. Payload, next state and the message that names them go into the draft.
+`SplitTraining` and hands it the server's answer. What it gives goes into the draft.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
+from device_agent.trainer.draft import taken_back, write_payload, write_result, write_update
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import time_steps
@@ -37,10 +37,10 @@ from shared.models.build import seeded
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistics_of
 from shared.protocol import payload as payloads
-from shared.protocol.measurements import Cost, StepCost
-from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Payload, Spec, Task, Transfer, Update
+from shared.protocol.measurements import StepCost
+from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Spec, Task, Transfer
 from shared.registry import build
-from shared.runtime.durable import explain_disk_errors
+from shared.tensors.placement import CPU, describe, finish, memory_explained, state_on, to_device
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
 
@@ -127,6 +127,23 @@ class TrainingTask:
             return None
         return with_classes(own, job.task.assignment.classes)
 
+    def read_state(self) -> tuple[State, Memory]:
+        """Return the algorithm's state, where the task computes, and the codec's memory; raise as `device_state`."""
+        state, memory = device_state.read(Path(self.job.state))
+        return state_on(state, self.workspace.device), memory
+
+    @property
+    def trained_on(self) -> str:
+        """What its update says of where it was computed."""
+        return describe(self.workspace.device)
+
+    @contextmanager
+    def measured(self) -> Iterator[Spent]:
+        """Measure a block, of which all is computed when it is left, not only given to a GPU."""
+        with self.measure_block() as spent:
+            yield spent
+            finish(self.workspace.device)
+
     def measure_statistics(self, tree: Tree) -> tuple[Tree, dict[str, float]]:
         """Return parameters with running statistics of as many of the device's batches as it is told, and how many."""
         some = islice(self.batches(epochs=1), self.job.task.assignment.batches_to_measure)
@@ -169,6 +186,11 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         exchange: Carries the steps of a split session; None for any other.
         trained: What a training came to that was done already; None to train here.
     """
+    with memory_explained(task.workspace.device, task.workspace.release):
+        _perform(task, exchange, trained)
+
+
+def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result | None) -> None:
     if not task.algorithm.split or _only_evaluates(task.job.task):
         if task.job.task.assignment.measures_statistics:
             _perform_measurement(task)
@@ -194,7 +216,7 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     """Evaluate, train and time steps, as far as the task says so."""
     job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
     state, result, transfer, step = None, None, None, None
-    with task.measure_block() as spent, seeded(job.task.assignment.seed):
+    with task.measured() as spent, seeded(job.task.assignment.seed):
         start = read_parameters(job, task.workspace, algorithm)
         task.workspace.require_fit(job.task.model, task.evaluation_data or task.data, split=bool(algorithm.split))
         if not algorithm.personal:
@@ -202,28 +224,30 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
         if job.task.train:
             state, result, transfer = _train(task, start, trained)
         if algorithm.personal and job.task.evaluate:
-            own = device_state.read(Path(job.state))[0] if state is None else state
+            own = task.read_state()[0] if state is None else state
             used = algorithm.personal.parameters(task.model, own, start, job.task.assignment)
             metrics = _evaluate(task, task.measure_statistics(used)[0])
     if job.task.measure_s:
         with seeded(job.task.assignment.seed):
             step = _measure(task, start)
     cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
-    _write_update(job, result, transfer, metrics, cost, step)
+    write_update(job, result, transfer, metrics, cost, step, trained_on=task.trained_on)
 
 
 def _perform_measurement(task: TrainingTask) -> None:
     """Measure running statistics of the parameters that came, and send them alone."""
     job = task.job
-    with task.measure_block() as spent, seeded(job.task.assignment.seed):
+    with task.measured() as spent, seeded(job.task.assignment.seed):
         tree, metrics = task.measure_statistics(read_parameters(job, task.workspace, task.algorithm))
-        result = Result({name: tree[name] for name in statistics_of(task.model.layers)}, 1.0, 0, metrics=metrics)
-        transfer = _write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
-    _write_update(job, result, transfer, {}, msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size))
+        own = {name: tree[name].to(CPU) for name in statistics_of(task.model.layers)}
+        result = Result(own, 1.0, 0, metrics=metrics)
+        transfer = write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
+    cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size)
+    write_update(job, result, transfer, {}, cost, trained_on=task.trained_on)
 
 
 def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tree:
-    """Return the parameters that came with a task, as views of their file; no network is built for wrong ones.
+    """Return the parameters that came with a task; on the CPU views of their file. For wrong ones no network is built.
 
     Args:
         job: The task's.
@@ -237,36 +261,37 @@ def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tre
     tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
     if algorithm.check_update:
         check_like(tree, tree)
-        return tree
+        return to_device(tree, workspace.device)
     like = workspace.skeleton(job.task.model).tree()
     check_like(tree, like)
     if not algorithm.split and (missing := sorted(like.keys() - tree.keys())):
         raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
-    return tree
+    return to_device(tree, workspace.device)
 
 
 def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[State, Result, Transfer]:
     """Run the algorithm's device half, if it was not run before, and encode what it gives."""
     job = task.job
-    state, memory = device_state.read(Path(job.state))
+    state, memory = task.read_state()
     if result is None:
         outcome = task.algorithm.local(task.model, state, start, task.batches(), job.task.assignment)
         state, result = _require_whole(outcome, job.task)
+    result = taken_back(result)
     require_finite(result.tree)
-    return state, result, _write_result(job, state, memory, result)
+    return state, result, write_result(job, state, memory, result)
 
 
 def _measure(task: TrainingTask, start: Tree) -> StepCost:
     """Time training steps; nothing of what they train is kept."""
     algorithm, model, assignment = task.algorithm, task.model, task.job.task.assignment
-    state, _ = device_state.read(Path(task.job.state))
+    state, _ = task.read_state()
     batches = task.batches(epochs=1)  # begun anew as often as it takes
     batch_size = min(assignment.hyper.batch_size, len(batches.examples))
     local = algorithm.resources.timed_step or algorithm.local
     return time_steps(
         lambda some: _require_whole(local(model, state, start, some, assignment), task.job.task),
         batches,
-        task.measure_block,
+        task.measured,
         seconds=task.job.task.measure_s,
         weights=sum(leaf.numel() for leaf in model.layers.parameters()),
         flops=task.workspace.flops(task.job.task.model, batches.examples.inputs.shape[1:], batch_size),
@@ -314,80 +339,26 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
     job, task = work.job, work.job.task
     if task.evaluate or task.measure_s or not task.train:
         raise TaskFailed(f"algorithm {task.algorithm.name!r} does not evaluate or time steps in a session: {ALONE}")
-    with work.measure_block() as spent:
-        state, memory = device_state.read(Path(job.state))
+    with work.measured() as spent:
+        state, memory = work.read_state()
         start = read_parameters(job, work.workspace, work.algorithm)
         session = work.algorithm.local(work.model, state, start, work.batches(), task.assignment)
         del start  # the session's own
         if isinstance(session, tuple):
             raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
         try:
-            begun = SplitTraining(session, task, spent)
+            begun = SplitTraining(session, task, spent, work.workspace.device)
         except RuntimeError:
             work.workspace.require_fit(task.model, work.data, split=True)  # says so where the examples are the cause
             raise
         with closing(begun) as training:
             yield training
         assert training.outcome is not None, "a driver advances a training to its end"
-        state, result = training.outcome
+        state, result = training.outcome[0], taken_back(training.outcome[1])
         with seeded(task.assignment.seed):
-            transfer = _write_result(job, state, memory, result)
+            transfer = write_result(job, state, memory, result)
     up, down = training.carried or (None, None)
     cost = msgspec.structs.replace(
         spent.add_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
     )
-    _write_update(job, result, transfer, {MISSED_STEPS: float(training.missed)}, cost, None)
-
-
-def _write_result(job: Job, state: State, memory: Memory, result: Result) -> Transfer:
-    """Write what goes up, and what the device will begin its next task with.
-
-    Raises:
-        Unwritable: The disk takes nothing more.
-    """
-    log.debug("phase encoding")
-    payload, memory = build(CODECS, job.task.codec, "codec").encode(result.tree, memory)
-    changes = not job.task.assignment.measures_statistics  # else the state before the round, for its repetition, stays
-    if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
-        device_state.write(Path(job.draft) / outbox.STATE, state, memory)
-    return _write_payload(job, payload)
-
-
-def _write_payload(job: Job, payload: Payload) -> Transfer:
-    parts = payloads.pack(payload)
-    with explain_disk_errors(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
-        for part in parts:
-            file.write(part)
-        size = file.tell()
-        file.truncate()
-    return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
-
-
-def _write_update(
-    job: Job,
-    result: Result | None,
-    transfer: Transfer | None,
-    metrics: dict[str, float],
-    cost: Cost,
-    step: StepCost | None = None,
-) -> None:
-    """Write the message and make the draft durable.
-
-    Raises:
-        Unwritable: The disk takes nothing more.
-    """
-    task = job.task
-    update = Update(
-        run=task.run,
-        round=task.round,
-        device=task.device,
-        params=transfer,
-        start=task.params.digest,
-        weight=result.weight if result else 0.0,
-        num_examples=result.num_examples if result else 0,
-        loss=result.loss if result else None,
-        metrics=metrics | (result.metrics if result else {}),
-        cost=cost,
-        step=step,
-    )
-    outbox.write(Path(job.draft), update)
+    write_update(job, result, transfer, {MISSED_STEPS: float(training.missed)}, cost, trained_on=work.trained_on)

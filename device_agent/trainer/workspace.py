@@ -25,6 +25,7 @@ from shared.models.evaluate import require_fit
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import is_custom
 from shared.runtime.memory import require_room
+from shared.tensors.placement import CPU
 
 log = logging.getLogger("trainer")
 
@@ -39,9 +40,11 @@ class Workspace:
     Attributes:
         read: Reads a device's examples.
         noted: Warnings that were given; in a replay, of all of its devices.
+        device: Where networks, states and batches are while a task computes; files and examples stay on the CPU.
     """
 
     read: Callable[[Data], Examples] = load
+    device: torch.device = CPU
     examples: dict[bytes, Parts] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
@@ -85,7 +88,8 @@ class Workspace:
             is_superseded: Whether the task is given up; asked at every batch.
         """
         train, _, validation = self.data(spec)
-        return TaskBatches(train, assignment, is_superseded, (validation.inputs, validation.labels))
+        held = validation.inputs.to(self.device), validation.labels.to(self.device)
+        return TaskBatches(train, assignment, is_superseded, held, self.device)
 
     def model(self, spec: Spec) -> Model:
         """Return the network, built once; its parameters are whatever the last task left.
@@ -100,8 +104,13 @@ class Workspace:
             model = zeroed(spec)
             if not is_custom(spec.name):  # which may take a `view` that needs the usual order
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
+            model.layers.to(self.device)
             self.models = {key: model}
         return self.models[key]
+
+    def release(self) -> None:
+        """Give up the network that was built last, with what a training cut short has left in it."""
+        self.models.clear()
 
     def skeleton(self, spec: Spec) -> Model:
         """Return the network without storage, made once: a split device half has parameters of its own."""
@@ -154,12 +163,16 @@ class Workspace:
 
 @dataclass(frozen=True)
 class TaskBatches:
-    """Mini-batches of one task; stops when the task is superseded."""
+    """Mini-batches of one task, on its device; stops when the task is superseded.
+
+    They are put together on the CPU, one at a time: the memory of a Jetson is its GPU's as well.
+    """
 
     examples: Examples
     assignment: Assignment
     is_superseded: Callable[[], bool]
     validation: Batch = field(default_factory=lambda: (torch.empty(0), torch.empty(0, dtype=torch.int64)))
+    device: torch.device = CPU
 
     @property
     def num_examples(self) -> int:
@@ -173,15 +186,15 @@ class TaskBatches:
             Superseded: A newer task has come.
         """
         self._require_current()
-        return self.examples.inputs.index_select(0, places)
+        return self.examples.inputs.index_select(0, places.cpu()).to(self.device)
 
     def __iter__(self) -> Iterator[Batch]:
         hyper = self.assignment.hyper
-        for batch in batches(
+        for inputs, labels in batches(
             self.examples, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.assignment.seed
         ):
             self._require_current()
-            yield batch
+            yield inputs.to(self.device), labels.to(self.device)
 
     def _require_current(self) -> None:
         if self.is_superseded():

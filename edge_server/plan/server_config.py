@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -74,6 +75,16 @@ class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"keep_days must be 0 to {MAX_KEEP_DAYS}, max_mb 1 to {MAX_KEEP_MB}")
 
 
+class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the server computes: evaluation, its part of a split network, and its own training.
+
+    Attributes:
+        device: `cuda` for a GPU, `cpu`, or `auto` for the GPU where torch reaches one. Aggregates stay on the CPU.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One site. Relative paths are taken from the folder of its file.
 
@@ -99,6 +110,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     broker: Broker = Broker()
     link: LinkConfig = LinkConfig()
     readings: ReadingsConfig = ReadingsConfig()
+    trainer: TrainerConfig = TrainerConfig()
     threads: int = 0
     models: list[str] = []
     log_level: str = "info"

@@ -48,6 +48,7 @@ from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime.executor import Effect, uninterrupted
+from shared.tensors.placement import CPU, Device, state_on, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.sender import Sender
@@ -137,6 +138,7 @@ class Rounds:
             none: devices may bring any.
         test: What the server evaluates with.
         labelled: What the server itself trains on, where the method does.
+        device: What it trains and evaluates with; states between are on the CPU.
         opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
         assigning: Tells devices what to do.
     """
@@ -152,6 +154,7 @@ class Rounds:
     opening: Callable[[], Awaitable[None]] | None = None
     muster: Muster = field(default_factory=Muster)
     labelled: Examples | None = None
+    device: Device = CPU
     assigning: Assigning = field(init=False)
 
     def __post_init__(self) -> None:
@@ -189,9 +192,10 @@ class Rounds:
         begun = await self._trained(number, state, told)
         split = None
         if self.algorithm.split:
-            split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
+            begin = partial(open_split_round, number=number, state=begun, assignments=told, device=self.device)
+            split = await self.server.worker(begin, *us)
         gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
-        trained, scored = split.top.state if split else begun, None
+        trained, scored = split.top.result if split else begun, None
         after = await self._after(trained, told, gather)
         batches = None
         if after is not None:
@@ -229,12 +233,13 @@ class Rounds:
         if server is None:
             return state
         assert self.labelled is not None
-        labelled = self.labelled.inputs, self.labelled.labels
+        inputs, labels = self.labelled.inputs, self.labelled.labels
         cohort = Cohort(tuple(sorted(told)), plan.hyper, plan.seed, plan.rounds)
 
         def train() -> State:
             with seeded(mix(plan.seed, number, f"{SERVER}/training")):
-                return server.train(self.model, state, labelled, cohort, number)
+                labelled = inputs.to(self.device), labels.to(self.device)
+                return state_on(server.train(self.model, state_on(state, self.device), labelled, cohort, number), CPU)
 
         log.debug("phase server-training run=%s round=%d", self.run, number)
         return await uninterrupted(self.server.worker(Effect(SERVER_TRAINING, train)))
@@ -267,10 +272,10 @@ class Rounds:
         other = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
         told = statistics.session_assignments(plan, other.algorithm, state, devices, number=at, steps=steps)
         us = plan, other.algorithm, self.model, self.server, self.link, self.test
-        split = await worker(open_split_round, *us, number=at, state=state, assignments=told)
+        split = await worker(open_split_round, *us, number=at, state=state, assignments=told, device=self.device)
         own = await other.exchange(at, state, told, accepted={}, purpose="statistics", split=split)
         gather.refused.update(own.refused)
-        top = split.top.state if split else None
+        top = split.top.result if split else None
         found, most = (self.model, state, top, own), self.plan.round.most_norm
         return await worker(statistics.fold_statistics, *found, most_norm=most)
 
@@ -372,4 +377,8 @@ class Rounds:
         if self.test is None or not self._is_tested(number):
             return None
         model, test = self.model, self.test
-        return await self.server.worker(lambda: score(model.layers, join_network(self.algorithm, model, state), test))
+
+        def scored() -> Score:
+            return score(model.layers, to_device(join_network(self.algorithm, model, state), self.device), test)
+
+        return await self.server.worker(scored)

@@ -59,6 +59,7 @@ from shared.protocol.messages import Report, Status
 from shared.registry import build
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
+from shared.tensors.placement import CPU, Device
 from shared.tensors.tree import State, Tree
 
 
@@ -152,6 +153,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     started: str,
     members: Members = None,
     draw: str = DRAW,
+    device: Device = CPU,
 ) -> State:
     """Run a plan to its end, or go on with it; return the final server state.
 
@@ -164,6 +166,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         started: Calendar time for people.
         members: The devices that may take part; None for whoever connects.
         draw: Who draws a new run's first weights; a run that was begun keeps its own.
+        device: What the server trains and evaluates with.
 
     Raises:
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
@@ -175,16 +178,12 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
     labelled = await server.worker(load, plan.server_data) if plan.server_data else None
     rounds = Rounds(
-        run=run,
-        plan=settle_batches(begun.plan, begun.statistics_batches),
-        server=server,
-        store=store,
-        algorithm=algorithm,
-        link=link,
+        *(run, settle_batches(begun.plan, begun.statistics_batches), server, store, algorithm, link),
         model=replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:])),
         test=test,
         muster=Muster(members, classes=known_classes(plan, test, labelled, records)),
         labelled=labelled,
+        device=device,
     )
     if not records:
         require_record(store.folder)
@@ -194,12 +193,10 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
 
 async def _stand(rounds: Rounds, draw: str) -> Resumption:
     """Return where a run stands."""
-    plan, algorithm = rounds.plan, rounds.algorithm
-
-    def first() -> State:
-        return algorithm.init(initial(plan.model, plan.seed, draw), plan.seed)
-
-    return await rounds.persist(resume, rounds.store, first, split=algorithm.split is not None)
+    (plan, init), split = (rounds.plan, rounds.algorithm.init), rounds.algorithm.split is not None
+    return await rounds.persist(
+        resume, rounds.store, lambda: init(initial(plan.model, plan.seed, draw), plan.seed), split=split
+    )
 
 
 def _require_examples(rounds: Rounds, tree: Tree) -> None:

@@ -33,6 +33,7 @@ from shared.runtime.clock import monotonic, utc_stamp
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
+from shared.tensors.placement import Device, choose_device
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 
@@ -70,9 +71,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             server was at work at the site before.
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """
-    malloc.tune()
-    malloc.enable_huge_pages()
-    torch.set_num_threads(config.threads or torch.get_num_threads())
+    device = _prepare_computing(config)
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
     members = None if config.strangers else devices_of_plan(plan)
     _make(data_dir, folder)
@@ -102,8 +101,17 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                 if not watcher and not closed_rounds(store.records()):
                     await wait_without_end(server, plan, Muster(members))
                 async with _watched(folder, watcher):
-                    await run_plan(plan, name, server, store, config.link, started=utc_stamp(), members=members)
+                    us, stamp = (plan, name, server, store, config.link), utc_stamp()
+                    await run_plan(*us, started=stamp, members=members, device=device)
                 return store.records()
+
+
+def _prepare_computing(config: ServerConfig) -> Device:
+    """Have this process compute as its file says; return what with."""
+    malloc.tune()
+    malloc.enable_huge_pages()
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    return choose_device(config.trainer.device)
 
 
 def _make(data_dir: Path, folder: Path) -> None:

@@ -115,6 +115,7 @@ def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncCon
         "broker": _address(broker),
         "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
+        "trainer": {"device": "cpu"},  # a board each, and the bits that a replay gives
         "models": registry.allowed_entries(),
         "log_level": local.log_level,
     }
@@ -141,7 +142,7 @@ def agent(
         "state_dir": str((place / device.name).resolve()),
         "data": data,
         "broker": _address(broker),
-        "trainer": {"threads": 1, "models": registry.allowed_entries()},
+        "trainer": {"threads": 1, "device": "cpu", "models": registry.allowed_entries()},
         "log_level": local.log_level,
     }
     return _child(place, device.name, "device_agent", config)

@@ -131,7 +131,10 @@ def grow_choice(growth: Growth, state: State, down: Tree, after: Tree) -> State:
     for key, leaf in after.items():
         if not _is_weight(key, leaf):
             continue
-        mask, since = chosen.get(key, torch.zeros(leaf.shape, dtype=torch.bool)), before.get(key, down[key])
+        mask, since = (
+            chosen.get(key, torch.zeros(leaf.shape, dtype=torch.bool, device=leaf.device)),
+            before.get(key, down[key]),
+        )
         more = growth.count(leaf.numel(), int(mask.count_nonzero()), times)
         if more:
             moved = (leaf - since).abs().masked_fill(mask, -1).flatten()

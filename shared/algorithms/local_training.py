@@ -40,6 +40,7 @@ from shared.errors import Diverged, TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import TORCHS, initial
 from shared.protocol.messages import Assignment, Hyper, Scalar
+from shared.tensors.placement import to_device
 from shared.tensors.tree import Mean, State, Tree, check_like
 
 
@@ -283,7 +284,7 @@ def require_finite(own: Tree) -> None:
 
 
 def first(model: Model, assignment: Assignment) -> Tree:
-    """Return the parameters that every device began with.
+    """Return the parameters that every device began with, where the model is.
 
     Raises:
         ConfigError: They are drawn in a way that is not known here.
@@ -292,4 +293,4 @@ def first(model: Model, assignment: Assignment) -> Tree:
     seed, draw = assignment.values.get(MODEL_SEED), assignment.values.get(MODEL_DRAW, TORCHS)
     if model.spec is None or not isinstance(seed, int) or not isinstance(draw, str):
         raise TaskFailed("the task does not say from what model and seed personal models begin")
-    return initial(model.spec, seed, draw).tree()
+    return to_device(initial(model.spec, seed, draw).tree(), model.device)

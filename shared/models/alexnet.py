@@ -10,6 +10,7 @@ from torch import nn
 
 from shared.models.base import Model
 from shared.models.kaiming import kaiming
+from shared.tensors.feature_dropout import DrawnDropout
 
 CHANNELS = (64, 192, 384, 256, 256)
 
@@ -54,4 +55,4 @@ def alexnet(
 
 def _dropout(share: float) -> nn.Module:
     """Return a layer even where there is nothing to leave out, so that parameters have the same names."""
-    return nn.Dropout(share) if share else nn.Identity()
+    return DrawnDropout(share) if share else nn.Identity()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
+from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 
@@ -50,6 +52,11 @@ class Model:
     def tree(self) -> Tree:
         """Return parameters and buffers; the tensors are the network's own, not copies."""
         return dict(self.layers.state_dict())
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains; the CPU where it has no storage."""
+        return device_of(self.layers.parameters())
 
     def below(self, cut: int) -> nn.Sequential:
         """Return the layers that stay on the device; they are the network's own.

@@ -18,6 +18,7 @@ from shared.models.base import Model
 from shared.models.initial_weights import fill
 from shared.protocol.messages import Spec
 from shared.registry import build
+from shared.tensors.placement import generator_states, generators, set_generator_states
 
 DRAW, TORCHS = "philox", ""
 """Who draws first weights: `shared.models.initial_weights`; or torch's generator, as in all runs begun before, whose
@@ -26,17 +27,17 @@ records and tasks name none."""
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Make torch's global generator a function of `seed` inside the block, and as before after it.
+    """Make torch's global generators a function of `seed` inside the block, and as before after it.
 
-    That of the CPU, and no other: `torch.manual_seed` would write down a traceback for every kind of device besides.
+    That of the CPU, and of GPUs in use: `torch.manual_seed` would write down a traceback for every other kind besides.
     """
-    generator = torch.default_generator
-    before = generator.get_state()
-    generator.manual_seed(seed)
+    before = generator_states()
+    for generator in generators():
+        generator.manual_seed(seed)
     try:
         yield
     finally:
-        generator.set_state(before)
+        set_generator_states(before)
 
 
 def initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:

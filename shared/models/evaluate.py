@@ -15,6 +15,7 @@ from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models.build import blank
 from shared.protocol.messages import Spec
+from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 MAX_CLASSES = 100
@@ -108,22 +109,22 @@ def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:
 def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
     """Evaluate parameters on examples, by their running statistics, in memory of about the parameters' size.
 
-    No copy of the parameters is made; a wide layer has fewer examples at a time.
+    No copy of the parameters is made; a wide layer has fewer examples at a time. It runs where the parameters are.
 
     Args:
         network: Of any storage, or none.
         tree: Its parameters and buffers.
         examples: Inputs of shape (N, ...), labels of shape (N,).
     """
-    loss_sum, hits, classes = 0.0, [], 0
+    loss_sum, hits, classes, place = 0.0, [], 0, device_of(tree.values())
     with in_mode(network, train=False):
         most_bytes = max(BATCH_BYTES, sum(leaf.nbytes for leaf in tree.values()))
-        batch_size = max(1, min(BATCH_SIZE, most_bytes // _layer_bytes(network, tree, examples.inputs[:1])))
+        batch_size = max(1, min(BATCH_SIZE, most_bytes // _layer_bytes(network, tree, examples.inputs[:1].to(place))))
         for begin in range(0, len(examples), batch_size):
-            labels = examples.labels[begin : begin + batch_size]
-            logits = functional_call(network, tree, (examples.inputs[begin : begin + batch_size],))
+            inputs, labels = (part[begin : begin + batch_size].to(place) for part in (examples.inputs, examples.labels))
+            logits = functional_call(network, tree, (inputs,))
             loss_sum += functional.cross_entropy(logits, labels, reduction="sum").item()
-            hits.append(logits.argmax(1) == labels)
+            hits.append((logits.argmax(1) == labels).cpu())
             classes = logits.shape[1]
     hit = torch.cat(hits)
     return Score(

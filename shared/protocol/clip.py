@@ -34,7 +34,8 @@ def clip(message: Message) -> Message:
         case Update():
             failure = None if message.failure is None else printable(message.failure, FAILURE)
             step = message.step and msgspec.structs.replace(message.step, provenance=_origins(message.step.provenance))
-            return msgspec.structs.replace(message, failure=failure, cost=_clip_cost(message.cost), step=step)
+            texts = {"failure": failure, "trained_on": printable(message.trained_on, NAME)}
+            return msgspec.structs.replace(message, **texts, cost=_clip_cost(message.cost), step=step)
         case Status():
             texts = {name: printable(getattr(message, name), NAME) for name in ("instance", "state", "version")}
             return msgspec.structs.replace(message, **texts)

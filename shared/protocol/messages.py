@@ -265,7 +265,8 @@ class Update(Message, frozen=True, kw_only=True):
     """Device -> server: what a task gave. Also the offer of its payload, which the server then asks for.
 
     `start` is the digest of the parameters that the task began with: a server that lost a round repeats it, and what
-    was trained from other parameters must not count in it.
+    was trained from other parameters must not count in it. `trained_on` is where the task was computed: the CPU, as
+    with all agents that do not say so, or `cuda` and the name of the GPU.
     """
 
     run: str
@@ -280,6 +281,7 @@ class Update(Message, frozen=True, kw_only=True):
     cost: Cost = Cost()
     step: StepCost | None = None
     failure: str | None = None
+    trained_on: str = "cpu"
 
 
 class Want(Message, frozen=True, kw_only=True):

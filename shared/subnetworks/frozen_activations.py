@@ -1,4 +1,7 @@
-"""Forward and backward of ReLU, pooling and Flatten: of a ReLU a bit a number is kept, of pooling a byte a window."""
+"""Forward and backward of ReLU, pooling and Flatten: of a ReLU a bit a number is kept, of pooling a byte a window.
+
+On a GPU a ReLU keeps a byte a number: bits are packed by numpy, on the CPU alone.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,8 @@ class Rectified:
         outputs = inputs.relu_() if self.fresh else inputs.relu()
         counted = outputs if self.rows is None else outputs[:, : self.rows]
         lying = memory_layout(counted)
+        if not counted.is_cpu:
+            return outputs, (counted > 0,), lying
         bits = np.packbits(_flat(counted, lying).numpy() > 0)
         return outputs, (torch.from_numpy(bits),), lying
 
@@ -39,6 +44,8 @@ class Rectified:
         assert further
         assert isinstance(note, torch.memory_format)
         upstream = upstream.contiguous(memory_format=note)
+        if not upstream.is_cpu:
+            return upstream.mul_(kept[0]), {}
         values = _flat(upstream, note).numpy()
         np.multiply(values, np.unpackbits(kept[0].numpy(), count=len(values)).view(np.bool_), out=values)
         return upstream, {}
@@ -75,8 +82,9 @@ class Pooled:
         shape, lying = inputs.shape, memory_layout(inputs)
         windows = self._windows(inputs)
         channels = shape[1] if self.rows is None else self.rows
-        outputs = torch.empty((*shape[:2], *windows.count), dtype=inputs.dtype, memory_format=lying)
-        kept = torch.empty((shape[0], channels, *windows.count), dtype=windows.dtype, memory_format=lying)
+        place = inputs.device
+        outputs = torch.empty((*shape[:2], *windows.count), dtype=inputs.dtype, memory_format=lying, device=place)
+        kept = torch.empty((shape[0], channels, *windows.count), dtype=windows.dtype, memory_format=lying, device=place)
         for some in _slices(outputs):
             places = torch.empty_like(outputs[some], dtype=torch.int64)
             _ATEN.max_pool2d_with_indices(inputs[some], *self._options(), out=outputs[some], indices=places)
@@ -90,7 +98,7 @@ class Pooled:
         assert isinstance(note, tuple)
         (own,), (shape, windows), lying = kept, note, memory_layout(kept[0])
         upstream = upstream.contiguous(memory_format=lying)
-        below = torch.empty(shape, dtype=upstream.dtype, memory_format=lying)
+        below = torch.empty(shape, dtype=upstream.dtype, memory_format=lying, device=upstream.device)
         for some in _slices(upstream):
             places = own[some].to(torch.int64)
             if windows.corners is not None:
@@ -120,10 +128,11 @@ class Pooled:
         if height * width == least:
             return Windows(count, dtype, None)
         down, right = (
-            torch.arange(many) * stride - margin
+            torch.arange(many, device=inputs.device) * stride - margin
             for many, stride, margin in zip(count, self.stride, self.padding, strict=True)
         )
-        corners = torch.empty((1, channels, *count), dtype=torch.int64, memory_format=memory_layout(inputs))
+        shape, lying = (1, channels, *count), memory_layout(inputs)
+        corners = torch.empty(shape, dtype=torch.int64, memory_format=lying, device=inputs.device)
         return Windows(count, dtype, corners.copy_(down[:, None] * width + right))
 
 
@@ -195,7 +204,12 @@ def build_other(layer: nn.Module, rows: int | None) -> Other:
 
 
 def _slices(outputs: Tensor) -> Iterator[slice]:
-    """Divide a batch: torch's eight bytes a window shall stay in the processor's cache, and not take memory."""
+    """Divide a batch: torch's eight bytes a window shall stay in the processor's cache, and not take memory.
+
+    Not on a GPU, which would have less to do at a time than it can.
+    """
+    if not outputs.is_cpu:
+        return iter([slice(None)])
     many = max(1, _CACHED // max(1, outputs[0].numel()))
     return (slice(start, start + many) for start in range(0, len(outputs), many))
 

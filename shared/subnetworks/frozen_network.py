@@ -270,7 +270,7 @@ def _places(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> tuple[
 def _order(count: int, chosen: Tensor | None) -> Tensor | None:
     if chosen is None:
         return None
-    others = torch.ones(count, dtype=torch.bool).index_fill_(0, chosen, False)
+    others = torch.ones(count, dtype=torch.bool, device=chosen.device).index_fill_(0, chosen, False)
     return torch.cat([chosen, others.nonzero().flatten()])
 
 

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from shared.errors import ConfigError, WireError
 from shared.subnetworks.chain import named_layers, require_straight
 from shared.tensors.counts import floor_share
+from shared.tensors.feature_dropout import DrawnDropout
+from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 Active: TypeAlias = Mapping[str, Tensor]
@@ -36,7 +38,8 @@ PREFIX = "active/"
 _WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _THROUGH = (
-    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout, nn.Dropout2d),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity),
+    *(nn.Dropout, nn.Dropout2d, DrawnDropout),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
     nn.Flatten,
 )
@@ -125,7 +128,7 @@ def block_columns(neurons: Tensor, block: int) -> Tensor:
     """Return the columns of neurons that own `block` columns each, in order."""
     if block == 1:
         return neurons
-    return (neurons[:, None] * block + torch.arange(block)).flatten()
+    return (neurons[:, None] * block + torch.arange(block, device=neurons.device)).flatten()
 
 
 def count_kept(count: int, keep: float) -> int:
@@ -205,13 +208,13 @@ def pack(active: Active, hidden: Mapping[str, int]) -> Tree:
     packed: Tree = {}
     for name, count in hidden.items():
         bits = np.zeros(count, np.bool_)
-        bits[active[name].numpy()] = True
+        bits[active[name].numpy(force=True)] = True
         packed[PREFIX + name] = torch.from_numpy(np.packbits(bits, bitorder="little"))
     return packed
 
 
 def unpack(tree: Tree, hidden: Mapping[str, int]) -> dict[str, Tensor]:
-    """Read what `pack` wrote.
+    """Read what `pack` wrote; neurons are where their bitmaps are.
 
     Raises:
         WireError: A bitmap is missing, has another length, or names no neuron or more than there are.
@@ -221,10 +224,10 @@ def unpack(tree: Tree, hidden: Mapping[str, int]) -> dict[str, Tensor]:
         packed = tree.get(PREFIX + name)
         if packed is None or packed.dtype != torch.uint8 or packed.shape != (-(-count // 8),):
             raise WireError(f"layer {name}: no bitmap of {count} neurons", reason="shape")
-        bits = np.unpackbits(packed.numpy(), bitorder="little")
+        bits = np.unpackbits(packed.numpy(force=True), bitorder="little")
         if not bits.any() or bits[count:].any():
             raise WireError(f"layer {name}: its bitmap names no neuron of {count}", reason="shape")
-        active[name] = torch.from_numpy(np.flatnonzero(bits))
+        active[name] = torch.from_numpy(np.flatnonzero(bits)).to(packed.device)
     return active
 
 
@@ -255,8 +258,8 @@ def build_narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
     """Return a network of the active neurons alone; parameters have the names that they have in the whole.
 
     It computes what the whole one does whose other neurons give zero. Nothing is initialised: load the part of a tree
-    that belongs to the neurons. Only shapes of `layers` are read, it needs no storage. It is in training mode, and a
-    pixel's channels lie side by side.
+    that belongs to the neurons. Only shapes of `layers` are read, it needs no storage; where it has some, the smaller
+    one's is on the same device. It is in training mode, and a pixel's channels lie side by side.
 
     Raises:
         ConfigError: The network is no chain of layers whose neurons can be told apart.
@@ -275,7 +278,8 @@ def build_narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
                 smaller = copy.deepcopy(layer)
         found.add_module(name, smaller)
     # not `to_empty`, which of a tensor without storage imports an algebra of 50 MB
-    found._apply(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype)).train()  # noqa: SLF001
+    place = device_of(layers.parameters())
+    found._apply(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device=place)).train()  # noqa: SLF001
     for layer in found:
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.reset_running_stats()  # the count of batches among them, which is no neuron's

@@ -9,6 +9,8 @@ features, one delta_i of Bernoulli(1 - p) is drawn for column i:
 
 A unit is what shares a delta: a `column`, a whole feature map (`channel`), or one number of one example (`element`:
 of these as many would have to be named as there are, so nothing is left out, and dropped ones travel as zeros).
+
+`DrawnDropout` is torch's own layer within a network, of which nothing travels.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import math
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 Granularity: TypeAlias = Literal["column", "channel", "element"]
 
@@ -80,3 +83,14 @@ def spread(rows: Tensor, delta: Tensor, shape: tuple[int, ...]) -> Tensor:
     index = delta.nonzero().flatten()
     features.index_copy_(1, index, rows.reshape(shape[0], len(index), features.shape[2]))
     return features.view(shape)
+
+
+class DrawnDropout(nn.Dropout):
+    """Dropout of single features that draws on the CPU, wherever it computes: in a mixed fleet all leave out alike."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what is left of inputs, of their shape; the rest is zero."""
+        if not self.training or inputs.is_cpu or inputs.is_meta:
+            return super().forward(inputs)
+        drawn = functional.dropout(torch.ones(inputs.shape, dtype=inputs.dtype), self.p)
+        return inputs * drawn.to(inputs.device)

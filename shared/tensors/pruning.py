@@ -74,7 +74,7 @@ def select_kept(importance: Tensor, weights: Tensor, count: int, layers: Sequenc
         count: How many to prune, at most `max_prunable(layers)`.
         layers: Their shapes.
     """
-    ranks, values = importance.numpy(), weights.numpy()
+    ranks, values = importance.numpy(force=True), weights.numpy(force=True)
     if count <= 0:
         return torch.ones(len(ranks), dtype=torch.bool)
     ranks[_best(ranks, values, layers)] = math.inf
@@ -125,5 +125,8 @@ def find_smallest(values: NDArray[np.float32], count: int) -> float:
 
 def apply_mask(values: Tensor, mask: Tensor) -> None:
     """Set what the mask leaves out to zero, in place; both of shape (n,). numpy's product is seven times torch's."""
+    if not values.is_cpu:
+        values.mul_(mask)
+        return
     array = values.numpy()
     np.multiply(array, mask.numpy(), out=array)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import pytest
+import torch
 
 from device_agent.build import compose
 from device_agent.config import AgentConfig
@@ -36,6 +37,7 @@ from shared.errors import TaskFailed
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import inline
+from shared.tensors.placement import CPU
 from shared.tensors.tree import State
 from shared.transport.base import Broker, Presence, Transport
 from shared.transport.memory import MemoryTransport
@@ -123,12 +125,17 @@ class Trainer:
 
 @dataclass
 class Site:
-    """A plan, its devices and its server; both may be stopped and started again in the same folders."""
+    """A plan, its devices and its server; both may be stopped and started again in the same folders.
+
+    Attributes:
+        device: What all of them compute with.
+    """
 
     network: Network
     plan: Plan
     folder: Path
     name: str = "lab"
+    device: torch.device = CPU
     trained: list[tuple[str, int]] = field(default_factory=list)
     stepped: list[tuple[str, int, int]] = field(default_factory=list)
     _living: dict[str, AsyncExitStack] = field(default_factory=dict)
@@ -157,7 +164,8 @@ class Site:
         transport = await stack.enter_async_context(connected)
         data, links = share(self.plan, fleet, index), AgentLink(frame_bytes=FRAME_BYTES)
         config = AgentConfig(device=name, site=self.name, state_dir=str(place), data=data, link=links, report_s=3600.0)
-        trainer = Trainer(compute_s, trained=self.trained, stepped=self.stepped, broken=broken)
+        workspace = Workspace(device=self.device)
+        trainer = Trainer(compute_s, trained=self.trained, stepped=self.stepped, broken=broken, workspace=workspace)
         clock = asyncio.get_running_loop().time
         agent = compose(config, place, transport, trainer, clock=clock, worker=inline, seed=index)
         running = asyncio.create_task(agent.run(), name=name)
@@ -193,7 +201,7 @@ class Site:
             async with self.network.connected(f"{self.name}.{SERVER}", session.presence) as transport:
                 server = Server(self.name, transport, clock, inline, was_run=lambda run: run == RUN)
                 async with server.listening():
-                    state = await run_plan(self.plan, RUN, server, store, link, started="")
+                    state = await run_plan(self.plan, RUN, server, store, link, started="", device=self.device)
             return state, store.records()
         finally:
             store.close()

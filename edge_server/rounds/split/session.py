@@ -30,6 +30,7 @@ from shared.protocol.messages import Assignment, Features, Update, Want
 from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Effect, Worker, background, uninterrupted
+from shared.tensors.placement import CPU, Device
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
@@ -293,6 +294,7 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
     number: int,
     state: State,
     assignments: Mapping[str, Assignment],
+    device: Device = CPU,
 ) -> SplitRound | None:
     """Return what serves a round's steps, on a copy of the state; None where the devices train alone.
 
@@ -306,14 +308,15 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
         number: The round, from 1.
         state: The server's before the round.
         assignments: What the devices are told.
+        device: What its part of the network computes with.
     """
     if algorithm.split is None:
         return None
     steps = max((told.steps for told in assignments.values()), default=0)
     codec = build(CODECS, plan.cut_codec, "cut_codec")
     own = None if test is None else test.inputs[:EXAMPLES]
-    us = algorithm, model, copy_state(state), codec, assignments, plan.seed
-    top = TopModel(*us, before=(number - 1) * steps, examples=own)
+    us = algorithm, model, copy_state(state, device), codec, assignments, plan.seed
+    top = TopModel(*us, before=(number - 1) * steps, examples=own, device=device)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     features = FeaturesIn(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
     gradients, shelf = GradientsOut(server.site, server.transport, server.clock), Shelf(link.kept_gradients_mb << 20)

@@ -19,6 +19,7 @@ from shared.protocol import payload
 from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
+from shared.tensors.placement import CPU, state_on, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
@@ -41,6 +42,7 @@ class TopModel:
         seed: Of the run; with a step's number it is that of what is random in the step.
         before: Steps of the run before this round.
         examples: Some inputs of the server's own; None where it has none.
+        device: What it computes with; what travels is on the CPU.
     """
 
     algorithm: Algorithm
@@ -51,6 +53,12 @@ class TopModel:
     seed: int
     before: int
     examples: Tensor | None = None
+    device: torch.device = CPU
+
+    @property
+    def result(self) -> State:
+        """The state after the last step, on the CPU."""
+        return state_on(self.state, CPU)
 
     def read(self, device: str, whole: Receiver[MemorySink]) -> tuple[Tree, float]:
         """Decode what came up and see that it can be used; leaves may be views of the bytes.
@@ -83,7 +91,7 @@ class TopModel:
         if self.examples is None or split is None or split.cut_of is None:
             return 1.0
         with seeded(mix(self.seed, self.before, f"{SERVER}/size")):
-            return feature_size(self.model, split.cut_of(self.model), self.state.tree, self.examples)
+            return feature_size(self.model, split.cut_of(self.model), self.state.tree, self.examples.to(self.device))
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
         """Do one step with the devices that take part, in order of name; return the gradient for each.
@@ -100,16 +108,17 @@ class TopModel:
         measures = any(told.measures_statistics for told in self.assignments.values())
         take_step = split.measure if measures and split.measure else split.serve
         with seeded(mix(self.seed, self.before + step, SERVER)):
-            self.state, downs = take_step(self.model, self.state, self.assignments, dict(sorted(ups.items())))
+            sent = {device: to_device(up, self.device) for device, up in sorted(ups.items())}
+            self.state, downs = take_step(self.model, self.state, self.assignments, sent)
         return {
-            device: Sender.of_parts(payload.pack(self.codec.encode(down, None)[0]), frame_bytes)
+            device: Sender.of_parts(payload.pack(self.codec.encode(to_device(down, CPU), None)[0]), frame_bytes)
             for device, down in downs.items()
         }
 
 
-def copy_state(state: State) -> State:
-    """Return a state whose tensors nobody else has, so that steps may change them in place.
+def copy_state(state: State, device: torch.device = CPU) -> State:
+    """Return a state on a device, whose tensors nobody else has, so that steps may change them in place.
 
     In order of name: one that was read back from disk must come to the same, also where a method draws leaf by leaf.
     """
-    return replace(state, tree={key: torch.clone(leaf) for key, leaf in sorted(state.tree.items())})
+    return replace(state, tree={key: leaf.to(device, copy=True) for key, leaf in sorted(state.tree.items())})

@@ -49,15 +49,15 @@ def most_important(importance: Tensor, count: int) -> Tensor:
         importance: Of shape (N,), without NaN.
         count: 0 to N.
     """
-    ranks = importance.numpy()
+    ranks, place = importance.numpy(force=True), importance.device
     if count == len(ranks):
-        return torch.ones(count, dtype=torch.bool)
+        return torch.ones(count, dtype=torch.bool, device=place)
     if not count:
-        return torch.zeros(len(ranks), dtype=torch.bool)
+        return torch.zeros(len(ranks), dtype=torch.bool, device=place)
     bound = find_smallest(ranks, len(ranks) - count)
     mask = ranks > bound
     mask[np.flatnonzero(ranks == bound)[: count - np.count_nonzero(mask)]] = True
-    return torch.from_numpy(mask)
+    return torch.from_numpy(mask).to(place)
 
 
 def pack_sparse(weights: Tensor, mask: Tensor | None) -> Tree:
@@ -66,7 +66,7 @@ def pack_sparse(weights: Tensor, mask: Tensor | None) -> Tree:
         return {VALUES: weights}
     if INDEX_BYTES * int(mask.count_nonzero()) < bits.packed_bytes(len(mask), 1):
         return {VALUES: weights[mask], INDEX: mask.nonzero().flatten().to(torch.int32)}
-    return {VALUES: weights[mask], MASK: torch.from_numpy(bits.pack(mask.numpy(), 1))}
+    return {VALUES: weights[mask], MASK: torch.from_numpy(bits.pack(mask.numpy(force=True), 1))}
 
 
 def unpack_sparse(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:

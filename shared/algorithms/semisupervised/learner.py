@@ -213,7 +213,7 @@ class Learner:
         if not any(by_student):
             return outputs
         own = run_part(self.model, above, {**self.weights, **self.buffers}, seen, train=False)
-        chosen = torch.tensor(by_student).repeat_interleave(torch.tensor(sizes))
+        chosen = torch.tensor(by_student).repeat_interleave(torch.tensor(sizes)).to(own.device)
         return torch.where(chosen[:, None], own, outputs)
 
     def take(self, found: SessionPass, hyper: Hyper) -> None:

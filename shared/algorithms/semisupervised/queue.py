@@ -55,7 +55,8 @@ class Ring:
         """Return the ring with more references, in place of the oldest; of more than there is room for, the last."""
         count = len(new.labels)
         fitting = min(count, self.capacity)
-        at = torch.arange(self.written + count - fitting, self.written + count) % max(1, self.capacity)
+        places = torch.arange(self.written + count - fitting, self.written + count, device=new.labels.device)
+        at = places % max(1, self.capacity)
         last = slice(count - fitting, count)
         slots = References(
             self.slots.projections.index_copy(0, at, new.projections[last]),

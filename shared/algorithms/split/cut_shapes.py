@@ -18,6 +18,7 @@ from shared.algorithms.split.settings import MATRIX
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
+from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 MOST_SHAPES = 16
@@ -42,7 +43,8 @@ def features_at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
         bottom = model.below(cut)
         leaves = {name: tree[name] for name in bottom.state_dict()}
         with in_mode(model.layers, train=False):
-            known[key] = tuple(functional_call(bottom, leaves, (torch.zeros(1, *model.example),)).shape[1:])
+            one = torch.zeros(1, *model.example, device=device_of(leaves.values()))
+            known[key] = tuple(functional_call(bottom, leaves, (one,)).shape[1:])
     return known[key]
 
 
@@ -97,7 +99,8 @@ def _try_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> 
     leaves = {name: tree[name].clone() if name in buffers else tree[name] for name in top.state_dict()}
     try:
         with in_mode(model.layers, train=shape[0] == 1):
-            outputs = functional_call(top, leaves, (torch.zeros(1, *shape[1:]),))
+            one = torch.zeros(1, *shape[1:], device=device_of(leaves.values()))
+            outputs = functional_call(top, leaves, (one,))
     except (RuntimeError, ValueError) as error:
         problem = str(error).partition("\n")[0]
         raise WireError(f"features of shape {shape} do not go on ({problem})", reason="shape") from error

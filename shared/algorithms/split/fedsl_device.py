@@ -36,6 +36,7 @@ from shared.models.running_statistics import measure_batch, statistics_of
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment, Missed, mix
 from shared.tensors.counts import floor_share
 from shared.tensors.feature_dropout import draw_delta, drop, undrop
+from shared.tensors.placement import generator_states, set_generator_states
 from shared.tensors.pruning import IMPORTANCE, Channels, apply_mask, max_prunable, select_kept, sparsity
 from shared.tensors.quantizer import dequantize, quantize
 from shared.tensors.tree import State, Tree
@@ -84,7 +85,7 @@ class Bottom:
             self._leaves[name].grad = part  # what comes is added in place, leaf by leaf, and never held twice
         self._others = {name: leaf.clone() for name, leaf in tree.items() if name not in trainable}
         self._pieces = _pieces(network) if recompute else None
-        self._given: list[tuple[Tensor, Tensor]] = []
+        self._given: list[tuple[Tensor, list[Tensor]]] = []
 
     @staticmethod
     def _parts(vector: Tensor, names: list[str], like: Tree) -> Tree:
@@ -104,7 +105,7 @@ class Bottom:
         self._given = []  # what is left of a batch that went on without this device
         for piece in self._pieces:
             given, changes = inputs, inputs._version  # noqa: SLF001 - nothing else of torch tells of changes in place
-            self._given.append((given, torch.default_generator.get_state()))
+            self._given.append((given, generator_states()))
             with torch.no_grad():
                 inputs = self._run(piece, given, buffers)
             if given._version > changes:  # noqa: SLF001
@@ -119,15 +120,15 @@ class Bottom:
             _back(features, upstream, self._leaves.values())
             return
         buffers = {name: leaf.clone() for name, leaf in self._others.items()}
-        drawn, flow = torch.default_generator.get_state(), [upstream]
+        drawn, flow = generator_states(), [upstream]
         for piece in reversed(self._pieces):
             given, drawing = self._given.pop()
             given = given.detach().requires_grad_(bool(self._given))
             leaves = [self._leaves[name] for name in piece.state_dict() if name in self._leaves]
-            torch.default_generator.set_state(drawing)
+            set_generator_states(drawing)
             _back(self._run(piece, given, buffers), flow.pop(), [*leaves, given] if self._given else leaves)
             flow += [] if given.grad is None else [given.grad]
-        torch.default_generator.set_state(drawn)
+        set_generator_states(drawn)
 
     def _run(self, layers: nn.Sequential, inputs: Tensor, buffers: Tree) -> Tensor:
         names = layers.state_dict().keys()
@@ -191,15 +192,17 @@ class Mask:
         self._settings, self._rounds = settings, total_steps(assignment) // settings.steps_per_round
         self._zeros: int | None = None
         self.norm_ratio = 0.0
-        self.active = torch.ones(len(bottom.vector), dtype=torch.bool)
+        self.active = torch.ones(len(bottom.vector), dtype=torch.bool, device=bottom.vector.device)
         if (packed := state.tree.get("mask")) is not None:
-            self.active[: bottom.count] = torch.from_numpy(bits.unpack(packed.numpy(), bottom.count, 1)).bool()
+            self.active[: bottom.count] = torch.from_numpy(
+                bits.unpack(packed.numpy(force=True), bottom.count, 1)
+            ).bool()
         elif first_step(assignment):  # the state was lost, or the device is new: what all others have pruned stays so
             self.active[: bottom.count] = bottom.vector[: bottom.count] != 0
 
     def packed(self, count: int) -> Tensor:
         """Return the mask of the n weights that can be pruned, as a bitmap of ceil(n / 8) bytes."""
-        return torch.from_numpy(bits.pack(self.active[:count].numpy(), 1))
+        return torch.from_numpy(bits.pack(self.active[:count].numpy(force=True), 1))
 
     def apply(self, bottom: Bottom, step: int) -> None:
         """Mask weights and gradient at a step of the run, after a new ranking if the schedule asks for more zeros."""
@@ -267,9 +270,10 @@ def _train(
             continue
         generator.manual_seed(mix(assignment.seed, step, "step"))  # so that a missed step changes no later draw
         features, buffers = bottom.forward(inputs)
-        delta = (
-            draw_delta(tuple(features.shape), settings.drop, settings.granularity, generator) if settings.drop else None
-        )
+        delta = None
+        if settings.drop:
+            delta = draw_delta(tuple(features.shape), settings.drop, settings.granularity, generator)
+            delta = delta.to(features.device)
         up = _make_upload(settings, features.detach(), delta, labels)
         down = yield up
         due = step + (down.steps if isinstance(down, Missed) else 1)
@@ -326,7 +330,7 @@ def _make_upload(settings: FedslSettings, features: Tensor, delta: Tensor | None
         return up
     up["features"] = drop(features, delta, settings.drop)
     if settings.granularity != "element":
-        up["keep"] = torch.from_numpy(bits.pack(delta.numpy(), 1))
+        up["keep"] = torch.from_numpy(bits.pack(delta.numpy(force=True), 1))
         up["shape"] = torch.tensor(features.shape[1:], dtype=torch.int32)
     return up
 
@@ -346,10 +350,12 @@ def _step_quantized(
 ) -> None:
     """Step along the quantized gradient; equations (11) to (13). Decay pulls at weights, it is not quantized."""
     if settings.bits < FLOAT_BITS:
-        gradient = bottom.gradient.numpy()
-        active = mask.active.numpy() if mask else slice(None)
+        gradient = bottom.gradient.numpy(force=True)  # the very numbers on the CPU, else a copy
+        active = mask.active.numpy(force=True) if mask else slice(None)
         codes, low, high = quantize(torch.from_numpy(gradient[active]), settings.bits, generator)
         gradient[active] = dequantize(codes, settings.bits, low, high).numpy()
+        if not bottom.gradient.is_cpu:
+            bottom.gradient.copy_(torch.from_numpy(gradient))
     if decay:
         bottom.vector.mul_(1 - rate * decay)
     bottom.vector.add_(bottom.gradient, alpha=-rate)

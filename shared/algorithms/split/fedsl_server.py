@@ -102,7 +102,7 @@ def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:
 
 def _delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Tensor:
     count = shape[1] if settings.granularity == "channel" else math.prod(shape[1:])
-    return torch.from_numpy(bits.unpack(up["keep"].numpy(), count, 1)).bool()
+    return torch.from_numpy(bits.unpack(up["keep"].numpy(force=True), count, 1)).bool().to(up["keep"].device)
 
 
 def unpack_features(settings: FedslSettings, up: Tree) -> Smashed:

@@ -22,6 +22,8 @@ _OTHERS: Mapping[Strength, Callable[..., Tensor]] = {"weak": windows.weak, "stro
 def make_views(inputs: Tensor, strengths: tuple[Strength, ...], seed: int, *, mirrors: bool = True) -> list[Tensor]:
     """Return views of a batch, in the order that they are asked for; the same seed gives the same ones.
 
+    They are made on the CPU, and given back where the batch is.
+
     Args:
         inputs: float32 of shape (B, ...); pictures, of four axes, must be in [0, 1].
         strengths: What is asked for.
@@ -31,9 +33,9 @@ def make_views(inputs: Tensor, strengths: tuple[Strength, ...], seed: int, *, mi
     Raises:
         ConfigError: Pictures are not in [0, 1].
     """
-    generator = torch.Generator().manual_seed(seed)
+    place, inputs, generator = inputs.device, inputs.cpu(), torch.Generator().manual_seed(seed)
     if inputs.ndim != PICTURES:
-        return [_OTHERS[strength](inputs, generator) for strength in strengths]
+        return [_OTHERS[strength](inputs, generator).to(place) for strength in strengths]
     low, high = torch.aminmax(inputs)
     if low < 0 or high > 1:
         raise ConfigError(
@@ -41,4 +43,4 @@ def make_views(inputs: Tensor, strengths: tuple[Strength, ...], seed: int, *, mi
         )
     whole = (inputs * BRIGHTEST).round().to(torch.uint8)
     views = (_PICTURES[strength](whole, generator, mirrors=mirrors) for strength in strengths)
-    return [view.to(torch.float32) / BRIGHTEST for view in views]
+    return [(view.to(torch.float32) / BRIGHTEST).to(place) for view in views]

@@ -203,7 +203,7 @@ def timed_step(
     layers.zero_grad()
     sgd = ClippedSgd(settings, list(layers.named_parameters()), assignment.hyper)
     for step, (inputs, _) in enumerate(batches, start=1):
-        labels = torch.zeros(len(inputs), dtype=torch.int64)
+        labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
         batch = mix_views(settings, (inputs, inputs.flip(0)), (labels, labels), mix(assignment.seed, step, "mixed"))
         sgd.step(batch.loss(layers))
     return state, Result(_moved(layers, start), 1.0, batches.num_examples)

@@ -1,0 +1,105 @@
+"""Write what a task gave into its draft: payload, next state, and the message that names them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from device_agent.exchange import outbox
+from device_agent.trainer import device_state
+from device_agent.trainer.interface import Job
+from shared.algorithms.base import Result
+from shared.codecs import CODECS
+from shared.codecs.base import Memory
+from shared.protocol import payload as payloads
+from shared.protocol.measurements import Cost, StepCost
+from shared.protocol.messages import Payload, Transfer, Update
+from shared.registry import build
+from shared.runtime.durable import explain_disk_errors
+from shared.tensors.placement import CPU, state_on, to_device
+from shared.tensors.tree import State
+
+log = logging.getLogger("trainer")
+
+
+def taken_back(result: Result) -> Result:
+    """Return a result on the CPU."""
+    return replace(result, tree=to_device(result.tree, CPU), coverage=to_device(result.coverage, CPU))
+
+
+def write_result(job: Job, state: State, memory: Memory, result: Result) -> Transfer:
+    """Write what goes up, and what the device will begin its next task with; return what of the former is announced.
+
+    Args:
+        job: What was done.
+        state: Of the algorithm, after it.
+        memory: Of the codec, before it.
+        result: Its tree goes up.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    log.debug("phase encoding")
+    payload, memory = build(CODECS, job.task.codec, "codec").encode(result.tree, memory)
+    changes = not job.task.assignment.measures_statistics  # else the state before the round, for its repetition, stays
+    if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
+        device_state.write(Path(job.draft) / outbox.STATE, state_on(state, CPU), memory)
+    return write_payload(job, payload)
+
+
+def write_payload(job: Job, payload: Payload) -> Transfer:
+    """Write a payload; return what is announced of it.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    parts = payloads.pack(payload)
+    with explain_disk_errors(Path(job.draft)), outbox.open_payload(Path(job.draft)) as file:
+        for part in parts:
+            file.write(part)
+        size = file.tell()
+        file.truncate()
+    return Transfer(digest=payloads.digest(parts), size=size, frame_bytes=job.frame_bytes)
+
+
+def write_update(  # noqa: PLR0913 - what an update is made of
+    job: Job,
+    result: Result | None,
+    transfer: Transfer | None,
+    metrics: dict[str, float],
+    cost: Cost,
+    step: StepCost | None = None,
+    *,
+    trained_on: str,
+) -> None:
+    """Write the message and make the draft durable.
+
+    Args:
+        job: What was done.
+        result: What training gave; None where there was none.
+        transfer: The payload beside it.
+        metrics: Of an evaluation.
+        cost: Of the whole task.
+        step: Of a training step, where they were timed.
+        trained_on: Where it was computed.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    task = job.task
+    update = Update(
+        run=task.run,
+        round=task.round,
+        device=task.device,
+        params=transfer,
+        start=task.params.digest,
+        weight=result.weight if result else 0.0,
+        num_examples=result.num_examples if result else 0,
+        loss=result.loss if result else None,
+        metrics=metrics | (result.metrics if result else {}),
+        cost=cost,
+        step=step,
+        trained_on=trained_on,
+    )
+    outbox.write(Path(job.draft), update)

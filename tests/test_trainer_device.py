@@ -1,0 +1,133 @@
+"""A run whose devices and server compute elsewhere than on the CPU: nothing is left behind, what travels is as ever.
+
+There is no GPU in continuous integration, and these tests do not pretend to one: the tensors only claim another place
+(`tests.shared.placement`), and the CPU computes them. They show that every method places what it computes with, and
+takes back what it sends; what a GPU gives, and how fast, `tests/test_gpu.py` and `make bench NAME=gpu` show where there
+is one.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.plan.plan import Plan
+from edge_server.rounds.check_plan import load
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.fedavg import descend_batches
+from shared.models.build import initial
+from shared.protocol.messages import Hyper, Spec
+from shared.registry import build
+from shared.subnetworks.frozen_network import freeze
+from shared.subnetworks.neurons import draw_neurons, read_chain
+from shared.tensors.placement import CPU, to_device
+from tests.edge_server.fleets import End, Network, Site
+from tests.edge_server.harness import write_plan
+from tests.edge_server.textbook import DEVICES, require_equal
+from tests.shared.placement import APART, watched
+
+SIZES = {"train": 40, "test": 12}
+METHODS = {
+    "fedprox": "",
+    "fedselect": "",
+    "fedspu": "keep = 0.5",
+    "random_dropout": "keep = 0.5",
+    "fjord": "keep = 0.6",
+    "hermes": "keep = 0.5",
+    "pruned_personalization": "",
+    "fedsl": "drop = 0.3, sparsity = 0.5, bits = 8",
+    "semisfl": "steps = 2, supervised_steps = 2, hidden = 8, projections = 4, labelled_queue = 16",
+    "fedswitch_sl": "steps = 2, supervised_steps = 2, switch_divergence = 0.01",
+    "fedswitch": "supervised_steps = 2, threshold = 0.3",
+    "semifl": "epochs = 1, server_epochs = 1, threshold = 0.3",
+}
+NETWORKS = {
+    "fedprox": 'name = "alexnet"\noptions = { channels = 1, side = 8, hidden = 16, dropout = 0.3, width = 0.05 }'
+}
+"""Of all others, one that normalises; this one leaves out at random."""
+
+
+def make_plan(folder: Path, name: str) -> Plan:
+    """Return a plan of two rounds of a method on pictures of noise."""
+    method = build(ALGORITHMS, Spec(name=name), "algorithm")
+    folder.mkdir()
+    random = np.random.default_rng(3)
+    arrays = {f"x_{part}": random.integers(0, 256, (count, 8, 8)).astype(np.uint8) for part, count in SIZES.items()}
+    np.savez(folder / "pictures.npz", **arrays, **{f"y_{part}": np.arange(count) % 4 for part, count in SIZES.items()})
+    examples, evaluation = 'source = "npz"\npath = "pictures.npz"', "every = 1"
+    if not (method.split or method.server):
+        evaluation = "on_device = true\nevery = " + ("0" if name == "pruned_personalization" else "1")
+    sections = {
+        "algorithm": f'name = "{name}"\noptions = {{ {METHODS[name]} }}',
+        "model": NETWORKS.get(name, 'name = "spu_emnist"\noptions = { side = 8, width = 4, classes = 4 }'),
+        "hyper": f"batch_size = 8\nlearning_rate = 0.05\nmomentum = {0.0 if method.split else 0.9}",
+        "cohort": "min_devices = 3",
+        "data": f"{examples}\nholdout = 0.2\nvalidation = 0.2",
+        "evaluation": evaluation,
+        "partition": 'kind = "even"',
+    } | ({"server_data": f"{examples}\ndrawn = {{ per_class = 2 }}"} if method.server else {})
+    path = write_plan(folder, rounds=2, more=DEVICES, **sections)
+    path.write_text(f"seed = 11\n{path.read_text()}")
+    return load(path, folder)
+
+
+def run(folder: Path, name: str, device: torch.device) -> End:
+    with watched() if device == APART else nullcontext():
+        return Site(Network(), make_plan(folder, name), folder, device=device).play()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_computes_where_it_is_told_to(tmp_path, name):
+    """With the CPU's own kernels at both places every bit of a run is the same, and what is kept is on the CPU."""
+    (state, records), (other, again) = run(tmp_path / "here", name, CPU), run(tmp_path / "apart", name, APART)
+    assert [one.outcome for one in closed_rounds(again)] == ["aggregated", "aggregated"]
+    assert {leaf.device for leaf in other.tree.values()} == {CPU}
+    require_equal(other.tree, state.tree)
+    assert other.facts == state.facts
+    assert [one.accuracy for one in closed_rounds(again)] == [one.accuracy for one in closed_rounds(records)]
+    here, apart = ([one.update for one in some if isinstance(one, UpdateAccepted)] for some in (records, again))
+    assert [(one.loss, one.metrics) for one in apart] == [(one.loss, one.metrics) for one in here]
+    assert ({one.trained_on for one in here}, {one.trained_on for one in apart}) == ({"cpu"}, {str(APART)})
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_frozen_layers_of_our_own_compute_where_their_network_is(detached):
+    """Those that keep bits on the CPU too: the active part moves alike, to the bit."""
+    model = initial(Spec(name="spu_emnist", options={"side": 8, "width": 4, "classes": 4}), 3)
+    active = draw_neurons(read_chain(model.layers).hidden, 0.5, 1)
+    inputs, labels = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(2)), torch.arange(6) % 4
+
+    def part(device: torch.device):
+        tree, chosen = to_device(model.tree(), device), to_device(active, device)
+        network = freeze(model.layers, tree, chosen, detached=detached)
+        batch = inputs.to(device), labels.to(device)
+        descend_batches(network, list(network.weights.items()), [batch] * 3, Hyper(learning_rate=0.1))
+        return to_device(network.part(), CPU)
+
+    here = part(CPU)
+    with watched():
+        apart = part(APART)
+    require_equal(apart, here)
+
+
+def test_what_is_left_behind_is_found():
+    """Derivation: the check would be worth nothing if it let these pass."""
+    with watched() as device:
+        there = torch.ones(3, device=device)
+        for careless in (
+            lambda: there + torch.ones(3),
+            lambda: there.mul_(torch.ones(3, dtype=torch.bool)),
+            lambda: torch.cat([there, torch.ones(1)]),
+            lambda: there.index_select(0, torch.tensor([0])),
+            there.numpy,
+            lambda: there.bernoulli_(0.5),
+            lambda: torch.nn.functional.dropout(there),
+        ):
+            with pytest.raises(RuntimeError):
+                careless()
+        assert (there * 2)[torch.tensor([0])].cpu().tolist() == [2.0]
