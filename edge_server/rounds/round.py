@@ -187,13 +187,12 @@ class Rounds:
             if self.opening:
                 await self.opening()
             await self.persist(self.store.append, opened)
-        us = self.plan, self.algorithm, self.model, self.server, self.link, self.test
+        us = self.plan, self.algorithm, self.model, self.server, self.link, self.test, self.device
         told = opened.assignments
         begun = await self._trained(number, state, told)
         split = None
         if self.algorithm.split:
-            begin = partial(open_split_round, number=number, state=begun, assignments=told, device=self.device)
-            split = await self.server.worker(begin, *us)
+            split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
         gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
         trained, scored = split.top.result if split else begun, None
         after = await self._after(trained, told, gather)
@@ -271,8 +270,8 @@ class Rounds:
         plan = statistics.session_plan(self.plan, self.algorithm.split)
         other = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
         told = statistics.session_assignments(plan, other.algorithm, state, devices, number=at, steps=steps)
-        us = plan, other.algorithm, self.model, self.server, self.link, self.test
-        split = await worker(open_split_round, *us, number=at, state=state, assignments=told, device=self.device)
+        us = plan, other.algorithm, self.model, self.server, self.link, self.test, self.device
+        split = await worker(open_split_round, *us, number=at, state=state, assignments=told)
         own = await other.exchange(at, state, told, accepted={}, purpose="statistics", split=split)
         gather.refused.update(own.refused)
         top = split.top.result if split else None

@@ -283,18 +283,18 @@ def _offer(session: DeviceSession) -> Features:
     return session.offer
 
 
-def open_split_round(  # noqa: PLR0913 - what a round is made of
+def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
     plan: Plan,
     algorithm: Algorithm,
     model: Model,
     server: Server,
     link: LinkConfig,
     test: Examples | None = None,
+    device: Device = CPU,
     *,
     number: int,
     state: State,
     assignments: Mapping[str, Assignment],
-    device: Device = CPU,
 ) -> SplitRound | None:
     """Return what serves a round's steps, on a copy of the state; None where the devices train alone.
 
@@ -305,10 +305,10 @@ def open_split_round(  # noqa: PLR0913 - what a round is made of
         server: The site's, with how fast features come from each device.
         link: Window and limits of transfers.
         test: Examples of the server's own, if it has any.
+        device: What its part of the network computes with.
         number: The round, from 1.
         state: The server's before the round.
         assignments: What the devices are told.
-        device: What its part of the network computes with.
     """
     if algorithm.split is None:
         return None
