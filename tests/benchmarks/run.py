@@ -23,6 +23,7 @@ import exact
 import floods
 import frozen
 import gap
+import gpu
 import idle
 import link
 import memory
@@ -61,6 +62,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "link": link.run,
     "exact": exact.run,
     "gap": gap.run,
+    "gpu": gpu.run,
     "cuts": cuts.run,
     "savings": savings.run,
     "split": split.run,

@@ -1,0 +1,97 @@
+"""What a GPU makes of a task: step time, memory and the rounding of results, beside the CPU of the same machine.
+
+Every method that trains on devices alone takes one round of one device on both, from the same parameters and with the
+same draws. Seconds are of a task's training after one that is thrown away, with everything computed that was begun;
+memory is the most that torch has held on the GPU. The difference is |gpu - cpu| over |cpu| of what is sent, in the
+Euclidean norm: sums in another order, and in a deep network what becomes of them. Methods that rank weights or neurons
+may choose others where two are nearly alike: their difference is no rounding, and is told all the same.
+
+Without a GPU that torch reaches, nothing is measured, and the row says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from measure import Figure, NotRun, Row
+
+from device_agent.trainer.workspace import TaskBatches
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Algorithm, Cohort, Result
+from shared.data.digits import read
+from shared.data.spec import Data
+from shared.models.build import initial, seeded
+from shared.protocol.messages import Hyper, Spec
+from shared.registry import build
+from shared.tensors.placement import CPU, choose_device, describe, finish, state_on, to_device
+from shared.tensors.tree import State, Tree, subtract, tree_norm
+
+METHODS = (
+    *("fedavg", "fedprox", "fedselect", "fedspu", "random_dropout", "fjord", "hermes", "prunefl"),
+    *("pruned_personalization", "fedswitch", "semifl"),
+)
+MODEL = Spec(name="alexnet", options={"channels": 1, "side": 8, "hidden": 1024, "dropout": 0.3})
+QUICK = Spec(name="spu_emnist", options={"side": 8, "classes": 10})
+BATCH, BATCHES, MB = 32, 8, 1e6
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One device's part of a round.
+
+    Attributes:
+        seconds: Of a training step, or of what stands for one.
+        tree: What is sent, on the CPU.
+    """
+
+    seconds: float
+    tree: Tree
+
+
+def run(*, quick: bool = False) -> Sequence[Row]:
+    """Measure every method on both, or say why not."""
+    if not torch.cuda.is_available():
+        return [NotRun("a round of every method on a GPU", f"torch {torch.__version__} reaches no GPU here")]
+    gpu, rows = choose_device("cuda"), list[Row]()
+    for name in METHODS[:2] if quick else METHODS:
+        torch.cuda.reset_peak_memory_stats(gpu)
+        method, spec = build(ALGORITHMS, Spec(name=name), "algorithm"), QUICK if quick else MODEL
+        here, there = _round(method, spec, CPU), _round(method, spec, gpu)
+        apart = tree_norm(subtract(there.tree, here.tree)) / tree_norm(here.tree) if _alike(here, there) else None
+        rows += [
+            Figure(f"{name}: a step on the CPU", here.seconds * 1e3, "ms"),
+            Figure(f"{name}: a step on {describe(gpu)}", there.seconds * 1e3, "ms"),
+            Figure(f"{name}: most memory of the GPU", torch.cuda.max_memory_allocated(gpu) / MB, "MB"),
+            NotRun(f"{name}: difference of what is sent", "other neurons or weights were chosen")
+            if apart is None
+            else Figure(f"{name}: difference of what is sent", apart, "of its norm"),
+        ]
+    return rows
+
+
+def _alike(here: Taken, there: Taken) -> bool:
+    return {key: leaf.shape for key, leaf in here.tree.items()} == {key: leaf.shape for key, leaf in there.tree.items()}
+
+
+def _round(method: Algorithm, spec: Spec, device: torch.device) -> Taken:
+    """Train the one device of a round twice, and time the second."""
+    model, examples = initial(spec, 1), read(Data(source="digits")).subset(torch.arange(BATCHES * BATCH))
+    state = method.init(model, 1)
+    told = method.assign(state, Cohort(("a",), Hyper(batch_size=BATCH, learning_rate=0.01), 1, 1), {}, 1)["a"]
+    start = to_device(method.broadcast(state, "a", told), device)
+    model.layers.to(memory_format=torch.channels_last).to(device)  # type: ignore[call-overload]
+    batches = TaskBatches(examples, told, lambda: False, device=device)
+    taken = list[float]()
+    for _ in range(2):
+        with seeded(told.seed):
+            finish(device)
+            began = time.perf_counter()
+            outcome = method.local(model, state_on(State(), device), dict(start), batches, told)
+            finish(device)
+            taken.append(time.perf_counter() - began)
+    assert isinstance(outcome, tuple)
+    result: Result = outcome[1]
+    return Taken(taken[-1] / BATCHES, to_device(result.tree, CPU))

@@ -1,0 +1,56 @@
+"""On a GPU that torch reaches, and skipped elsewhere: a run comes near the CPU's, and again to the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge_server.journal.records import UpdateAccepted, closed_rounds
+from shared.errors import ConfigError, TaskFailed
+from shared.tensors.placement import CPU, choose_device, describe, memory_explained
+from tests.edge_server.textbook import require_equal
+from tests.test_trainer_device import METHODS, run
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} reaches no GPU here")
+RANKED = ("fedselect", "hermes", "pruned_personalization", "fedsl")
+"""They choose weights or neurons, of which rounding may choose others; `make bench NAME=gpu` tells how far apart."""
+
+
+@pytest.fixture
+def gpu():
+    """Return the GPU, and have torch as it was afterwards."""
+    yield choose_device("cuda")
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_on_a_gpu_is_the_cpu_s_but_for_rounding_and_again_the_same(tmp_path, gpu, name):
+    """Two rounds; a second run of the same gives every bit again."""
+    state, records = run(tmp_path / "gpu", name, gpu)
+    again, _ = run(tmp_path / "again", name, gpu)
+    require_equal(again.tree, state.tree)
+    assert [one.outcome for one in closed_rounds(records)] == ["aggregated", "aggregated"]
+    told = {one.update.trained_on for one in records if isinstance(one, UpdateAccepted)}
+    assert told == {describe(gpu)}
+    if name not in RANKED:
+        here, _ = run(tmp_path / "cpu", name, CPU)
+        for key, leaf in here.tree.items():
+            torch.testing.assert_close(state.tree[key], leaf, atol=1e-3, rtol=1e-2)
+
+
+@needs_gpu
+def test_memory_that_is_not_there_is_one_failed_task(gpu):
+    """More than any GPU has; afterwards it computes as before."""
+    with pytest.raises(TaskFailed, match="out of memory on cuda"), memory_explained(gpu, lambda: None):
+        torch.empty(1 << 50, dtype=torch.uint8, device=gpu)
+    assert torch.ones(3, device=gpu).sum().item() == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch reaches a GPU here")
+def test_a_gpu_that_is_asked_for_and_not_there_is_one_line_with_its_remedy():
+    """And `auto` is the CPU then."""
+    with pytest.raises(ConfigError, match="or set it to auto") as raised:
+        choose_device("cuda")
+    assert "\n" not in str(raised.value)
+    assert choose_device("auto") == choose_device("cpu") == CPU
