@@ -32,8 +32,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         idle_s: Seconds without a task after which it is ended.
         memory_mb: Most memory it may take, in MiB; 0 for four fifths of the board's.
         threads: Threads of torch; 0 for torch's own choice.
-        device: What it computes with: `cuda` for the board's GPU, `cpu`, or `auto` for the GPU where torch reaches one.
-            Files and examples stay in the CPU's memory; a batch is on the GPU while it is trained on.
+        device: What it computes with: `cpu`, `cuda` for the board's GPU, or `auto` for the GPU where torch reaches one.
+            Files and examples stay in the CPU's memory; a batch is on the GPU while it is trained on. Not yet the
+            default, since no GPU has run it here: `make bench NAME=gpu` on a board shows whether it may be.
         models: Networks of the user's own that it may import when a task names them: `module:function`, or `module:*`
             for all that a module defines.
     """
@@ -41,7 +42,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_s: float = 300.0
     memory_mb: int = 0
     threads: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
     models: list[str] = []
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,11 +22,13 @@ from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.fedavg import descend_batches
 from shared.models.build import initial
-from shared.protocol.messages import Hyper, Spec
+from shared.protocol import wire
+from shared.protocol.clip import clip
+from shared.protocol.messages import Hyper, Spec, Update
 from shared.registry import build
 from shared.subnetworks.frozen_network import freeze
 from shared.subnetworks.neurons import draw_neurons, read_chain
-from shared.tensors.placement import CPU, to_device
+from shared.tensors.placement import CPU, describe, to_device
 from tests.edge_server.fleets import End, Network, Site
 from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import DEVICES, require_equal
@@ -131,3 +134,10 @@ def test_what_is_left_behind_is_found():
             with pytest.raises(RuntimeError):
                 careless()
         assert (there * 2)[torch.tensor([0])].cpu().tolist() == [2.0]
+
+
+def test_an_update_that_a_cpu_computed_has_not_a_byte_more_than_before():
+    """What is left out is the very default, and not a text that is equal to it."""
+    update = Update(run="run", round=1, device="a", params=None)
+    told = msgspec.structs.replace(update, trained_on=describe(CPU))
+    assert wire.encode(told) == wire.encode(update) == wire.encode(clip(wire.decode_as(Update, wire.encode(told))))

@@ -251,7 +251,7 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
     device_columns = None if width is None else tables.MAX_DEVICE_COLUMNS
     table = tables.rounds_table(records, device_columns=device_columns, width=width)
     found = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
-    skipped = tables.skipped_lines(records)
+    skipped = [*tables.skipped_lines(records), *tables.trained_on_lines(records)]
     notes = [*chain.from_iterable(found), *skipped, *tables.restart_lines(records), why_short(records)]
     write_text(sys.stdout, table, *filter(None, notes))
     *lines, what_next, record = outcome_lines(came_to, folder)

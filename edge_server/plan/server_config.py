@@ -79,10 +79,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How the server computes: evaluation, its part of a split network, and its own training.
 
     Attributes:
-        device: `cuda` for a GPU, `cpu`, or `auto` for the GPU where torch reaches one. Aggregates stay on the CPU.
+        device: `cpu`, `cuda` for a GPU, or `auto` for the GPU where torch reaches one. Aggregates stay on the CPU.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -32,6 +32,8 @@ from shared.runtime.text_table import TextColumn, TextTable, fits
 MAX_DEVICE_COLUMNS = 6
 MOST_NAMED, MOST_MISSED, MOST_FAILED = 20, 5, 2
 PARTS = ("compute", "exchange", "upload")
+CPU = "cpu"
+"""Where tasks are computed that do not say so."""
 CAPTION = (
     "slowest: seconds to {slowest}; joules: ~ corrected, ≈ modelled, ≥ not all are known\n"
     "{columns}: {unit} of frames down/up"
@@ -129,10 +131,10 @@ def silent_lines(records: Sequence[AnyRecord]) -> list[str]:
     return [*lines, *([f"{rest} more devices say nothing"] if rest > 0 else [])]
 
 
-def _some(devices: Collection[str]) -> str:
+def _some(devices: Collection[str], most: int = MOST_FAILED) -> str:
     """Return a few names, and how many more there are; a dash for none."""
-    more = len(devices) - MOST_FAILED
-    return ", ".join([*sorted(devices)[:MOST_FAILED], *([f"{more} more"] if more > 0 else [])]) or "-"
+    more = len(devices) - most
+    return ", ".join([*sorted(devices)[:most], *([f"{more} more"] if more > 0 else [])]) or "-"
 
 
 def _most(traffic: Traffic, rounds: int) -> int:
@@ -235,6 +237,16 @@ def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
         lines.append(f"device {device} failed {times} times, last in round {number}: {cause}{stays}")
     rest = len(causes) - MOST_NAMED
     return [*lines, *([f"{rest} more devices failed"] if rest > 0 else []), *silent_lines(records)]
+
+
+def trained_on_lines(records: Sequence[AnyRecord]) -> list[str]:
+    """Return which devices trained on a GPU the last time, by its name."""
+    last = {one.device: one.update.trained_on for one in records if isinstance(one, UpdateAccepted)}
+    found: dict[str, list[str]] = {}
+    for device, where in last.items():
+        if where != CPU:
+            found.setdefault(where, []).append(device)
+    return [f"trained on {where}: {_some(devices, MOST_NAMED)}" for where, devices in sorted(found.items())]
 
 
 def restart_lines(records: Sequence[AnyRecord]) -> list[str]:

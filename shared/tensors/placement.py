@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from shared.errors import ConfigError, TaskFailed
-from shared.protocol.messages import Scalar
+from shared.protocol.messages import Scalar, Update
 from shared.tensors.tree import State, Tree
 
+ON_CPU = Update(run="", round=0, device="", params=None).trained_on
+"""The very default: what only equals it would be written into every update."""
 log = logging.getLogger(__name__)
 
 Device: TypeAlias = torch.device
@@ -85,7 +87,7 @@ def _made_ready(device: torch.device, limit: int) -> torch.device:
 def describe(device: torch.device) -> str:
     """Return what an update says of where it was trained: `cpu`, or `cuda` and the GPU's name."""
     if device.type != "cuda":
-        return device.type
+        return ON_CPU if device == CPU else device.type
     return f"cuda {torch.cuda.get_device_name(device)}"[:NAME_LENGTH]
 
 

@@ -34,6 +34,7 @@ import probing
 import replay
 import rounds
 import savings
+import semisfl
 import shares
 import split
 import starts
@@ -71,6 +72,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "optimizers": optimizers.run,
     "shares": shares.run,
     "views": views.run,
+    "semisfl": semisfl.run,
 }
 ROOT, ROWS = Path(__file__).parents[2], Path("build/bench.json")
 
