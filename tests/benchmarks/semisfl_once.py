@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -25,21 +26,23 @@ from shared.data.examples import Examples
 from shared.data.views.pair import make_views
 from shared.models.alexnet import alexnet
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper
+from shared.models.build import blank
+from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.runtime import malloc
 from shared.tensors.tree import State, Tree
 
-CUT, DEVICES, BATCH, CLASSES = 3, 8, 32, 10
+NET: dict[str, Any] = {"width": 0.5, "hidden": 1024}
+CUT, DEVICES, BATCH = 3, 8, 32
 QUEUE, HIDDEN, PROJECTIONS, THRESHOLD, KAPPA = 1024, 512, 128, 0.11, 0.2
 HYPER = Hyper(batch_size=BATCH, learning_rate=0.02, momentum=0.9, weight_decay=5e-4)
-KIB, WARM = 1024, 3
+KIB, WARM = 1024, 1
 Step = Callable[[], object]
 
 
 def begun() -> tuple[Algorithm, Model, State, dict[str, Assignment]]:
     """Return the method, its network, a server's state with one device's batches in the queue's room, and the tasks."""
     torch.manual_seed(0)
-    algorithm, model = semisfl(cut=CUT, threshold=THRESHOLD, schedule="constant"), alexnet()
+    algorithm, model = semisfl(cut=CUT, threshold=THRESHOLD, schedule="constant"), alexnet(**NET)
     cohort = Cohort(tuple(f"d{place}" for place in range(DEVICES)), HYPER, 1, 10)
     state = algorithm.init(model, 1)
     return algorithm, model, state, algorithm.assign(state, cohort, {}, 1)
@@ -73,7 +76,7 @@ class Loop:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        whole = alexnet()
+        whole = alexnet(**NET)
         self.ups = [(up["features"], up["teacher"]) for up in sent(whole).values()]
         self.top = whole.above(CUT).train()
         self.teacher = copy.deepcopy(self.top).eval()
@@ -127,36 +130,36 @@ class Loop:
 
 def device_step(*, with_teacher: bool) -> Step:
     """Return a step of a device: SemiSFL's, or the training of the student's bottom alone on the same views."""
-    _, model, _, told = begun()
-    algorithm, _, state, _ = begun()
-    examples = Examples(torch.rand(20 * BATCH, *model.example), torch.empty(0, dtype=torch.int64)).without_labels()
-    batches = TaskBatches(examples, told["d0"], lambda: False)
-    shape = model.below(CUT)(torch.zeros(1, *model.example)).shape[1:]
-    gradient = torch.rand(BATCH, *shape) / BATCH
+    model, told = blank(Spec(name="alexnet", options=NET)), Assignment(seed=1, hyper=HYPER, steps=50)
+    labels = torch.zeros(20 * BATCH, dtype=torch.int64)
+    examples = Examples(torch.rand(20 * BATCH, *model.example), labels).without_labels()
+    batches, bottom = TaskBatches(examples, told, lambda: False), model.below(CUT)
+    start = {name: 0.1 * torch.randn(leaf.shape) for name, leaf in bottom.state_dict().items()}
     if not with_teacher:
-        return _student_alone(model, batches, gradient)
-    start = {name: leaf.clone() for name, leaf in algorithm.broadcast(state, "d0", told["d0"]).items()}
-    session = algorithm.local(model, State(), start, batches, told["d0"])
+        return _student_alone(bottom, start, batches)
+    start |= {f"teacher/{name}": leaf.clone() for name, leaf in start.items()}
+    session = semisfl(cut=CUT).local(model, State(), start, batches, told)
     down: Tree | None = None
 
     def step() -> object:
         nonlocal down
         up = session.send(down)
-        down = {"gradient": gradient}
+        down = {"gradient": torch.rand(up["features"].shape) / BATCH}
         return up
 
     return step
 
 
-def _student_alone(model: Model, batches: TaskBatches, gradient: Tensor) -> Step:
-    bottom, source = model.below(CUT).train(), iter(batches)
-    optimizer = torch.optim.SGD(bottom.parameters(), lr=0.02, momentum=0.9, nesterov=True)
+def _student_alone(bottom: nn.Sequential, start: Tree, batches: TaskBatches) -> Step:
+    bottom.load_state_dict(start, assign=True)
+    optimizer = torch.optim.SGD(bottom.train().parameters(), lr=0.02, momentum=0.9, nesterov=True)
+    source = iter(batches)
 
     def step() -> object:
         inputs, _ = next(source)
         features = bottom(make_views(inputs, ("strong",), 1)[0])
         optimizer.zero_grad()
-        features.backward(gradient)
+        features.backward(torch.rand(features.shape) / BATCH)
         optimizer.step()
         return features.detach()
 
@@ -178,6 +181,9 @@ def timed(turns: int) -> dict[str, float]:
 
 def held(who: str, steps: int) -> float:
     """Return the peak bytes of some steps beyond what there was before."""
+    weight = torch.zeros(1, requires_grad=True)  # what torch's SGD imports at its first step counts for nobody
+    weight.sum().backward()
+    torch.optim.SGD([weight], lr=0.1).step()
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     make: dict[str, Callable[[], Step]] = {
