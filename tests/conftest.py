@@ -64,9 +64,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, so that none of them is left to one process at the end."""
+    """Put files with slow tests first, then those of whole systems: none of them is left to one process at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path not in slow, item.path.parent != ROOT / "tests"))
 
 
 def pytest_collection_finish() -> None:

@@ -26,7 +26,7 @@ from shared.transport.base import Delivery, Transport
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 3.0
+CONNECT_S, GIVE_AGAIN_S = 3.0, 0.1
 """Seconds that a broker takes to accept us, and nobody needs to hear of."""
 ASKING, ASK_S, ASK_AGAIN_S = 16, 5.0, 10.0
 """Devices that the broker is asked for at once, seconds that its answer is waited for, and until one is asked anew."""
@@ -137,7 +137,8 @@ class Server:
         try:
             async with background(*(one.run() for one in outgoing), gather.watch(), *serving):
                 for device in tasks:
-                    await self._give(device)
+                    if not await self._give(device):
+                        self._give_soon(device)
                 yield
         finally:
             self._gather, self._tasks, self._outgoing, self._splitting = None, {}, {}, None
@@ -180,19 +181,31 @@ class Server:
         refused, self.refused = self.refused, Counter()
         return refused
 
-    async def _give(self, device: str) -> None:
+    async def _give(self, device: str) -> bool:
+        """Give a device its task, if there still is one; tell whether the broker was there."""
         gather = self._gather
         if not gather or device not in self._tasks or device in gather.accepted or device in gather.failed:
-            return
+            return True
         try:
             await self.transport.publish(topic(self.site, device, "task"), wire.encode(self._tasks[device]))
         except Unreachable as error:
             log.debug("task waits for the broker: %s", error)
+            return False
+        return True
+
+    async def _give_until_told(self, device: str) -> None:
+        """Give a device its task, again once the broker is back: nothing else may tell of it then.
+
+        What devices say comes a moment before a new connection is in use, and a round may be opened by it.
+        """
+        while not await self._give(device) and self.broker:
+            await asyncio.sleep(GIVE_AGAIN_S)  # the loss of a connection may not be known yet
+            await self.broker.wait()
 
     def _give_soon(self, device: str) -> None:
         """Give a device its task without waiting until it is there; not again while that is under way."""
         if device in self._tasks and device not in self._giving:
-            self._giving[device] = giving = asyncio.create_task(self._give(device), name="give")
+            self._giving[device] = giving = asyncio.create_task(self._give_until_told(device), name="give")
             giving.add_done_callback(lambda _: self._giving.pop(device, None))
 
     async def _hear(self, source: AsyncIterable[Delivery]) -> None:

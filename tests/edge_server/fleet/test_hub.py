@@ -1,16 +1,17 @@
-"""What the server says while no round is open."""
+"""What the server says while no round is open, and what it could not say when one was opened."""
 
 from __future__ import annotations
 
 import asyncio
 
 from edge_server.fleet.hub import Server
+from shared.errors import Unreachable
 from shared.protocol import wire
 from shared.protocol.messages import Update
 from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.transport.memory import MemoryTransport
-from tests.edge_server.harness import SITE, virtual
+from tests.edge_server.harness import SITE, moved, site, virtual
 
 
 def test_no_offer_is_settled_before_it_is_known_which_run_goes_on():
@@ -33,3 +34,41 @@ def test_no_offer_is_settled_before_it_is_known_which_run_goes_on():
             return heard[0], heard[1], heard[2]
 
     assert virtual(play()) == (0, 0, 1)
+
+
+class Reconnecting(MemoryTransport):
+    """What devices say comes through; what the server tells them does not until it is connected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connected = asyncio.Event()
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
+        if topic.endswith("/task") and not self.connected.is_set():
+            raise Unreachable("not connected")
+        await super().publish(topic, payload, retain=retain, assured=assured)
+
+
+def test_tasks_that_found_no_broker_are_given_when_it_is_back(tmp_path):
+    """A round that is opened by statuses which came a moment before the connection was in use.
+
+    They come no second time: the round's deadline passed, and its devices had never heard of it.
+    """
+
+    async def play() -> float:
+        broker = Reconnecting()
+        async with site(tmp_path, broker, rounds=1, cohort="min_devices = 2", round="deadline_s = 60.0") as here:
+            here.server.broker = broker.connected
+            broker.connected.set()
+            await asyncio.sleep(1)  # it waits for its devices
+            broker.connected.clear()
+            puppets = [await here.device(name) for name in "ab"]
+            await asyncio.sleep(2)
+            broker.connected.set()
+            for puppet in puppets:
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            [closed] = (await here.ended())[1]
+            assert closed.arrived == ("a", "b")
+            return asyncio.get_running_loop().time()
+
+    assert virtual(play()) < 10
