@@ -199,7 +199,8 @@ class Site:
         clock, link = asyncio.get_running_loop().time, LinkConfig(frame_bytes=FRAME_BYTES)
         try:
             async with self.network.connected(f"{self.name}.{SERVER}", session.presence) as transport:
-                server = Server(self.name, transport, clock, inline, was_run=lambda run: run == RUN)
+                broker = getattr(transport, "connected", None)  # memory has none that could go away
+                server = Server(self.name, transport, clock, inline, was_run=lambda run: run == RUN, broker=broker)
                 async with server.listening():
                     state = await run_plan(self.plan, RUN, server, store, link, started="", device=self.device)
             return state, store.records()
