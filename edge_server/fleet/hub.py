@@ -26,8 +26,10 @@ from shared.transport.base import Delivery, Transport
 
 log = logging.getLogger(__name__)
 
-CONNECT_S, GIVE_AGAIN_S = 3.0, 0.1
+CONNECT_S = 3.0
 """Seconds that a broker takes to accept us, and nobody needs to hear of."""
+GIVE_AGAIN_S, GIVE_LAST_S = 0.1, 30.0
+"""Seconds between tries to give a task, at first and at most."""
 ASKING, ASK_S, ASK_AGAIN_S = 16, 5.0, 10.0
 """Devices that the broker is asked for at once, seconds that its answer is waited for, and until one is asked anew."""
 
@@ -198,8 +200,10 @@ class Server:
 
         What devices say comes a moment before a new connection is in use, and a round may be opened by it.
         """
+        pause_s = GIVE_AGAIN_S  # the loss of a connection may not be known yet; or the broker is there and denies it
         while not await self._give(device) and self.broker:
-            await asyncio.sleep(GIVE_AGAIN_S)  # the loss of a connection may not be known yet
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, GIVE_LAST_S)
             await self.broker.wait()
 
     def _give_soon(self, device: str) -> None:

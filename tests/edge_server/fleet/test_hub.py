@@ -37,14 +37,18 @@ def test_no_offer_is_settled_before_it_is_known_which_run_goes_on():
 
 
 class Reconnecting(MemoryTransport):
-    """What devices say comes through; what the server tells them does not until it is connected."""
+    """What devices say comes through; what the server tells them does not until it is connected, or never."""
+
+    denies = False
 
     def __init__(self) -> None:
         super().__init__()
         self.connected = asyncio.Event()
+        self.tries = 0
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
-        if topic.endswith("/task") and not self.connected.is_set():
+        self.tries += topic.endswith("/task")
+        if topic.endswith("/task") and (self.denies or not self.connected.is_set()):
             raise Unreachable("not connected")
         await super().publish(topic, payload, retain=retain, assured=assured)
 
@@ -72,3 +76,19 @@ def test_tasks_that_found_no_broker_are_given_when_it_is_back(tmp_path):
             return asyncio.get_running_loop().time()
 
     assert virtual(play()) < 10
+
+
+def test_a_broker_that_denies_tasks_is_not_asked_ten_times_a_second(tmp_path):
+    """It is there, so that there is nothing to wait for: tries are further and further apart."""
+
+    async def play() -> int:
+        broker = Reconnecting()
+        broker.denies = True
+        broker.connected.set()
+        async with site(tmp_path, broker, rounds=1, cohort="min_devices = 1", round="deadline_s = 100.0") as here:
+            here.server.broker = broker.connected
+            await here.device("a")
+            await asyncio.sleep(99)
+            return broker.tries
+
+    assert 5 < virtual(play()) < 15
