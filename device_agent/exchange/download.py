@@ -1,4 +1,4 @@
-"""Fetch the parameters of a task, frame by frame, into a file."""
+"""Fetch a payload, such as the parameters of a task, frame by frame into a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from device_agent.measurement.link_meter import LinkMeter
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.messages import Leave, Task
+from shared.protocol.messages import Leave, Task, Transfer
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker
@@ -35,11 +35,12 @@ class Download:
         transport: Where frames come from.
         site: The site.
         device: This device.
-        folder: Where payloads are spooled.
+        folder: Where payloads are spooled, in a file `spool`.
         clock: Time.
         worker: Runs the check of the whole off the loop.
         policy: How payloads are received, but for the size of frames, which the server decides for a group.
         link: Measures the link meanwhile.
+        frames_on, wants_on: Channels on which frames come and are asked for.
     """
 
     transport: Transport
@@ -50,6 +51,9 @@ class Download:
     clock: Clock
     policy: Policy
     link: LinkMeter = field(default_factory=LinkMeter)
+    spool: str = "params"
+    frames_on: str = "model"
+    wants_on: str = "want"
     _before: Pace | None = None
     _inbox: Inbox | None = None
 
@@ -62,36 +66,51 @@ class Download:
         """Return the file that holds the task's parameters, and the bytes that came for it.
 
         Raises:
-            WireError: The task describes a payload that we refuse, or what comes is damaged every time.
+            WireError: As `receive`.
         """
-        sink, shared = partial(FileSink, self.folder / "params"), task.shared
-        receiver = Receiver(task.params, sink, self.policy, self._pace(task, shared=shared), self.clock())
+        return await self.receive(task.params, f"parameters of round {task.round}", shared=task.shared)
+
+    async def receive(self, transfer: Transfer, what: str, *, shared: bool) -> tuple[Path, int]:
+        """Return the file that holds a payload, and the bytes that came for it.
+
+        Args:
+            transfer: The payload.
+            what: What it is, for people.
+            shared: Whether its frames come on the topic common to all devices.
+
+        Raises:
+            WireError: It is one that we refuse, or what comes is damaged every time.
+        """
+        sink = partial(FileSink, self.folder / self.spool)
+        receiver = Receiver(transfer, sink, self.policy, self._pace(transfer, shared=shared), self.clock())
         try:
             while True:
                 with self.link.downloading():
                     while not receiver.complete:
-                        shared = await self._receive(receiver, task, shared=shared)
+                        shared = await self._receive(receiver, shared=shared)
                 if await self._is_right(receiver):
                     return receiver.sink.path, receiver.bytes_received
-                log.warning("parameters of round %d were damaged", task.round)
+                log.warning("%s were damaged", what)
         finally:
             self._inbox = None
             receiver.sink.close()
 
-    def _pace(self, task: Task, *, shared: bool) -> Pace:
+    def _pace(self, transfer: Transfer, *, shared: bool) -> Pace:
         """Return how fast frames come: of the group's size on the shared topic, small ones first alone.
 
         Alone, a ping's answer must not wait behind a large frame.
         """
-        pace = replace(self.policy, frame_bytes=task.params.frame_bytes).pace(self.clock(), small=not shared)
+        pace = replace(self.policy, frame_bytes=transfer.frame_bytes).pace(self.clock(), small=not shared)
         if self._before:
             pace.remember(self._before)
         return pace
 
-    async def _receive(self, receiver: Receiver[FileSink], task: Task, *, shared: bool) -> bool:
+    async def _receive(self, receiver: Receiver[FileSink], *, shared: bool) -> bool:
         """Take frames until all are here or the server wants us off the shared topic; return whether we may stay."""
-        receiver.reroute(self._pace(task, shared=shared))
-        patterns = [topic(self.site, self.device, "model")] + [topic(self.site, EVERYONE, "model")] * shared
+        receiver.reroute(self._pace(receiver.transfer, shared=shared))
+        patterns = [topic(self.site, self.device, self.frames_on)] + [
+            topic(self.site, EVERYONE, self.frames_on)
+        ] * shared
         async with self.transport.subscribe(*patterns) as inbox:
             self._inbox = inbox
             while not receiver.complete:
@@ -128,7 +147,7 @@ class Download:
         want = receiver.want()
         while want:
             try:
-                name = topic(self.site, self.device, "want")
+                name = topic(self.site, self.device, self.wants_on)
                 await self.transport.publish(name, wire.encode(want), assured=False)
             except Unreachable:
                 await asyncio.sleep(self.policy.patience_s)

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import TypeVar
 
 from shared.errors import Unreachable
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Leave, Transfer, Want
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
-from shared.tensors.tree import Tree
 from shared.transfer.frames import WaitingPieces
 from shared.transfer.sender import Sender
 from shared.transport.base import Transport
+
+T = TypeVar("T", bound=Mapping[str, object])
 
 ALL = ""
 """The audience that is every member at once."""
@@ -189,6 +191,7 @@ class Outgoing:
     Attributes:
         sender: What devices ask for.
         shared: Whether there is more than one device, so that frames go to all at once.
+        channel: On which the frames go.
         bytes_sent: Bytes handed to the broker.
     """
 
@@ -199,6 +202,7 @@ class Outgoing:
     sender: Sender
     patience_s: float
     bytes_sent: int = 0
+    channel: str = "model"
     _fanout: Fanout = field(init=False)
     _leavers: list[str] = field(default_factory=list)
     _budgets: dict[str, WishBudget] = field(default_factory=dict)
@@ -279,7 +283,7 @@ class Outgoing:
         receiver = EVERYONE if everyone else audience or self.devices[0]
         frame = self.sender.frame(start, stop)
         try:
-            await self.transport.publish(topic(self.site, receiver, "model"), frame, assured=False)
+            await self.transport.publish(topic(self.site, receiver, self.channel), frame, assured=False)
             self.bytes_sent += len(frame)
         except Unreachable as error:
             log.debug("block %d not sent, it will be asked for again: %s", start, error)
@@ -289,14 +293,14 @@ class Outgoing:
         log.info("device %s keeps the others waiting, serving it alone", device)
         leave = wire.encode(Leave(digest=self.digest))
         try:
-            await self.transport.publish(topic(self.site, device, "model"), leave)
+            await self.transport.publish(topic(self.site, device, self.channel), leave)
         except Unreachable as error:
             log.debug("not told to leave: %s", error)
 
 
-def audiences(trees: dict[str, Tree]) -> list[tuple[Tree, list[str]]]:
-    """Group devices that are given the very same leaves; each group shares one transmission."""
-    groups: dict[tuple[tuple[str, int], ...], tuple[Tree, list[str]]] = {}
+def audiences(trees: Mapping[str, T]) -> list[tuple[T, list[str]]]:
+    """Group devices whose trees are of the very same leaves; each group shares one transmission."""
+    groups: dict[tuple[tuple[str, int], ...], tuple[T, list[str]]] = {}
     for device, tree in sorted(trees.items()):
         key = tuple((name, id(leaf)) for name, leaf in sorted(tree.items()))
         groups.setdefault(key, (tree, []))[1].append(device)

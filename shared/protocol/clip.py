@@ -10,6 +10,7 @@ import msgspec
 
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Message, Report, Status, Update
+from shared.protocol.rollout import MOST_MODELS, ModelStatus, Releases
 
 MOST_ENTRIES = 256
 """Readings of a report, or absences, or facts: a board with forty sensors has sixty figures."""
@@ -39,7 +40,26 @@ def clip(message: Message) -> Message:
         case Status():
             texts = {name: printable(getattr(message, name), NAME) for name in ("instance", "state", "version")}
             return msgspec.structs.replace(message, **texts)
+        case Releases():
+            return clip_releases(message)
     return message
+
+
+def clip_releases(message: Releases) -> Releases:
+    """Return what a device says of its models within its bounds."""
+    models = tuple(_clip_model(one) for one in message.models[:MOST_MODELS])
+    return msgspec.structs.replace(message, instance=printable(message.instance, NAME), models=models)
+
+
+def _clip_model(one: ModelStatus) -> ModelStatus:
+    return msgspec.structs.replace(
+        one,
+        name=printable(one.name, NAME),
+        state=printable(one.state, NAME),
+        deployment=printable(one.deployment, NAME),
+        reason=printable(one.reason, FAILURE),
+        figures=dict(_entries(one.figures.items(), MOST_PROVENANCE)),
+    )
 
 
 def _clip_report(report: Report) -> Report:

@@ -9,6 +9,10 @@ want    device -> server  Want                         update  device -> server 
 ack     server -> device  Want, Ack                    log     device -> server  lines the operator asked for
 probe   device -> itself  filler that measures the link
 
+Of a release, see `rollout`:
+offer   server -> device  Offer, Bundle, Withdraw         parts    server -> device  frames of parts
+lacks   device -> server  Lacks, Want                     release  device -> server  retained Releases
+
 Of a split session, each with frames: features  device -> server  Features, Want    gradient  server -> device
 Gradient, Skip, Want. Two channels, since who publishes on a topic that it hears would hear itself.
 """

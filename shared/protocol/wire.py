@@ -11,8 +11,25 @@ import msgspec
 
 from shared.errors import WireError
 from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
+from shared.protocol.rollout import Bundle, Lacks, Offer, Releases, Withdraw
 
-AnyMessage: TypeAlias = Status | Report | Task | Update | Want | Features | Gradient | Skip | Leave | Ack
+AnyMessage: TypeAlias = (
+    Status
+    | Report
+    | Task
+    | Update
+    | Want
+    | Features
+    | Gradient
+    | Skip
+    | Leave
+    | Ack
+    | Offer
+    | Lacks
+    | Bundle
+    | Withdraw
+    | Releases
+)
 
 MAJOR = 1
 MAX_MESSAGE_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import WireError
-from shared.protocol import messages, payload, wire
+from shared.protocol import messages, payload, rollout, wire
 from shared.protocol import messages as steps
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
@@ -22,6 +22,7 @@ from shared.transfer import frames
 KINDS = get_args(AnyMessage)
 STRUCTS = {"Status": 1, "Report": 5, "Task": 7, "Update": 4, "Want": 1, "Leave": 1, "Ack": 1}
 STRUCTS |= {"Features": 3, "Gradient": 3, "Skip": 1}
+STRUCTS |= {"Offer": 1, "Lacks": 1, "Bundle": 2, "Withdraw": 1, "Releases": 2}
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 TRANSFER = Transfer(digest=bytes(range(16)), size=100_000, frame_bytes=65_536)
 ASSIGNMENT = Assignment(seed=7, hyper=Hyper(), values={"rho": 0.25, "active": [1, 2, 5], "cut": 3})
@@ -72,6 +73,25 @@ EXAMPLES = {
     "Skip": steps.Skip(run="run-1", round=2, device="pi-4", start=bytes(16), step=5, offered=3),
     "Leave": messages.Leave(digest=TRANSFER.digest),
     "Ack": messages.Ack(run="run-1", round=2, device="pi-4", start=bytes(16), verdict="refused", reason="shape"),
+    "Offer": rollout.Offer(deployment="0001-net-2-f00d", name="net", version=2, manifest=b"{}", soak_s=600.0),
+    "Lacks": rollout.Lacks(device="pi-4", deployment="0001-net-2-f00d", tensors=(bytes(range(32)),), header=True),
+    "Bundle": rollout.Bundle(deployment="0001-net-2-f00d", params=TRANSFER, shared=True),
+    "Withdraw": rollout.Withdraw(deployment="0001-net-2-f00d", name="net", version=2, back=True),
+    "Releases": rollout.Releases(
+        device="pi-4",
+        instance="f00d",
+        models=(
+            rollout.ModelStatus(
+                name="net",
+                committed=1,
+                candidate=2,
+                state="refused",
+                deployment="0001-net-2-f00d",
+                attempt=1,
+                reason="finite: NaN",
+            ),
+        ),
+    ),
 }
 
 

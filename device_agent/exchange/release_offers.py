@@ -1,0 +1,295 @@
+"""Offers of releases: hears one, fetches what the board lacks of it, hands it to the swap, and says what became of it.
+
+What the board is at stands in its records, which the swap makes durable before it announces them; this only fetches and
+tells. So an offer may come twice, or be lost, and a process may be killed anywhere in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from device_agent.exchange.download import Download
+from device_agent.exchange.release_parts import PartStore, find_lacking, runtime_refusal, take_bundle
+from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
+from shared.protocol import wire
+from shared.protocol.bundle import Lacking, bundle_pieces, say_lacking
+from shared.protocol.release import ReleaseManifest, read_manifest, sha256_of
+from shared.protocol.rollout import MOST_MODELS, Bundle, ModelStatus, Offer, Releases, Withdraw
+from shared.protocol.topics import topic
+from shared.protocol.update import PENDING, NewVersion, UpdateRecord, UpdateTerms
+from shared.runtime.executor import background
+
+log = logging.getLogger(__name__)
+
+ASK_S, MOST_ASK_S = 5.0, 60.0
+"""Seconds without an answer after which a board asks again for what it lacks, at first and at most."""
+ANNOUNCE_S = 60.0
+"""Between two announcements without news: a broker without a disk forgets what it retained."""
+RETRY_S = 2.0
+ATTEMPTS = 3
+"""How often what came is asked for again where it is not what it should be."""
+
+
+class Swap(Protocol):
+    """What takes a release that is offered, and tells its records by `ReleaseOffers.announce`."""
+
+    def hear(self, manifest: bytes, offer: NewVersion) -> Awaitable[UpdateRecord]:
+        """Note an offer; return the record, whose phase `offered` asks for its parts."""
+
+    def fetched(self, name: str, deployment: str) -> Awaitable[UpdateRecord]:
+        """Go on with an offer, all parts of which are in the store."""
+
+    def back(self, name: str, version: int) -> Awaitable[UpdateRecord]:
+        """Part with a version."""
+
+
+@dataclass
+class ReleaseOffers:
+    """This board's part in rollouts; one offer at a time is fetched, the last one that came.
+
+    Attributes:
+        download: Fetches payloads, by the channels `parts` and `lacks`.
+        store: Of the board.
+        swap: Takes what was fetched; None until it is there.
+        runtime: Version of ONNX Runtime on this board; empty where nobody knows.
+        instance: That of the process's Status.
+    """
+
+    download: Download
+    store: PartStore
+    swap: Swap | None = None
+    runtime: str = ""
+    instance: str = ""
+    _records: dict[str, UpdateRecord] = field(default_factory=dict)
+    _refusals: dict[str, ModelStatus] = field(default_factory=dict)
+    _offer: Offer | None = None
+    _taking: asyncio.Task[None] | None = None
+    _bundle: Bundle | None = None
+    _answered: asyncio.Event = field(default_factory=asyncio.Event)
+    _asks: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def announce(self, record: UpdateRecord) -> None:
+        """Say what the board is at with a name; it is durable by now."""
+        self._records[record.name] = record
+        self._refusals.pop(record.name, None)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Take part in rollouts until cancelled."""
+        place = self.download
+        with suppress(CorruptFile, ConfigError):  # the swap says so
+            for name in await place.worker(self.store.names):
+                self._records.setdefault(name, await place.worker(self.store.record, name))
+        name = topic(place.site, place.device, "offer")
+        try:
+            async with place.transport.subscribe(name) as inbox, background(self._announcing()):
+                async for _, data in inbox:
+                    try:
+                        self._take(wire.decode(data))
+                    except WireError as error:
+                        log.warning("dropped: %s", error)
+        finally:
+            await self._stop()
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Offer():
+                if self._taking and not self._taking.done() and message == self._offer:
+                    self._asks.set()  # the server may have lost what we asked
+                    return
+                before, self._offer = self._taking, message
+                self._taking = self._begin(before, partial(self._serve, message))
+            case Bundle():
+                self._bundle = message
+                self._answered.set()
+            case Withdraw():
+                before, self._offer = self._taking, None
+                self._taking = self._begin(before, partial(self._withdraw, message))
+            case _:
+                raise WireError(f"{type(message).__name__} is no offer", reason="unexpected")
+
+    def _begin(self, before: asyncio.Task[None] | None, then: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._follow(before, then), name="release")
+        task.add_done_callback(_log_fault)
+        return task
+
+    async def _follow(self, before: asyncio.Task[None] | None, then: Callable[[], Awaitable[None]]) -> None:
+        """Do something once what was under way has ended, which it is told to."""
+        if before:
+            before.cancel()
+            await asyncio.wait({before})
+        try:
+            await then()
+        except (FieldFleetError, OSError) as error:
+            log.warning("release: %s", error)
+
+    async def _stop(self) -> None:
+        if self._taking:
+            self._taking.cancel()
+            await asyncio.wait({self._taking})
+
+    async def _serve(self, offer: Offer) -> None:
+        """Do what an offer asks for, as far as it is news; what cannot be done is refused."""
+        try:
+            manifest = read_manifest(offer.manifest, f"release offered by {offer.deployment[:64]}")
+            if (manifest.name, manifest.version) != (offer.name, offer.version):
+                raise ConfigError(f"{offer.name}/{offer.version} is offered with the manifest of {manifest.reference}")
+            if reason := runtime_refusal(manifest, self.runtime):
+                raise ConfigError(reason)
+            await self._take_offer(offer, manifest)
+        except (FieldFleetError, OSError, ValueError) as error:
+            log.warning("release %s/%d is refused: %s", offer.name, offer.version, error)
+            await self._refuse(offer, str(error))
+
+    async def _refuse(self, offer: Offer, reason: str) -> None:
+        """Say that an offer cannot be taken, for a cause that lies before every gate; it stays so until another one."""
+        record = self._records.get(offer.name)
+        if self.swap and record and record.phase in PENDING and record.deployment == offer.deployment:
+            with suppress(FieldFleetError, OSError):
+                await self.swap.back(offer.name, offer.version)
+        known = status_of(self._records.get(offer.name, UpdateRecord(name=offer.name)))
+        self._refusals[offer.name] = msgspec.structs.replace(
+            known,
+            candidate=offer.version,
+            state="refused",
+            deployment=offer.deployment,
+            attempt=offer.attempt,
+            reason=reason[:500],
+        )
+        self._changed.set()
+
+    async def _take_offer(self, offer: Offer, manifest: ReleaseManifest) -> None:
+        assert self.swap
+        terms = UpdateTerms(soak_s=offer.soak_s, max_drop=offer.max_drop, max_latency_ms=offer.max_latency_ms)
+        news = NewVersion(
+            version=manifest.version,
+            release=sha256_of(offer.manifest),
+            deployment=offer.deployment,
+            attempt=offer.attempt,
+            terms=terms,
+        )
+        record = await self.swap.hear(offer.manifest, news)
+        if record.phase != "offered" or record.deployment != offer.deployment:
+            return
+        await self._fetch(offer, manifest)
+        await self.swap.fetched(manifest.name, offer.deployment)
+
+    async def _fetch(self, offer: Offer, manifest: ReleaseManifest) -> None:
+        """Fetch what the board lacks of a release into its store.
+
+        Raises:
+            WireError: What came was not what it should be, every time.
+            Unwritable: The disk takes nothing more.
+        """
+        whole, worker = False, self.download.worker
+        for attempt in range(ATTEMPTS):
+            lacking = await worker(find_lacking, self.store, manifest, whole=whole)
+            if not (lacking.parts or lacking.header):
+                return
+            bundle = await self._ask(offer, manifest, lacking)
+            what = f"parts of {manifest.reference}"
+            path, _ = await self._receive(offer, lacking, bundle, what)
+            try:
+                await worker(take_bundle, self.store, manifest, lacking, path)
+            except CorruptFile as error:
+                log.warning("%s, attempt %d of %d: %s", what, attempt + 1, ATTEMPTS, error)
+                whole = True
+        if (await worker(find_lacking, self.store, manifest)) != Lacking():
+            raise WireError(f"parts of {manifest.reference} were damaged {ATTEMPTS} times", reason="digest")
+
+    async def _ask(self, offer: Offer, manifest: ReleaseManifest, lacking: Lacking) -> Bundle:
+        """Say what lacks until somebody says where it is to be had."""
+        size = sum(piece.size for piece in bundle_pieces(manifest, lacking))
+        pause_s = ASK_S
+        while True:
+            self._answered.clear()
+            self._bundle = None
+            await self._say_lacking(offer, lacking)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    while not (found := self._bundle_of(offer, size)):
+                        await self._answered.wait()
+                        self._answered.clear()
+                    return found
+            pause_s = min(2 * pause_s, MOST_ASK_S)
+
+    def _bundle_of(self, offer: Offer, size: int) -> Bundle | None:
+        found = self._bundle
+        return found if found and (found.deployment, found.params.size) == (offer.deployment, size) else None
+
+    async def _say_lacking(self, offer: Offer, lacking: Lacking) -> None:
+        place = self.download
+        word = say_lacking(place.device, offer.deployment, lacking)
+        with suppress(Unreachable):  # said again
+            await place.transport.publish(topic(place.site, place.device, "lacks"), wire.encode(word))
+
+    async def _receive(self, offer: Offer, lacking: Lacking, bundle: Bundle, what: str) -> tuple[Path, int]:
+        """Fetch a bundle; where the offer comes again meanwhile, the server may have forgotten what we asked for."""
+        async with background(self._remind(offer, lacking)):
+            return await self.download.receive(bundle.params, what, shared=bundle.shared)
+
+    async def _remind(self, offer: Offer, lacking: Lacking) -> None:
+        self._asks.clear()
+        while True:
+            await self._asks.wait()
+            self._asks.clear()
+            self._answered.clear()
+            await self._say_lacking(offer, lacking)
+            await self._answered.wait()
+            self.download.told_again()
+
+    async def _withdraw(self, word: Withdraw) -> None:
+        """Fetch no more of a release; go back from it where that is asked for, or where nothing of it is in use."""
+        assert self.swap
+        record = self._records.get(word.name)
+        if record is None or record.deployment != word.deployment or record.candidate != word.version:
+            return
+        if word.back or record.phase in PENDING:
+            await self.swap.back(word.name, word.version)
+
+    async def _announcing(self) -> None:
+        """Say what the board is at whenever that changes, and now and then."""
+        place = self.download
+        name = topic(place.site, place.device, "release")
+        while True:
+            self._changed.clear()
+            known = {name: status_of(record) for name, record in self._records.items()} | self._refusals
+            models = tuple(known[one] for one in sorted(known))[:MOST_MODELS]
+            word = Releases(device=place.device, instance=self.instance, models=models)
+            pause_s = ANNOUNCE_S
+            try:
+                await place.transport.publish(name, wire.encode(word), retain=True)
+            except Unreachable:
+                pause_s = RETRY_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+
+
+def _log_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("a fault of ours, the offer is dropped", exc_info=error)
+
+
+def status_of(record: UpdateRecord) -> ModelStatus:
+    """Return what a board says of a record."""
+    return ModelStatus(
+        name=record.name,
+        committed=record.committed,
+        previous=record.previous,
+        candidate=record.candidate,
+        state="" if record.phase == "none" else record.phase,
+        deployment=record.deployment,
+        attempt=record.attempt,
+        reason=record.reason,
+    )

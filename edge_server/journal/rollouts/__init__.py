@@ -1,0 +1,1 @@
+"""Journals of rollouts, and what their records come to."""

@@ -1,0 +1,77 @@
+"""Drive a rollout over a site's broker: the process that offers a release, sends parts, and writes down what comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edge_server.journal.rollouts.file import FOLDER, AnyRolloutRecord
+from edge_server.journal.rollouts.state import RolloutState
+from edge_server.plan.server_config import ServerConfig
+from edge_server.release.rollout.engine import RolloutEngine
+from edge_server.release.rollout.orders import KnownRollout
+from edge_server.release.store import find_release
+from shared.errors import ConfigError, Unreachable
+from shared.runtime.clock import monotonic
+from shared.runtime.durable import explain_disk_errors
+from shared.runtime.executor import background, in_thread
+from shared.runtime.folder_lock import hold_lock, keep_lock
+from shared.transport.mqtt import MqttTransport
+
+CONNECT_S = 5.0
+CLIENT = "_rollout"
+"""Behind the site's name: the broker lets one process under it in."""
+
+
+async def drive(
+    config: ServerConfig,
+    known: Callable[[], KnownRollout],
+    *,
+    stays: bool = False,
+    tell: Callable[[RolloutState, AnyRolloutRecord], None] = lambda _state, _record: None,
+) -> RolloutState:
+    """Drive a rollout until nothing is left to do; return what it came to.
+
+    Args:
+        config: The site, its broker, its folders.
+        known: Returns the rollout, once its folder is held and the broker is there.
+        stays: Whether to go on for boards that are away.
+        tell: Is told of every record.
+
+    Raises:
+        ConfigError: Another process drives one, or its release is gone.
+        CorruptFile: Its journal or its release is damaged.
+        Unreachable: There is no broker.
+    """
+    folder = Path(config.data_dir) / FOLDER
+    with explain_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    broker = msgspec.structs.replace(config.broker, session_expiry_s=0)
+    with hold_lock(folder) as lock:
+        transport = MqttTransport(broker, f"{config.site}.{CLIENT}")
+        async with transport.running(), background(keep_lock(lock)):
+            await _connected(transport, config)
+            journal, state = known()
+            stored = find_release(Path(config.data_dir), state.plan.release)
+            if stored.sha256 != state.plan.sha256:
+                raise ConfigError(f"release {state.plan.release} is another one than when its rollout began")
+            engine = RolloutEngine(
+                *(config.site, transport, monotonic, in_thread, journal, state, stored),
+                frame_bytes=config.link.frame_bytes,
+                patience_s=config.link.patience_s,
+                stays=stays,
+                tell=lambda record: tell(state, record),
+            )
+            await engine.run()
+            return state
+
+
+async def _connected(transport: MqttTransport, config: ServerConfig) -> None:
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            await transport.connected.wait()
+    except TimeoutError:
+        raise Unreachable(f"no broker answers at {config.broker.host}:{config.broker.port}") from None

@@ -1,0 +1,312 @@
+"""Drive a rollout: hear the boards, decide, write it down, offer; killed at any moment, it goes on from its journal.
+
+Nothing is said to a board before it stands in the journal, and nothing that was said need arrive: an offer is made
+again whenever a board is born, and now and then, until the board says how it stands with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from edge_server.fleet.state import Fleet
+from edge_server.journal.rollouts.file import (
+    AnyRolloutRecord,
+    BoardTold,
+    PartsSent,
+    RolloutEnded,
+    RolloutJournal,
+    RolloutOrdered,
+    RolloutPlan,
+    WaveOpened,
+)
+from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.release.rollout.parts_out import PartsOut
+from edge_server.release.rollout.waves import Board, ChangeCourse, Decision, EndRollout, OpenWave, decide, to_take_back
+from edge_server.release.store import StoredRelease
+from shared.errors import Unreachable, WireError
+from shared.protocol import wire
+from shared.protocol.bundle import hear_lacking
+from shared.protocol.clip import clip
+from shared.protocol.messages import Message, Report, Status, Want
+from shared.protocol.rollout import Lacks, ModelStatus, Offer, Releases, Withdraw
+from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
+from shared.runtime.clock import Clock, utc_stamp
+from shared.runtime.executor import Worker, background
+from shared.transport.base import Delivery, Inbox, Transport
+
+log = logging.getLogger(__name__)
+
+CHANNELS: Mapping[str, int] = {"status": 4 << 10, "report": 256 << 10, "release": 64 << 10, "lacks": 64 << 10}
+"""What is heard of boards, and the longest message of each."""
+LOOK_S = 0.5
+"""Between two looks at whether somebody gave an order."""
+AGAIN_S = 20.0
+"""Between two offers to a board that says nothing."""
+WAITING_BYTES = 64 << 20
+"""Most bytes that may wait to be read; boards say what matters again."""
+MOST_BOARDS = 1 << 14
+
+
+@dataclass
+class RolloutEngine:
+    """One rollout under way.
+
+    Attributes:
+        site: The site.
+        transport: Way to the broker.
+        clock: Monotonic seconds.
+        worker: Reads and writes files.
+        journal: Of the rollout.
+        state: What the journal came to so far.
+        stored: The release.
+        frame_bytes: Of a payload in one message.
+        patience_s: Seconds that one board may keep the others waiting.
+        stays: Whether to go on for boards that are away, when nothing is left to do for those that are there.
+        tell: Is told of every record.
+    """
+
+    site: str
+    transport: Transport
+    clock: Clock
+    worker: Worker
+    journal: RolloutJournal
+    state: RolloutState
+    stored: StoredRelease
+    frame_bytes: int
+    patience_s: float
+    stays: bool = False
+    tell: Callable[[AnyRolloutRecord], None] = lambda _record: None
+    fleet: Fleet = field(default_factory=Fleet)
+    models: dict[str, ModelStatus] = field(default_factory=dict)
+    parts: PartsOut = field(init=False)
+    _pending: list[AnyRolloutRecord] = field(default_factory=list)
+    _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    _refused: set[str] = field(default_factory=set)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        """Have parts ready for those who lack them."""
+        self.parts = PartsOut(
+            *(self.site, self.plan.deployment, self.transport, self.clock, self.worker, self.stored),
+            frame_bytes=self.frame_bytes,
+            patience_s=self.patience_s,
+            expected=self._fetching,
+            sent=self._note_sent,
+        )
+
+    @property
+    def plan(self) -> RolloutPlan:
+        """What it is to do."""
+        return self.state.plan
+
+    def boards(self) -> dict[str, Board]:
+        """Return the boards that serve releases, by name."""
+        online = set(self.fleet.online)
+        return {
+            device: Board(self._profile(device), device in online, None if not status.name else status)
+            for device, status in sorted(self.models.items())
+        }
+
+    def _profile(self, device: str) -> str:
+        report = self.fleet.reports.get(device)
+        return report.board if report else ""
+
+    def _fetching(self) -> set[str]:
+        """Return the boards that are there and may still ask for parts."""
+        boards = self.boards()
+        return {
+            device
+            for device in self.state.taken
+            if device in boards
+            and boards[device].online
+            and standing(self.plan, boards[device].status) in ("waiting", "taking")
+        }
+
+    def _note_sent(self, devices: tuple[str, ...], size: int, sent: int) -> None:
+        self._pending.append(PartsSent(at=utc_stamp(), devices=devices, size=size, sent=sent))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Drive the rollout until it is over, or until cancelled where it stays for boards that are away.
+
+        Raises:
+            CorruptFile: The journal is damaged.
+            Unwritable: The disk takes nothing more.
+        """
+        patterns = [topic(self.site, ANY, channel) for channel in CHANNELS]
+        async with (
+            self.transport.subscribe(*patterns) as inbox,
+            background(self._hear(inbox), self.parts.run()),
+        ):
+            await self._settle(inbox)
+            while await self._step():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._wake.wait()
+                self._wake.clear()
+
+    async def _settle(self, inbox: Inbox) -> None:
+        """Let what the broker has retained come first."""
+        del inbox
+        await asyncio.sleep(LOOK_S)
+
+    async def _step(self) -> bool:
+        """Do what can be done now; tell whether anything is left to do."""
+        await self._write()
+        decision = decide(self.state, self.boards())
+        while records := self._records_of(decision):
+            await self._write(*records)
+            decision = decide(self.state, self.boards())
+        await self._say()
+        self._dismiss()
+        if self._pending:
+            await self._write()
+        return self.stays or not isinstance(decision, EndRollout)
+
+    def _records_of(self, decision: Decision) -> list[AnyRolloutRecord]:
+        """Return what a decision puts into the journal; nothing where it says nothing new."""
+        now = utc_stamp()
+        match decision:
+            case OpenWave():
+                known = [(device, self.models[device]) for device in decision.devices]
+                told = [BoardTold(at=now, device=device, status=status) for device, status in known if status.name]
+                return [*told, WaveOpened(at=now, devices=decision.devices, canary=decision.canary)]
+            case ChangeCourse():
+                return [RolloutOrdered(at=now, order=decision.order, cause=decision.cause)]
+            case EndRollout() if (self.state.outcome, self.state.behind) != (decision.outcome, decision.behind):
+                return [RolloutEnded(at=now, outcome=decision.outcome, behind=decision.behind)]
+        return []
+
+    async def _write(self, *records: AnyRolloutRecord) -> None:
+        """Append records, and take in what others have ordered."""
+        is_first = True
+        while is_first or self._pending:  # what boards say meanwhile counts before anything is decided
+            written = [*self._pending, *(records if is_first else ())]
+            self._pending, is_first = [], False
+            call = self.worker(self.journal.append, *written) if written else self.worker(self.journal.news)
+            for record in await call:
+                self.state.apply(record)
+                self.tell(record)
+
+    async def _say(self) -> None:
+        """Offer it to the boards that have not said how they stand with it, or tell those that have it to go back."""
+        boards = self.boards()
+        if self.state.mode in ("going", "paused"):
+            waiting = (device for device in self.state.taken if device in boards)
+            for device in waiting:
+                stands = standing(self.plan, boards[device].status)
+                if boards[device].online and (stands == "waiting" or (stands == "taking" and self._is_news(device))):
+                    await self._publish(device, self._offer())
+        elif self.state.mode in ("going-back", "aborted"):
+            name, version = self.plan.name, self.plan.version
+            is_back = self.state.mode == "going-back"
+            word = Withdraw(deployment=self.plan.deployment, name=name, version=version, back=is_back)
+            for device in to_take_back(self.state, boards) if is_back else self._fetching():
+                if boards[device].online:
+                    await self._publish(device, word)
+
+    def _is_news(self, device: str) -> bool:
+        """Tell whether a board, or this process, has started since the offer was made: it may have forgotten that."""
+        return (device, Offer.__name__) not in self._said_at
+
+    def _offer(self) -> Offer:
+        return Offer(
+            deployment=self.plan.deployment,
+            name=self.plan.name,
+            version=self.plan.version,
+            manifest=self.stored.path(self.stored.sha256).read_bytes(),
+            soak_s=self.plan.soak_s,
+            max_drop=self.plan.max_drop,
+            max_latency_ms=self.plan.max_latency_ms,
+            attempt=self.plan.attempt,
+        )
+
+    async def _publish(self, device: str, message: Message) -> None:
+        """Say something to a board, not often."""
+        now = self.clock()
+        said = device, type(message).__name__
+        if now - self._said_at.get(said, -AGAIN_S) < AGAIN_S:
+            return
+        try:
+            await self.transport.publish(topic(self.site, device, "offer"), wire.encode(message))
+            self._said_at[said] = now
+        except Unreachable as error:
+            log.debug("said again later: %s", error)
+
+    def _dismiss(self) -> None:
+        """Send no more parts to boards that have them, or are gone."""
+        if self.state.mode in ("going", "paused"):
+            fetching = self._fetching()
+            for device in self.state.taken.keys() - fetching:
+                self.parts.forget(device)
+        else:
+            for device in self.state.taken:
+                self.parts.forget(device)
+
+    async def _hear(self, inbox: Inbox) -> None:
+        async for delivery in inbox:
+            try:
+                self._take(delivery)
+            except WireError as error:
+                device = parse_device(delivery[0])
+                if device not in self._refused:
+                    log.warning("refused a message of %s (%s): %s", device, error.reason, error)
+                self._refused.add(device)
+
+    def _take(self, delivery: Delivery) -> None:
+        name, data = delivery
+        device, channel = parse_device(name), parse_channel(name)
+        if not is_name(device) or not data:
+            return
+        if len(data) > CHANNELS[channel]:
+            raise WireError(f"{channel} of {len(data)} bytes", reason="oversized")
+        message = clip(wire.decode(data))
+        if isinstance(message, Want):
+            self.parts.want(device, message)
+            return
+        if not isinstance(message, Status | Report | Releases | Lacks):
+            raise WireError(f"{type(message).__name__} is not for a rollout", reason="unexpected")
+        if message.device != device:
+            raise WireError(f"{type(message).__name__} in the name of {message.device[:64]!r}", reason="identity")
+        self._take_message(message)
+        self._wake.set()
+
+    def _take_message(self, message: Status | Report | Releases | Lacks) -> None:
+        device = message.device
+        match message:
+            case Status():
+                before = self.fleet.statuses.get(device)
+                self.fleet.observe(message)
+                if message.online and (before is None or before.session != message.session):
+                    for kind in (Offer, Withdraw):
+                        self._said_at.pop((device, kind.__name__), None)  # it may have been away when it was told
+            case Report():
+                self.fleet.observe(message)
+            case Releases():
+                self._take_releases(message)
+            case Lacks() if message.deployment == self.plan.deployment and device in self._fetching():
+                self.parts.ask(device, hear_lacking(message))
+
+    def _take_releases(self, message: Releases) -> None:
+        device = message.device
+        if device not in self.models and len(self.models) >= MOST_BOARDS:
+            raise WireError(f"{device} is one name too many", reason="too-many-devices")
+        status = next((one for one in message.models if one.name == self.plan.name), ModelStatus(name=""))
+        before = self.models.get(device)
+        self.models[device] = status
+        if status.name and (before is None or _facts(before) != _facts(status)):
+            known = self.state.told.get(device)
+            if device in self.state.taken and (known is None or _facts(known) != _facts(status)):
+                self._pending.append(BoardTold(at=utc_stamp(), device=device, status=status))
+
+
+def _facts(status: ModelStatus) -> tuple[object, ...]:
+    """Return what of a status is news when it changes."""
+    return (
+        *(status.name, status.committed, status.previous, status.candidate),
+        *(status.state, status.deployment, status.attempt, status.reason),
+    )

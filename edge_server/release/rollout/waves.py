@@ -1,0 +1,179 @@
+"""Which boards are offered a release next, and when to stop: a rollout without a clock, a network or a disk.
+
+What to do next follows from what a rollout's records come to, and from which boards are there now.
+First come canaries, a board or more of each profile; a profile of which none has committed the release gets no other
+board. Then waves, up to a share of the boards each; one is over when all its boards that are there have committed the
+release or failed to. Boards that are away neither count nor block; one that is back goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import NamedTuple, TypeAlias
+
+from edge_server.journal.rollouts.file import Order, Outcome
+from edge_server.journal.rollouts.state import Mode, RolloutState, standing
+from shared.protocol.rollout import ModelStatus
+
+MOST_NAMED = 4
+_OUTCOMES: Mapping[Mode, Outcome] = {"stopped": "stopped", "aborted": "aborted", "going-back": "taken-back"}
+
+
+class Board(NamedTuple):
+    """A board that serves releases.
+
+    Attributes:
+        profile: Id of its firmware profile.
+        online: Whether it is there.
+        status: What it said last of the model; None for nothing.
+    """
+
+    profile: str
+    online: bool
+    status: ModelStatus | None = None
+
+
+class OpenWave(NamedTuple):
+    """Offer it to these boards: name and profile of each."""
+
+    devices: dict[str, str]
+    canary: bool
+
+
+class ChangeCourse(NamedTuple):
+    """Too many boards failed."""
+
+    order: Order
+    cause: str
+
+
+class EndRollout(NamedTuple):
+    """Nothing is left to do for those that are there."""
+
+    outcome: Outcome
+    behind: tuple[str, ...]
+
+
+class AwaitBoards(NamedTuple):
+    """Nothing can be done now, and why."""
+
+    why: str
+
+
+Decision: TypeAlias = OpenWave | ChangeCourse | EndRollout | AwaitBoards
+
+
+def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
+    """Return what to do next.
+
+    Args:
+        state: Of the rollout.
+        boards: All that serve releases, by name.
+    """
+    taken = {device: boards[device] for device in state.taken if device in boards}
+    behind = _behind(state, boards)
+    if state.mode == "going-back":
+        left = [device for device in to_take_back(state, boards) if boards[device].online]
+        return AwaitBoards(_waiting("to go back", left)) if left else EndRollout("taken-back", behind)
+    if state.mode in _OUTCOMES:
+        return EndRollout(_OUTCOMES[state.mode], behind)
+    if len(failures := state.failures) >= state.plan.max_failures:
+        named = "; ".join(f"{device}: {reason}" for device, reason in list(failures.items())[:MOST_NAMED])
+        more = f"; and {len(failures) - MOST_NAMED} more" if len(failures) > MOST_NAMED else ""
+        return ChangeCourse("back" if state.plan.on_failure == "back" else "stop", named + more)
+    under_way = {"waiting", "taking", "trial"}
+    active = [device for device, one in taken.items() if one.online and standing(state.plan, one.status) in under_way]
+    if active:
+        return AwaitBoards(_waiting("to commit it", active))
+    return AwaitBoards("it is paused") if state.mode == "paused" else _next_wave(state, boards, behind)
+
+
+def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[str, ...]) -> Decision:
+    plan, taken = state.plan, state.taken
+    fitting = {device: one for device, one in boards.items() if fnmatchcase(device, plan.devices)}
+    fresh = {device: one for device, one in fitting.items() if one.online and device not in taken}
+    has_it = {device for device, one in fresh.items() if standing(plan, one.status) == "committed"}
+    candidates = {device: fresh[device].profile for device in sorted(fresh.keys() - has_it)}
+    if not candidates:
+        return (
+            EndRollout("finished", behind) if taken or has_it else AwaitBoards("no board is there that serves releases")
+        )
+    if plan.canary and (unproven := _unproven(state, boards, candidates)):
+        if first := _canaries(state, boards, unproven):
+            return OpenWave(first, canary=True)
+        candidates = {device: profile for device, profile in candidates.items() if profile not in unproven}
+        if not candidates:
+            return AwaitBoards(f"the first boards of {', '.join(sorted(unproven))} are gone and have not committed it")
+    known = len(taken) + len(fresh)
+    for share in plan.waves:
+        if (room := math.ceil(share * known) - len(taken) - len(has_it)) > 0:
+            return OpenWave(dict(list(candidates.items())[:room]), canary=False)
+    return EndRollout("finished", behind)
+
+
+def _unproven(state: RolloutState, boards: Mapping[str, Board], candidates: Mapping[str, str]) -> set[str]:
+    """Return the profiles of candidates of which no board has committed the release."""
+    proven = {one.profile for one in boards.values() if standing(state.plan, one.status) == "committed"}
+    proven |= {profile for device, profile in state.taken.items() if _has_committed(state, device)}
+    return set(candidates.values()) - proven
+
+
+def _has_committed(state: RolloutState, device: str) -> bool:
+    return standing(state.plan, state.told.get(device)) == "committed"
+
+
+def _canaries(state: RolloutState, boards: Mapping[str, Board], unproven: set[str]) -> dict[str, str]:
+    """Return the first boards of profiles; none of one whose first boards went away, one after the other."""
+    plan, found = state.plan, dict[str, str]()
+    for wanted in sorted(unproven):
+        gone = [one for one, profile in state.taken.items() if profile == wanted and not _has_committed(state, one)]
+        if len(gone) > plan.max_failures:
+            continue
+        fresh = (
+            device
+            for device, one in sorted(boards.items())
+            if one.online
+            and one.profile == wanted
+            and device not in state.taken
+            and fnmatchcase(device, plan.devices)
+            and standing(plan, one.status) != "committed"
+        )
+        found |= dict.fromkeys(list(fresh)[: plan.canary], wanted)
+    return found
+
+
+def to_take_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
+    """Return the boards that have the release by this rollout, or are about to: those that must go back.
+
+    A board that served nothing before has nothing to go back to, once it has committed it.
+    """
+    found = []
+    for device in state.taken:
+        status = boards[device].status if device in boards else state.told.get(device)
+        has_it = standing(state.plan, status) in ("committed", "trial", "taking")
+        is_first = status is not None and status.committed == state.plan.version and not status.previous
+        if has_it and not is_first and state.before.get(device) != state.plan.version:
+            found.append(device)
+    return found
+
+
+def _behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]:
+    """Return the boards that are away and do not stand where they are to."""
+    away = {device for device, one in boards.items() if not one.online}
+    if state.mode == "going-back":
+        return tuple(device for device in to_take_back(state, boards) if device in away or device not in boards)
+    fitting = {device for device in away if fnmatchcase(device, state.plan.devices)}
+    lacking = (
+        device
+        for device in fitting | (state.taken.keys() - boards.keys())
+        if standing(state.plan, boards[device].status if device in boards else state.told.get(device))
+        in ("waiting", "taking", "trial")
+    )
+    return tuple(sorted(lacking))
+
+
+def _waiting(what: str, devices: list[str]) -> str:
+    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
+    return f"waiting for {', '.join(devices[:MOST_NAMED])}{more} {what}"

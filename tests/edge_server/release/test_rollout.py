@@ -1,0 +1,299 @@
+"""Rollouts over a broker in memory, in virtual time: real engine, real exchange and stores, a swap by a rule."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_server.journal.rollouts.file import PartsSent, RolloutPlan, WaveOpened, read_rollout
+from edge_server.release.rollout.engine import RolloutEngine
+from edge_server.release.rollout.orders import KnownRollout, begin_rollout, boards_with, give_order, open_rollout
+from edge_server.release.store import StoredRelease, find_release, publish
+from shared.errors import ConfigError
+from shared.protocol.release import ReleaseManifest
+from shared.runtime.executor import inline
+from shared.transport.memory import MemoryTransport
+from tests.edge_server.release.boards import SITE, FieldBoard, make_release
+
+TERMS = RolloutPlan(deployment="", release="", sha256="", soak_s=30.0)
+DRAW = random.Random(7)
+LAYERS = {f"layer{number}": DRAW.randbytes(20_000) for number in range(5)}
+
+
+@pytest.fixture(autouse=True)
+def _no_waits_for_the_disk(monkeypatch):
+    """Nobody cuts the power of this machine; a journal and twenty stores would wait for its disk."""
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
+class Site:
+    """A gateway's folder, a broker, and boards.
+
+    Attributes:
+        boards: By name.
+    """
+
+    def __init__(self, folder: Path, count: int, profiles: Sequence[str] = ("pi-4",)) -> None:
+        self.data_dir, self.transport = folder / "runs", MemoryTransport()
+        self.boards = {
+            name: FieldBoard(name, self.transport, folder / name, profiles[number % len(profiles)])
+            for number, name in enumerate(f"pi-{one:02d}" for one in range(count))
+        }
+
+    @asynccontextmanager
+    async def awake(self, *, without: Sequence[str] = ()) -> AsyncIterator[None]:
+        """Have boards live while the block lasts."""
+        try:
+            for name, board in self.boards.items():
+                if name not in without:
+                    await board.switch_on()
+            yield
+        finally:
+            for board in self.boards.values():
+                await board.switch_off()
+
+    def release(self, **changed: bytes) -> StoredRelease:
+        return make_release(self.data_dir, {**LAYERS, **changed})
+
+    def engine(self, known: KnownRollout, *, stays: bool = False) -> RolloutEngine:
+        """Return a process that drives a rollout, as it starts."""
+        stored = find_release(self.data_dir, known.state.plan.release)
+        loop = asyncio.get_running_loop()
+        return RolloutEngine(
+            *(SITE, self.transport, loop.time, inline, known.journal, known.state, stored, 4096, 1.0), stays=stays
+        )
+
+    async def roll_out(self, stored: StoredRelease, **terms: object) -> KnownRollout:
+        """Roll a release out to its end."""
+        known = begin_rollout(self.data_dir, stored, msgspec.structs.replace(TERMS, **terms))
+        async with asyncio.timeout(3600):
+            await self.engine(known).run()
+        return known
+
+    def versions(self) -> dict[str, int]:
+        return {name: board.record().committed for name, board in self.boards.items()}
+
+
+def sent(known: KnownRollout, data_dir: Path) -> list[PartsSent]:
+    return [one for one in read_rollout(data_dir, known.state.plan.deployment) if isinstance(one, PartsSent)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait in virtual time; a minute of it is more than anything here takes but a soak."""
+    async with asyncio.timeout(600):
+        while not condition():  # noqa: ASYNC110 - virtual seconds
+            await asyncio.sleep(0.05)
+
+
+def test_a_release_goes_to_all_wave_by_wave_and_is_recorded(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 6, ("pi-3", "pi-4"))
+        async with site.awake():
+            known = await site.roll_out(site.release())
+            assert known.state.outcome == "finished"
+            assert set(site.versions().values()) == {1}
+            records = read_rollout(site.data_dir, known.state.plan.deployment)
+            waves = [one for one in records if isinstance(one, WaveOpened)]
+            assert [(len(one.devices), one.canary) for one in waves] == [(2, True), (1, False), (3, False)]
+            assert set(waves[0].devices.values()) == {"pi-3", "pi-4"}
+            assert boards_with(site.data_dir, "net/1") == sorted(site.boards)
+
+    virtually(routine())
+
+
+def test_parts_go_once_for_all_who_lack_the_same_and_only_those_that_changed(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 20)
+        async with site.awake():
+            first = await site.roll_out(site.release(), canary=0, waves=(1.0,))
+            [whole] = sent(first, site.data_dir)
+            assert len(whole.devices) == 20
+            assert whole.sent < 1.05 * whole.size
+            second = await site.roll_out(site.release(layer2=DRAW.randbytes(20_000)), canary=0, waves=(1.0,))
+            [changed] = sent(second, site.data_dir)
+            assert 20_000 < changed.size < 21_000, "a layer and the header of the file that it is in"
+            assert changed.sent < 1.05 * changed.size
+            assert set(site.versions().values()) == {2}
+            again = await site.roll_out(make_release(site.data_dir, LAYERS, "other"), canary=0, waves=(1.0,))
+            assert sent(again, site.data_dir) == [], "another name, and the same content is here"
+            assert {board.record("other").committed for board in site.boards.values()} == {1}
+
+    virtually(routine())
+
+
+@pytest.mark.parametrize("reason", ["finite: NaN in layer1", "worse: accuracy fell by 0.3"])
+def test_a_bad_release_stops_at_the_canary_and_is_taken_back(tmp_path, virtually, reason):
+    def rule(manifest: ReleaseManifest) -> str:
+        return reason if manifest.version == 2 else ""
+
+    async def routine() -> None:
+        site = Site(tmp_path, 4)
+        for board in site.boards.values():
+            board.rule = rule
+        async with site.awake():
+            await site.roll_out(site.release())
+            known = await site.roll_out(site.release(layer1=b"\0" * 20_000), on_failure="back")
+            assert known.state.outcome == "taken-back"
+            assert reason in known.state.cause
+            assert list(known.state.taken) == ["pi-00"]
+            assert set(site.versions().values()) == {1}
+            assert boards_with(site.data_dir, "net/2") == []
+
+    virtually(routine())
+
+
+def test_failures_later_take_back_the_boards_that_have_committed_it(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 4)
+        site.boards["pi-02"].rule = lambda manifest: "latency: 9 ms" if manifest.version == 2 else ""
+        async with site.awake():
+            await site.roll_out(site.release())
+            known = await site.roll_out(site.release(layer1=b"\1" * 20_000), on_failure="back")
+            assert known.state.outcome == "taken-back"
+            assert known.state.failures["pi-02"] == "latency: 9 ms"
+            assert set(site.versions().values()) == {1}
+
+    virtually(routine())
+
+
+def test_boards_that_are_away_take_it_when_they_are_back(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 4)
+        async with site.awake():
+            await asyncio.sleep(1)
+            await site.boards["pi-03"].switch_off()
+            known = await site.roll_out(site.release())
+            assert (known.state.outcome, known.state.behind) == ("finished", ("pi-03",))
+            staying = asyncio.create_task(site.engine(open_rollout(site.data_dir), stays=True).run())
+            await asyncio.sleep(30)
+            await site.boards["pi-03"].switch_on()
+            await until(lambda: site.boards["pi-03"].record().committed == 1)
+            staying.cancel()
+            await asyncio.gather(staying, return_exceptions=True)
+            assert boards_with(site.data_dir, "net/1") == sorted(site.boards)
+
+    virtually(routine())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_server_that_is_killed_anywhere_goes_on(tmp_path, virtually, seed):
+    """Boards lose power as well; in the end each has it, or is known to lack it."""
+    draw = random.Random(seed)
+
+    async def routine() -> None:
+        site = Site(tmp_path, 5)
+        async with site.awake():
+            known = begin_rollout(site.data_dir, site.release(), msgspec.structs.replace(TERMS, soak_s=5.0))
+            for _ in range(40):
+                driving = asyncio.create_task(site.engine(known).run())
+                await asyncio.wait({driving}, timeout=draw.uniform(0.0, 8.0))
+                if driving.done():
+                    break
+                driving.cancel()
+                await asyncio.gather(driving, return_exceptions=True)
+                unlucky = site.boards[draw.choice(sorted(site.boards))]
+                if draw.random() < 0.3:
+                    await unlucky.switch_off()
+                    await unlucky.switch_on()
+                known = open_rollout(site.data_dir)
+            async with asyncio.timeout(3600):
+                await site.engine(open_rollout(site.data_dir)).run()
+            assert open_rollout(site.data_dir).state.outcome == "finished"
+            on_their_way = {name for name, one in site.boards.items() if one.record().committed != 1}
+            assert on_their_way <= set(open_rollout(site.data_dir).state.behind)
+
+    virtually(routine())
+
+
+def test_pause_abort_and_back_reach_the_process_that_drives_it(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 4)
+        async with site.awake():
+            await site.roll_out(site.release())
+            known = begin_rollout(site.data_dir, site.release(layer0=b"\2" * 20_000), TERMS)
+            driving = asyncio.create_task(site.engine(known).run())
+            await until(lambda: site.boards["pi-00"].record().phase == "trial")
+            give_order(open_rollout(site.data_dir), "pause")
+            await asyncio.sleep(120)
+            assert site.boards["pi-00"].record().committed == 2
+            assert list(known.state.taken) == ["pi-00"]
+            give_order(open_rollout(site.data_dir), "resume")
+            await until(lambda: len(known.state.taken) > 1)
+            give_order(open_rollout(site.data_dir), "back")
+            await driving
+            assert known.state.outcome == "taken-back"
+            assert set(site.versions().values()) == {1}
+
+    virtually(routine())
+
+
+def test_an_aborted_rollout_leaves_what_is_committed_and_stops_what_is_fetched(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 3)
+        async with site.awake():
+            known = begin_rollout(site.data_dir, site.release(), TERMS)
+            driving = asyncio.create_task(site.engine(known).run())
+            await until(lambda: site.boards["pi-00"].record().committed == 1)
+            give_order(open_rollout(site.data_dir), "abort")
+            await driving
+            await asyncio.sleep(120)
+            assert known.state.outcome == "aborted"
+            assert site.versions()["pi-00"] == 1
+            assert site.versions()["pi-02"] == 0
+            with pytest.raises(ConfigError):
+                give_order(open_rollout(site.data_dir), "resume")
+
+    virtually(routine())
+
+
+def test_two_rollouts_at_once_are_refused(tmp_path):
+    site = Site(tmp_path, 0)
+    stored = site.release()
+    first = begin_rollout(site.data_dir, stored, TERMS)
+    with pytest.raises(ConfigError, match="under way"):
+        begin_rollout(site.data_dir, stored, TERMS)
+    give_order(first, "pause")
+    with pytest.raises(ConfigError, match="paused"):
+        begin_rollout(site.data_dir, stored, TERMS)
+
+
+def test_a_board_whose_runtime_cannot_read_it_says_so_before_anything_is_fetched(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 1)
+        board = site.boards["pi-00"]
+        board.runtime = "1.17.1"
+        stored = site.release()
+        newer = msgspec.structs.replace(stored.manifest, opset=22)
+        parts = {part.sha256: stored.path(part.sha256).read_bytes() for part in newer.parts.values()}
+        async with site.awake():
+            known = await site.roll_out(publish(site.data_dir, newer, parts))
+            assert known.state.outcome == "stopped"
+            assert "opset 22" in known.state.failures["pi-00"]
+            assert board.bytes_fetched == 0
+
+    virtually(routine())
+
+
+def test_a_part_that_rots_on_the_board_is_fetched_whole(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 1)
+        async with site.awake():
+            await site.roll_out(site.release())
+            store = site.boards["pi-00"].store
+            path = store.path(store.manifest("net", 1).parameters.sha256)
+            data = bytearray(path.read_bytes())
+            data[-100] ^= 1
+            path.chmod(0o600)
+            path.write_bytes(bytes(data))
+            known = await site.roll_out(site.release(layer0=b"\3" * 20_000))
+            assert known.state.outcome == "finished"
+            assert [one.size > 100_000 for one in sent(known, site.data_dir)] == [False, True]
+
+    virtually(routine())

@@ -1,0 +1,283 @@
+"""Waves of a rollout as mathematics: who comes next, when it stops, and that boards that are away do not matter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from edge_server.journal.rollouts.file import (
+    BoardTold,
+    RolloutOrdered,
+    RolloutPlan,
+    WaveOpened,
+)
+from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.release.rollout.waves import (
+    AwaitBoards,
+    Board,
+    ChangeCourse,
+    EndRollout,
+    OpenWave,
+    decide,
+    to_take_back,
+)
+from shared.protocol.rollout import ModelStatus
+
+PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="", canary=1, waves=(0.1, 0.5, 1.0))
+AT = "20260101T000000Z"
+
+
+def said(state: str, *, committed: int = 1, plan: RolloutPlan = PLAN, reason: str = "") -> ModelStatus:
+    """Return what a board says that was offered version 2 and served version 1."""
+    return ModelStatus(
+        name="net",
+        committed=committed,
+        previous=1 if committed == 2 else 0,
+        candidate=2,
+        state=state,
+        deployment=plan.deployment,
+        reason=reason,
+    )
+
+
+OLD = ModelStatus(name="net", committed=1)
+OTHER = RolloutPlan(deployment="0000-net-2-bbbb", release="net/2", sha256="")
+
+
+class Site:
+    """Boards that do what a test says, and the state of a rollout among them."""
+
+    def __init__(self, profiles: Mapping[str, str], plan: RolloutPlan = PLAN) -> None:
+        self.boards = {device: Board(profile, online=True, status=OLD) for device, profile in profiles.items()}
+        self.state = RolloutState(plan)
+        self.opened: list[OpenWave] = []
+
+    def say(self, device: str, status: ModelStatus) -> None:
+        """Have a board say how it stands; the journal knows it, as it does before anything is decided."""
+        self.boards[device] = self.boards[device]._replace(status=status)
+        if device in self.state.taken:
+            self.state.apply(BoardTold(at=AT, device=device, status=status))
+
+    def turn(self, device: str, *, online: bool) -> None:
+        self.boards[device] = self.boards[device]._replace(online=online)
+
+    def decide(self) -> OpenWave | ChangeCourse | EndRollout | AwaitBoards:
+        """Decide, and write a wave down."""
+        found = decide(self.state, self.boards)
+        if isinstance(found, OpenWave):
+            for device in found.devices:
+                status = self.boards[device].status
+                if status:
+                    self.state.apply(BoardTold(at=AT, device=device, status=status))
+            self.state.apply(WaveOpened(at=AT, devices=found.devices, canary=found.canary))
+            self.opened.append(found)
+        return found
+
+    def commit_all(self) -> None:
+        for device in self.state.taken:
+            if self.boards[device].online:
+                self.say(device, said("committed", committed=2, plan=self.state.plan))
+
+
+def fleet(count: int, profiles: tuple[str, ...] = ("pi-4",)) -> dict[str, str]:
+    return {f"d{number:02d}": profiles[number % len(profiles)] for number in range(count)}
+
+
+def test_first_one_board_of_each_profile_then_shares_of_all():
+    site = Site(fleet(20, ("pi-3", "pi-4")))
+    sizes = []
+    while isinstance(found := site.decide(), OpenWave):
+        sizes.append((len(found.devices), found.canary))
+        assert isinstance(site.decide(), AwaitBoards)
+        site.commit_all()
+    assert found == EndRollout("finished", ())
+    assert sizes == [(2, True), (8, False), (10, False)]  # two are 10 % of twenty already
+    assert set(site.opened[0].devices.values()) == {"pi-3", "pi-4"}
+    assert len(site.state.taken) == 20
+
+
+def test_the_next_wave_waits_for_every_board_that_is_there():
+    site = Site(fleet(4))
+    assert site.decide() == OpenWave({"d00": "pi-4"}, canary=True)
+    for state in ("offered", "fetched", "verified", "staged", "trial"):
+        site.say("d00", said(state))
+        assert isinstance(site.decide(), AwaitBoards)
+    site.commit_all()
+    assert site.decide() == OpenWave({"d01": "pi-4"}, canary=False)
+
+
+@pytest.mark.parametrize("state", ["refused", "rolled-back"])
+def test_a_canary_that_fails_stops_it_and_no_other_board_is_offered_anything(state):
+    site = Site(fleet(8))
+    site.decide()
+    site.say("d00", said(state, reason="finite: NaN in conv1"))
+    assert site.decide() == ChangeCourse("stop", "d00: finite: NaN in conv1")
+    site.state.apply(RolloutOrdered(at=AT, order="stop", cause="d00"))
+    assert site.decide() == EndRollout("stopped", ())
+    assert list(site.state.taken) == ["d00"]
+
+
+def test_it_goes_on_below_the_failures_that_it_may_have_and_stops_at_them():
+    plan = RolloutPlan(**{**_fields(PLAN), "max_failures": 2})
+    site = Site(fleet(8), plan)
+    assert site.decide() == OpenWave({"d00": "pi-4"}, canary=True)
+    site.say("d00", said("refused", plan=plan, reason="slow"))
+    assert site.decide() == OpenWave({"d01": "pi-4"}, canary=True), "nothing of the profile has shown that it works"
+    site.say("d01", said("committed", committed=2, plan=plan))
+    found = site.decide()
+    assert isinstance(found, OpenWave)
+    assert not found.canary
+    site.say(next(iter(found.devices)), said("rolled-back", plan=plan, reason="errors"))
+    assert isinstance(site.decide(), ChangeCourse)
+
+
+def test_whoever_orders_to_go_on_passes_over_the_failures_that_are_known():
+    site = Site(fleet(3))
+    site.decide()
+    site.say("d00", said("refused"))
+    assert isinstance(site.decide(), ChangeCourse)
+    for order in ("stop", "resume"):
+        site.state.apply(RolloutOrdered(at=AT, order=order))
+    assert site.decide() == OpenWave({"d01": "pi-4"}, canary=True)
+    site.say("d01", said("refused"))
+    assert isinstance(site.decide(), ChangeCourse)
+
+
+def test_boards_that_are_away_neither_count_nor_block():
+    site = Site(fleet(6))
+    for device in ("d00", "d05"):
+        site.turn(device, online=False)
+    assert site.decide() == OpenWave({"d01": "pi-4"}, canary=True)
+    site.commit_all()
+    assert site.decide() == OpenWave({"d02": "pi-4"}, canary=False)  # half of the four that are there
+    site.turn("d02", online=False)
+    found = site.decide()
+    assert isinstance(found, OpenWave)
+    assert set(found.devices) == {"d03", "d04"}
+    site.commit_all()
+    assert site.decide() == EndRollout("finished", ("d00", "d02", "d05"))
+    for device in ("d00", "d02", "d05"):
+        site.turn(device, online=True)
+    assert isinstance(site.decide(), AwaitBoards), "who was offered it and is back is waited for again"
+    site.say("d02", said("committed", committed=2))
+    found = site.decide()
+    assert isinstance(found, OpenWave)
+    assert set(found.devices) == {"d00", "d05"}
+    site.commit_all()
+    assert site.decide() == EndRollout("finished", ())
+
+
+def test_first_boards_that_go_away_one_after_the_other_are_not_replaced_for_ever():
+    """So that what takes boards off the network does not walk through all of them."""
+    site = Site(fleet(9))
+    for _ in range(9):
+        found = site.decide()
+        if not isinstance(found, OpenWave):
+            break
+        for device in found.devices:
+            site.turn(device, online=False)
+    assert isinstance(found, AwaitBoards)
+    assert len(site.state.taken) == 2
+    site.turn("d01", online=True)
+    site.say("d01", said("committed", committed=2))
+    assert isinstance(site.decide(), OpenWave)
+
+
+def test_a_profile_that_comes_later_gets_a_canary_of_its_own():
+    site = Site(fleet(4))
+    while isinstance(site.decide(), OpenWave):
+        site.commit_all()
+    site.boards |= {"jetson-1": Board("jetson", online=True, status=OLD), "jetson-2": Board("jetson", online=True)}
+    assert site.decide() == OpenWave({"jetson-1": "jetson"}, canary=True)
+    site.commit_all()
+    assert site.decide() == OpenWave({"jetson-2": "jetson"}, canary=False)
+
+
+def test_boards_that_have_the_release_or_another_name_are_left_alone():
+    plan = RolloutPlan(**{**_fields(PLAN), "devices": "d0[0-3]"})
+    site = Site(fleet(8), plan)
+    site.say(
+        "d00", ModelStatus(name="net", committed=2, previous=1, candidate=2, state="committed", deployment="older")
+    )
+    opened: set[str] = set()
+    while isinstance(found := site.decide(), OpenWave):
+        opened |= found.devices.keys()
+        site.commit_all()
+    assert opened == {"d01", "d02", "d03"}
+    assert not site.opened[0].canary, "a board of the profile has it already"
+
+
+def test_pause_opens_no_wave_and_resume_goes_on():
+    site = Site(fleet(4))
+    site.decide()
+    site.state.apply(RolloutOrdered(at=AT, order="pause"))
+    assert isinstance(site.decide(), AwaitBoards)
+    site.commit_all()
+    assert site.decide() == AwaitBoards("it is paused")
+    site.state.apply(RolloutOrdered(at=AT, order="resume"))
+    assert isinstance(site.decide(), OpenWave)
+
+
+def test_taking_it_back_waits_for_those_that_are_there_and_leaves_alone_who_had_it_before():
+    site = Site(fleet(4))
+    site.boards["d03"] = Board("pi-4", online=True, status=said("committed", committed=2, plan=OTHER))
+    while isinstance(site.decide(), OpenWave):
+        site.commit_all()
+    site.state.apply(RolloutOrdered(at=AT, order="back"))
+    assert to_take_back(site.state, site.boards) == ["d00", "d01", "d02"]
+    site.turn("d02", online=False)
+    assert isinstance(site.decide(), AwaitBoards)
+    for device in ("d00", "d01"):
+        site.say(device, said("rolled-back", committed=1))
+    assert site.decide() == EndRollout("taken-back", ("d02",))
+
+
+def test_a_first_release_that_is_committed_has_nothing_to_go_back_to():
+    site = Site(fleet(1))
+    site.boards["d00"] = Board("pi-4", online=True)
+    site.decide()
+    first = ModelStatus(name="net", committed=2, candidate=2, state="committed", deployment=PLAN.deployment)
+    site.say("d00", first)
+    site.state.apply(RolloutOrdered(at=AT, order="back"))
+    assert site.decide() == EndRollout("taken-back", ())
+
+
+def test_without_any_board_it_waits():
+    assert isinstance(decide(RolloutState(PLAN), {}), AwaitBoards)
+
+
+def test_a_status_of_another_deployment_says_nothing_of_this_one():
+    other = ModelStatus(name="net", committed=1, candidate=2, state="refused", deployment="0000-net-2-bbbb")
+    assert standing(PLAN, other) == "waiting"
+    assert standing(PLAN, said("superseded")) == "superseded"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_boards_do_it_ends_and_never_passes_its_limits(seed):
+    """Boards come, go, commit and fail at random: no wave passes its share, failures stop it at once."""
+    draw = random.Random(seed)
+    plan = RolloutPlan(**{**_fields(PLAN), "max_failures": 1 + seed % 3, "canary": seed % 3})
+    site = Site(fleet(30, ("a", "b", "c")), plan)
+    for _ in range(2000):
+        found = site.decide()
+        if isinstance(found, ChangeCourse):
+            assert len(site.state.failures) >= plan.max_failures
+            return
+        assert len(site.state.failures) < plan.max_failures
+        if isinstance(found, EndRollout):
+            lacking = {one for one, board in site.boards.items() if standing(plan, board.status) != "committed"}
+            failed = set(site.state.failures)
+            assert lacking - failed == set(found.behind)
+            return
+        device = draw.choice(sorted(site.boards))
+        site.turn(device, online=draw.random() < 0.9)
+        if device in site.state.taken and site.boards[device].online:
+            good = draw.random() < 0.97
+            site.say(device, said("committed", committed=2, plan=plan) if good else said("refused", plan=plan))
+    pytest.fail("it does not end")
+
+
+def _fields(plan: RolloutPlan) -> dict[str, object]:
+    return {name: getattr(plan, name) for name in plan.__struct_fields__}
