@@ -20,12 +20,17 @@ from edge_server.trial.chaos.study import ChaosStudy, Struck
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import Local
 from edge_server.trial.progress import print_line
+from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, CorruptFile, TaskFailed, Unreachable
+from shared.registry import build
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 from shared.tensors.tree import State
 
 SITE, RUNS, REFERENCE = "site", "runs", "reference"
 """What lies in a study's folder: the files and logs of its processes, its runs, the undisturbed one."""
+LEAST_DEADLINE_S = 60.0
+"""What a round, or a split step, must leave whom it waits for. One that was killed is started again within half a
+second, loads torch, connects, trains anew or does the steps of its session again, on a machine that all others use."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +64,8 @@ def require_possible(plan: Plan, agents: int, kills: int) -> None:
         kills: How many kills are asked for.
 
     Raises:
-        ConfigError: A round of it may go on without a device of its cohort; or fewer than no kills are asked for.
+        ConfigError: A round of it, or a step of a split round, may go on without a device of its cohort; or fewer than
+            no kills are asked for.
     """
     if kills < 0:
         raise ConfigError(f"--kills {kills}: give 0 or more")
@@ -68,6 +74,13 @@ def require_possible(plan: Plan, agents: int, kills: int) -> None:
             f"plan {plan.name!r}: chaos compares models bit by bit, so every round must wait for every device: "
             f"give [round] quorum = 1, [cohort] over_selection = 0 and min_devices = {agents}"
         )
+    is_split = build(ALGORITHMS, plan.algorithm, "algorithm").split is not None
+    for key in ("deadline_s", *("step_deadline_s",) * is_split):
+        if (seconds := getattr(plan.round, key)) < LEAST_DEADLINE_S:
+            raise ConfigError(
+                f"plan {plan.name!r}: round.{key} = {seconds:g}: a device that was killed may not be back by then, and "
+                f"chaos compares models bit by bit: give {LEAST_DEADLINE_S:g} or more"
+            )
 
 
 async def conduct(

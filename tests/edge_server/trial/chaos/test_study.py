@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -159,12 +159,31 @@ def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
     ],
 )
 def test_a_plan_whose_model_depends_on_who_is_quick_is_refused(tmp_path, changes):
-    plan = load(write_plan(tmp_path), tmp_path)
+    plan = load(write_plan(tmp_path, round="deadline_s = 60.0"), tmp_path)
     require_possible(plan, 2, 0)
     with pytest.raises(ConfigError, match="--kills -1"):
         require_possible(plan, 2, -1)
     with pytest.raises(ConfigError, match="every round must wait for every device"):
         require_possible(load(write_plan(tmp_path, **changes), tmp_path), 2, 1)
+
+
+SPLIT = {"algorithm": 'name = "fedsl"\noptions = { cut = 1 }', "model": 'name = "cnn"\noptions = { side = 8 }'}
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule", "refused"),
+    [
+        ({}, "deadline_s = 59.0", r"round\.deadline_s = 59: a device that was killed may not be back by then"),
+        (SPLIT, "deadline_s = 60.0", r"round\.step_deadline_s = 30: .* give 60 or more"),
+        (SPLIT, "deadline_s = 60.0\nstep_deadline_s = 60.0", ""),
+        ({}, "deadline_s = 60.0\nstep_deadline_s = 1.0", ""),
+    ],
+)
+def test_a_deadline_that_a_killed_device_may_miss_is_refused(tmp_path, sections, rule, refused):
+    """A step's too, where there are steps: what goes on without a device ends with another model."""
+    plan = load(write_plan(tmp_path, round=rule, **sections), tmp_path)
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        require_possible(plan, 2, 1)
 
 
 def test_a_study_that_was_cut_short_is_shown_as_a_failure():
