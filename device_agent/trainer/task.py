@@ -110,7 +110,10 @@ class TrainingTask:
         if self.algorithm.reads_labels and not own.is_labelled:
             raise ConfigError(f'{place}: labels = "none", and algorithm {name!r} trains on labels; take that out')
         if not self.algorithm.reads_labels and own.is_labelled:
-            unread = f"{place}: its labels are not read, algorithm {name!r} trains without any"
+            unread = (
+                f"{place}: its labels are not read, algorithm {name!r} trains without any; with "
+                'data.labels = "none" in this device\'s file it does not look for names of classes either'
+            )
             self.workspace.warn_once(Path(self.job.state).parent, unread)
             own = own.unlabelled()
         return with_classes(own, self.job.task.assignment.classes)

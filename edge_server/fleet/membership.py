@@ -163,6 +163,7 @@ class Muster:
         silent: Those that are there and say nothing.
         seen: Everybody who was ever there and belongs to the run.
         classes: What the run's classes are called, as soon as somebody has said so: others' take no part.
+        reads_labels: Whether any device's labels are read in the run; where not, what these are called is all the same.
     """
 
     members: Members = None
@@ -172,6 +173,7 @@ class Muster:
     silent: Silences = field(default_factory=Silences)
     seen: set[str] = field(default_factory=set)
     classes: ClassNames | None = None
+    reads_labels: bool = True
     _told: set[str] = field(default_factory=set)
 
     def takes(self, device: str) -> bool:
@@ -185,7 +187,7 @@ class Muster:
 
     def mislabelled(self, fleet: Fleet) -> dict[str, str]:
         """Return the refusal of each device that is there and belongs to the run but for what its labels mean."""
-        if self.classes is None:
+        if self.classes is None or not self.reads_labels:
             return {}
         told = {device: fleet.statuses[device].classes for device in fleet.online if self.takes(device)}
         return {

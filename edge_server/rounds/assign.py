@@ -190,6 +190,8 @@ class Assigning:
         Raises:
             ConfigError: They differ.
         """
+        if not self.muster.reads_labels:
+            return
         here, statuses = self.muster.here(self.server.fleet), self.server.fleet.statuses
         if self.muster.classes is None:
             self.muster.classes = agreed_classes(statuses, here)

@@ -177,11 +177,13 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     begun = _begun(records, plan) or new
     test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
     labelled = await server.worker(load, plan.server_data) if plan.server_data else None
+    known = known_classes(plan, test, labelled, records)
+    reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
     rounds = Rounds(
         *(run, settle_batches(begun.plan, begun.statistics_batches), server, store, algorithm, link),
         model=replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:])),
         test=test,
-        muster=Muster(members, classes=known_classes(plan, test, labelled, records)),
+        muster=Muster(members, classes=known, reads_labels=reads),
         labelled=labelled,
         device=device,
     )

@@ -152,3 +152,28 @@ def test_the_servers_own_test_data_are_a_word_too(tmp_path):
                 await here.run
 
     virtual(story())
+
+
+def test_where_no_devices_label_is_read_it_is_all_the_same_what_they_are_called(tmp_path, caplog):
+    """They were left out of runs for which they have no labels; or their labels were said to be taken as they are."""
+    caplog.set_level(logging.INFO)
+    keys = {
+        "algorithm": 'name = "supervised_only"\noptions = { supervised_steps = 1, hidden = 4, projections = 2 }',
+        "model": 'name = "cnn"\noptions = { side = 8, width = 2, hidden = 4 }',
+        "data": 'source = "digits"\nlabels = "none"',
+        "server_data": 'source = "digits"\ndrawn = { per_class = 1 }',
+        "cohort": "min_devices = 3",
+    }
+
+    async def story() -> None:
+        async with site(tmp_path, rounds=1, **keys) as here:
+            told = {"a": ["cat", "dog"], "b": ["bird"], "c": None}
+            puppets = [await arrive(here, name, classes) for name, classes in told.items()]
+            tasks = [await puppet.task() for puppet in puppets]
+            for puppet, task in zip(puppets, tasks, strict=True):
+                assert (await puppet.answer(task, {})).verdict == "accepted"
+            assert [one.arrived for one in (await here.ended())[1]] == [("a", "b", "c")]
+            assert not [one for one in here.store.records() if isinstance(one, Noted)]
+
+    virtual(story())
+    assert "classes" not in caplog.text
