@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -27,7 +28,8 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
         what: What the registry holds, for the error: algorithm, codec, model.
 
     Raises:
-        ConfigError: The name or an option is unknown, or the builder refuses a value.
+        ConfigError: The name or an option is unknown, the builder refuses a value, or that is NaN or infinite, which no
+            journal keeps.
     """
     builder = registry.get(spec.name)
     if builder is None:
@@ -36,11 +38,18 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     unknown = sorted(set(spec.options) - set(known))
     if unknown and not any(option.kind is option.VAR_KEYWORD for option in known.values()):
         raise ConfigError(f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    if endless := [name for name, value in spec.options.items() if _is_endless(value)]:
+        value = spec.options[endless[0]]
+        raise ConfigError(f"{what} {spec.name!r}: {endless[0]} is {value}; give a number, a large one in place of inf")
     try:
         return builder(**spec.options)
     except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, of a layer of impossible size
         problem = str(error).partition("\n")[0]  # behind it torch may show its stack
         raise ConfigError(f"{what} {spec.name!r}: {problem}; correct its options") from error
+
+
+def _is_endless(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:([^\W\d]\w*|\*)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from shared.algorithms import ALGORITHMS
@@ -53,6 +55,13 @@ def test_a_value_that_the_builder_refuses(options):
     said = mistake(Spec(name="line", options=options))
     assert said.startswith("line 'line': ")
     assert said.endswith("; correct its options")
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_value_that_no_journal_keeps_is_refused(value):
+    """JSON has no such numbers: the journal of a run with `switch_divergence = inf` could not be read again."""
+    said = mistake(Spec(name="line", options={"name": "y", "size": value}))
+    assert said == f"line 'line': size is {value}; give a number, a large one in place of inf"
 
 
 @pytest.mark.parametrize("hidden", [-1, 1 << 50, 1 << 70])
