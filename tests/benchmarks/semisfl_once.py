@@ -1,7 +1,8 @@
 """One process of `semisfl`: both halves of a session's step by our code and by a plain PyTorch loop.
 
-`serve TURNS` times the server's step both ways, in turns. `hold WHO STEPS` tells the peak memory of `server`, `loop`,
-`device` (student and teacher) or `student` (its training alone), beyond what the process has before there is a network.
+`serve TURNS` times the server's step both ways, in turns. `hold WHO STEPS` tells the peak memory of `server`, `keeping`
+(the server with the gradients that it keeps of a round), `loop`, `device` (student and teacher) or `student` (its
+training alone), beyond what the process has before there is a network.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from device_agent.trainer.workspace import TaskBatches
+from edge_server.plan.server_config import LinkConfig
+from edge_server.rounds.split.kept_answers import KeptAnswers, Shelf
 from shared.algorithms.base import Algorithm, Cohort
 from shared.algorithms.semisupervised.semisfl import semisfl
+from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.data.views.pair import make_views
 from shared.models.alexnet import alexnet
 from shared.models.base import Model
 from shared.models.build import blank
+from shared.protocol import payload
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.runtime import malloc
 from shared.tensors.tree import State, Tree
+from shared.transfer.sender import Sender
 
 NET: dict[str, Any] = {"width": 0.5, "hidden": 1024}
 CUT, DEVICES, BATCH = 3, 8, 32
@@ -57,15 +63,21 @@ def sent(model: Model) -> dict[str, Tree]:
     }
 
 
-def our_server() -> Step:
-    """Return a step of the server's half."""
+def our_server(*, keeps: bool = False) -> Step:
+    """Return a step of the server's half, which may keep what it answers, for devices that do their steps again."""
     algorithm, model, state, told = begun()
     assert algorithm.split
-    ups, serve = sent(model), algorithm.split.serve
+    ups, serve, link = sent(model), algorithm.split.serve, LinkConfig()
+    kept, shelf, codec = {device: KeptAnswers() for device in ups}, Shelf(link.kept_gradients_mb << 20), dense()
 
     def step() -> object:
         nonlocal state
         state, downs = serve(model, state, told, ups)
+        for device, down in downs.items() if keeps else ():
+            number = kept[device].last + 1
+            kept[device].serve(number, b"features")
+            gradient = Sender.of_parts(payload.pack(codec.encode(down, None)[0]), link.frame_bytes)
+            kept[device].put(number, gradient, shelf)
         return downs
 
     return step
@@ -188,6 +200,7 @@ def held(who: str, steps: int) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     make: dict[str, Callable[[], Step]] = {
         "server": our_server,
+        "keeping": lambda: our_server(keeps=True),
         "loop": lambda: Loop().step,
         "device": lambda: device_step(with_teacher=True),
         "student": lambda: device_step(with_teacher=False),
