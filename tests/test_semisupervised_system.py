@@ -28,7 +28,7 @@ from edge_server.rounds.resume import trained_network
 from edge_server.trace.export import trace_of
 from edge_server.trace.import_run import records_of
 from edge_server.trace.trace import Trace
-from edge_server.trial.tables import skipped_lines
+from edge_server.trial.tables import rounds_table, skipped_lines
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
 from shared.data.examples import split_holdout
@@ -65,7 +65,15 @@ OVER = [
     *(("embedded", method) for method in ("fedswitch_sl", "semifl")),
 ]
 """Every method over memory and over one of the brokers; over each broker, split networks and whole ones."""
-TERMS = {"supervised_loss", "contrastive_loss", "consistency_loss", "clustering_loss", "supervised_steps"}
+OWN_TERMS = {
+    "semisfl": {"contrastive_loss", "consistency_loss", "clustering_loss"},
+    "fedswitch_sl": {"consistency_loss"},
+    "supervised_only": {"contrastive_loss"},
+    "semifl": {"fix_loss", "mix_loss"},
+    "fedswitch": {"consistency_loss"},
+    "fedmatch": {"consistency_loss", "agreement_loss", "sparsity_loss", "closeness_loss"},
+}
+"""What a round's record tells of each method's loss, beside that of its supervised steps, and how many these were."""
 FLOAT16 = 'name = "float16"\noptions = { exact = "gradient" }'
 NORMED = 'name = "vgg13"\noptions = { width = 0.04, channels = 1 }'
 
@@ -165,16 +173,31 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, replayed, method, 
     assert [one.terms for one in closed_rounds(records_of(trace_of(records)))] == [one.terms for one in rounds]
 
 
-def test_the_terms_of_the_loss_are_in_every_rounds_record(replayed):
-    """SemiSFL: both sums are those that its state keeps."""
+@pytest.mark.parametrize("method", METHODS)
+def test_the_terms_of_the_loss_are_in_every_rounds_record(replayed, method):
+    """And in the table of rounds. Where devices train alone, their sum is the mean of the updates' losses."""
+    run, alone = replayed(method), method in {"semifl", "fedswitch", "fedmatch"}
+    rounds, own, usual = closed_rounds(run.records), OWN_TERMS[method], {"supervised_loss", "supervised_steps"}
+    columns = {column.heading.replace("\n", "_") for column in rounds_table(run.records).columns}
+    assert columns > own | usual
+    steps = [4.0 * (4 + 12), 16.0, 16.0] if method == "semifl" else run.plan.rounds * [4.0]  # epochs of four batches
+    assert [one.terms["supervised_steps"] for one in rounds] == steps
+    for one in rounds:
+        updates = (each for each in run.records if isinstance(each, UpdateAccepted) and each.round == one.round)
+        losses = [each.update.loss for each in updates if each.update.loss is not None]
+        assert one.terms.keys() == usual | (own if losses or not alone else set()), "of semifl's first nobody trained"
+        if alone and losses:
+            assert sum(one.terms[name] for name in own) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_the_terms_are_those_that_the_state_keeps(replayed):
+    """SemiSFL: the sum of a round's supervised steps, and that of its session's."""
     run = replayed("semisfl")
     found, facts = [one.terms for one in closed_rounds(run.records)], run.state.facts
-    assert [one.keys() for one in found] == run.plan.rounds * [TERMS]
     both = found[-1]["consistency_loss"] + found[-1]["clustering_loss"]
     assert both == pytest.approx(facts["unlabelled_loss"] / facts["session_steps"])
     both = found[-1]["supervised_loss"] + found[-1]["contrastive_loss"]
     assert both == pytest.approx(facts["supervised_loss"])
-    assert [one["supervised_steps"] for one in found] == [4.0] * run.plan.rounds
 
 
 def test_judged_is_the_teacher_or_what_the_servers_steps_left(replayed):

@@ -253,10 +253,12 @@ def summary(thing: object) -> str:
 
 def meanings(thing: object) -> dict[str, str]:
     """Return what a docstring says of each attribute or argument, with those of what it is built on or refers to."""
-    found: dict[str, str] = {}
-    for one in reversed(thing.__mro__) if isinstance(thing, type) else [*_referred(thing), thing]:
-        found |= dict(_entries(one.__dict__.get("__doc__") if isinstance(one, type) else one.__doc__))
-    return found
+    if isinstance(thing, type):
+        parts = [dict(_entries(one.__dict__.get("__doc__"))) for one in reversed(thing.__mro__)]
+    else:
+        referred = (meanings(one) if isinstance(one, type) else dict(_entries(one.__doc__)) for one in _referred(thing))
+        parts = [*referred, dict(_entries(thing.__doc__))]
+    return {name: text for part in parts for name, text in part.items()}
 
 
 def _referred(function: object) -> list[object]:

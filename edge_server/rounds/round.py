@@ -207,7 +207,7 @@ class Rounds:
         personal = self.algorithm.personal is not None
         closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
         at = self.server.clock()
-        figures = split_figures(split) | {"statistics_batches": batches, "terms": self._terms(trained)}
+        figures = split_figures(split) | {"statistics_batches": batches, "terms": self._terms(after or trained)}
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **figures)
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)

@@ -153,8 +153,8 @@ class ServerTraining:
         evaluated: State -> parameters that are evaluated in place of the state's own, such as a teacher's.
         check: (model, labelled examples, the plan's hyperparameters) raises ConfigError where it could not train on
             these. Asked once, before any device is given a task.
-        terms: State at the end of a round, before it is aggregated -> figures of its training to be recorded, by name:
-            loss terms, and how many steps the server took.
+        terms: State at the end of a round, aggregated unless it was missed -> figures of its training to be recorded,
+            by name: loss terms, and how many steps the server took.
     """
 
     train: Callable[[Model, State, Batch, Cohort, int], State]

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from shared.algorithms.semisupervised.losses import PseudoLabels, References, consistency, contrast, unit_rows
 from shared.algorithms.semisupervised.queue import Queue
+from shared.algorithms.semisupervised.round_terms import CLUSTERING, CONSISTENCY, CONTRASTIVE, SUPERVISED
 from shared.algorithms.semisupervised.settings import (
     HEAD,
     MOMENTUM,
@@ -35,10 +36,6 @@ from shared.tensors.tree import Tree
 
 Terms: TypeAlias = dict[str, float]
 """Terms of a loss, by name."""
-SUPERVISED, CONTRASTIVE, CONSISTENCY, CLUSTERING = (
-    f"{name}_loss" for name in ("supervised", "contrastive", "consistency", "clustering")
-)
-"""Cross-entropy and T of equation (4), H and C of equation (6)."""
 
 
 def _mean_of_devices(losses: Tensor, sizes: list[int]) -> Tensor:

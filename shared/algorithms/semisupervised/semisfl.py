@@ -41,6 +41,7 @@ from shared.algorithms.base import (
     assign_alike,
 )
 from shared.algorithms.semisupervised.queue import Queue, Ring
+from shared.algorithms.semisupervised.round_terms import number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl_device import local
 from shared.algorithms.semisupervised.semisfl_server import (
     ANSWERS,
@@ -55,8 +56,6 @@ from shared.algorithms.semisupervised.semisfl_server import (
     check_features,
     check_labelled,
     decide_labellers,
-    number_fact,
-    round_terms,
     serve,
     train,
 )

@@ -9,19 +9,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from shared.algorithms.base import Batch, Cohort
 from shared.algorithms.semisupervised.learner import Learner, SessionPass
-from shared.algorithms.semisupervised.settings import HEAD, MOMENTUM, SemisflSettings, select
+from shared.algorithms.semisupervised.round_terms import added, begun, number_fact
+from shared.algorithms.semisupervised.settings import (
+    HEAD,
+    MOMENTUM,
+    LabelledSettings,
+    SemisflSettings,
+    SteppedSettings,
+    select,
+)
 from shared.algorithms.semisupervised.supervised_steps import StepHistory
 from shared.algorithms.semisupervised.switch import use_teacher
 from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
 from shared.algorithms.split.settings import MATRIX, is_finite
-from shared.data.views.pair import make_views
+from shared.data.views.pair import Strength, make_views
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper, Scalar, mix
@@ -31,20 +39,10 @@ HISTORY = "history/"
 FOLLOWED, LABELLED = "followed", "labelled"
 SUPERVISED_LOSS, UNLABELLED_LOSS, SESSION_STEPS = "supervised_loss", "unlabelled_loss", "session_steps"
 """Facts of the state: steps that the teacher followed, examples of the server, and the open round's losses."""
-TERMS, SUMS, STEPS = "terms/", "term-sums/", "supervised_steps"
-"""Begin the facts of the open round's loss terms, of the supervised steps their means and of the session's their sums;
-how many supervised steps there were."""
 LABELLER, STUDENT = "labeller/", "student"
 """Begins the facts that say of which devices the student labels the examples; of all others the teacher does."""
 ANSWERS = "answers/"
 """Begins the leaves that sum up the classes' shares that were predicted of a device's examples in the open session."""
-
-
-def number_fact(facts: Mapping[str, Scalar], name: str) -> float:
-    """Return a fact that is a number."""
-    value = facts[name]
-    assert isinstance(value, int | float)
-    return value
 
 
 def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch, cohort: Cohort, number: int) -> State:
@@ -75,9 +73,7 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
             sums[name] += term
     learner.momenta = {}
     facts: dict[str, Scalar] = {
-        **{name: fact for name, fact in state.facts.items() if not name.startswith((TERMS, SUMS))},
-        **{TERMS + name: total / len(losses) for name, total in sums.items()},
-        TERMS + STEPS: steps,
+        **begun(state.facts, steps, {name: total / len(losses) for name, total in sums.items()}),
         FOLLOWED: learner.followed,
         LABELLED: len(labelled[1]),
         SUPERVISED_LOSS: math.fsum(losses) / len(losses),
@@ -87,18 +83,8 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
     return State(learner.tree(), facts)
 
 
-def round_terms(state: State) -> dict[str, float]:
-    """Return the supervised steps of a round, and the means of its loss terms: see `ServerTraining.terms`."""
-    steps = number_fact(state.facts, SESSION_STEPS)
-    session = [name.removeprefix(SUMS) for name in state.facts if name.startswith(SUMS)]
-    return {
-        **{name.removeprefix(TERMS): number_fact(state.facts, name) for name in state.facts if name.startswith(TERMS)},
-        **{name: number_fact(state.facts, SUMS + name) / steps for name in session if steps},
-    }
-
-
 def labelled_batches(
-    settings: SemisflSettings, labelled: Batch, cohort: Cohort, number: int, *, count: int = 1
+    settings: SteppedSettings, labelled: Batch, cohort: Cohort, number: int, *, count: int = 1
 ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
     """Yield views of a batch of labelled examples and their labels, for one supervised step of a round after the other.
 
@@ -111,10 +97,29 @@ def labelled_batches(
         number: The round.
         count: Of views.
     """
+    seed, size = mix(cohort.seed, number, "supervised"), settings.server_batch_of(cohort.hyper, len(labelled[1]))
+    places = enumerate(batch_places(len(labelled[1]), size, seed))
+    return view_batches(settings, labelled, places, (settings.server_views,) * count, seed)
+
+
+def view_batches(
+    settings: LabelledSettings,
+    labelled: Batch,
+    places: Iterable[tuple[int, Tensor]],
+    strengths: tuple[Strength, ...],
+    seed: int,
+) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
+    """Yield views of one batch of labelled examples after the other, and their labels.
+
+    Args:
+        settings: Whether views may be mirrored.
+        labelled: The server's own examples.
+        places: Of each batch, with the number of its step.
+        strengths: Of the views.
+        seed: Of the round's views.
+    """
     inputs, labels = labelled
-    seed = mix(cohort.seed, number, "supervised")
-    size, strengths = settings.server_batch_of(cohort.hyper, len(labels)), (settings.server_views,) * count
-    for step, index in enumerate(batch_places(len(labels), size, seed)):
+    for step, index in places:
         yield make_views(inputs[index], strengths, mix(seed, step, "views"), mirrors=settings.mirrors), labels[index]
 
 
@@ -222,10 +227,8 @@ def serve(
         if not sent or not _counts(found := learner.session_pass(sent, by_student)):
             return state, {device: {} for device in ups}
     learner.take(found, assignments[next(iter(ups))].hyper)
-    sums = {SUMS + name: number_fact({SUMS + name: 0, **state.facts}, SUMS + name) for name in found.terms}
     facts: dict[str, Scalar] = {
-        **state.facts,
-        **{SUMS + name: sums[SUMS + name] + term for name, term in found.terms.items()},
+        **added(state.facts, found.terms),
         UNLABELLED_LOSS: number_fact(state.facts, UNLABELLED_LOSS) + found.loss,
         SESSION_STEPS: int(number_fact(state.facts, SESSION_STEPS)) + 1,
     }

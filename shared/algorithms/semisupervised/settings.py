@@ -1,40 +1,131 @@
-"""What both halves of SemiSFL agree on: its settings, its step size, and the names of what the server keeps.
+"""What both halves of a semi-supervised method agree on: settings, step size, and names of what the server keeps.
 
-Y. Xu et al. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data; their code is
-https://github.com/littlefishe/Capsule, whose values the defaults are where the paper gives none.
+Y. Xu et al. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data, https://arxiv.org/abs/2307.15870; their
+code is https://github.com/littlefishe/Capsule, whose values the defaults are where the paper gives none.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args, get_type_hints
+from functools import wraps
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from torch import Tensor
 
+from shared.algorithms.base import Algorithm
 from shared.algorithms.semisupervised.supervised_steps import StepRule
 from shared.data.views.pair import Strength
 from shared.models.base import Model
 from shared.protocol.messages import Hyper
 from shared.tensors.tree import Tree
 
+S = TypeVar("S")
+
 TEACHER, HEAD, TEACHER_HEAD, MOMENTUM = "teacher/", "head/", "teacher-head/", "momentum/"
 """What leaves of the server's state begin with that are not the student's; so do the teacher's on their way down."""
 
 
-@dataclass(frozen=True)
-class SemisflSettings:
-    """The method's settings, by their names in a plan; symbols are the paper's.
+@dataclass(frozen=True, kw_only=True)
+class LabelledSettings:
+    """What every method has whose labels are at the server alone, by the names in a plan; symbols are the papers'.
+
+    Attributes:
+        server_batch: Examples of a supervised step, the server's own; 0 for as many as a device takes.
+        threshold: tau, above which a pseudo-label counts.
+        mirrors: Whether a view of a picture may be mirrored.
+        schedule: Of the step size, over the rounds of the run.
+        least_rate: Where the cosine ends.
+        nesterov: Whether momentum is Nesterov's; it begins anew with every round.
+    """
+
+    server_batch: int = 0
+    threshold: float = 0.95
+    mirrors: bool = True
+    schedule: Literal["cosine", "constant"] = "cosine"
+    least_rate: float = 0.005
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no such method.
+
+        Raises:
+            ValueError: A setting is out of range, or unknown.
+        """
+        if self.server_batch < 0 or not 0 < self.threshold < 1:
+            raise ValueError("server_batch must be >= 0, threshold in (0, 1)")
+        if not 0 <= self.least_rate < math.inf:
+            raise ValueError("least_rate must be >= 0 and finite")
+        for name, hint in get_type_hints(type(self)).items():
+            known = get_args(hint)
+            if known and getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(known)}")
+
+    def server_batch_of(self, hyper: Hyper, labelled: int) -> int:
+        """Return how many examples a supervised step takes, of so many that there are."""
+        return min(self.server_batch or hyper.batch_size, labelled)
+
+    def hyper_of(self, hyper: Hyper, number: int, rounds: int) -> Hyper:
+        """Return the hyperparameters of a round: the step size follows the schedule, whole in the first.
+
+        As half a cosine it falls from the plan's to `least_rate`; where that is no less, it does not fall.
+
+        Args:
+            hyper: The plan's.
+            number: The round, from 1.
+            rounds: Of the whole run.
+        """
+        most = hyper.learning_rate
+        least = most if self.schedule == "constant" else min(self.least_rate, most)
+        swing = (1 + math.cos(math.pi * (number - 1) / max(rounds, number))) / 2
+        return msgspec.structs.replace(hyper, learning_rate=least + (most - least) * swing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedSettings(LabelledSettings):
+    """Those of methods whose server takes a number of supervised steps before a round.
+
+    Attributes:
+        supervised_steps: K_s, the server's own steps before a round, at first.
+        warmup_steps: More of them before the first round, so that its pseudo-labels are of some use.
+        server_views: Both views of a supervised step; a device's are weak and strong.
+    """
+
+    supervised_steps: int = 100
+    warmup_steps: int = 0
+    server_views: Strength = "strong"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no such method.
+
+        Raises:
+            ValueError: A setting is out of range, or unknown.
+        """
+        super().__post_init__()
+        if self.supervised_steps < 1 or self.warmup_steps < 0:
+            raise ValueError("supervised_steps must be >= 1, warmup_steps >= 0")
+
+
+def require_divergence(nats: float) -> None:
+    """Refuse what `switch_divergence` cannot be: see `switch.use_teacher`.
+
+    Raises:
+        ValueError: It is below zero, or not finite, which no journal could keep.
+    """
+    if not 0 <= nats < math.inf:
+        raise ValueError(f"switch_divergence must be >= 0, in nats, and finite, such as 100 for never; not {nats}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemisflSettings(SteppedSettings):
+    """SemiSFL's settings, by their names in a plan; symbols are the paper's.
 
     Attributes:
         cut: Where the network is cut, as the model counts its cuts; 0 for its first.
         steps: K_u, steps of a round's session.
-        supervised_steps: K_s, the server's own steps before it, at first.
-        warmup_steps: More of them before the first session, so that its pseudo-labels are of some use.
-        server_batch: Examples of such a step; 0 for as many as a device takes.
-        threshold: tau, above which a pseudo-label counts.
         temperature: kappa.
         inertia: gamma of the teacher.
         head: What projects features: nothing (`none`), one layer (`linear`), or two (`mlp`).
@@ -42,26 +133,18 @@ class SemisflSettings:
         projections: Numbers of a projection; with head `none` as many as there are features.
         labelled_queue: Projections of the server's earlier batches that are compared with.
         unlabelled_queue: Likewise, of the devices'.
-        mirrors: Whether a view of a picture may be mirrored.
-        server_views: Both views of a supervised step; a device's are weak and strong.
         teacher_update: Whether only the `server` moves the teacher, or each `device` its own in a session too; (8).
-        schedule: Of the step size, over the rounds of the run.
-        least_rate: Where the cosine ends.
-        nesterov: Whether momentum is Nesterov's.
         contrastive: Whether the supervised loss has the contrastive term T.
         clustering: Whether the unlabelled loss has the clustering regularization C. Without both there is no head.
         switch: Whether the student labels the examples of devices whose mean prediction crowds on a few classes.
-        switch_divergence: From which KL divergence of that mean from uniform on it does, in nats.
+        switch_divergence: From which KL divergence of that mean from uniform on it does, in nats: 0 for always, more
+            than log M of M classes, such as 100, for never.
         adapt: Whether K_s falls, as (9) and (10) say.
         rule: How.
     """
 
     cut: int = 0
     steps: int = 50
-    supervised_steps: int = 100
-    warmup_steps: int = 0
-    server_batch: int = 0
-    threshold: float = 0.95
     temperature: float = 0.2
     inertia: float = 0.99
     head: Literal["none", "linear", "mlp"] = "mlp"
@@ -69,12 +152,7 @@ class SemisflSettings:
     projections: int = 128
     labelled_queue: int = 1024
     unlabelled_queue: int = 1024
-    mirrors: bool = True
-    server_views: Strength = "strong"
     teacher_update: Literal["server", "device"] = "server"
-    schedule: Literal["cosine", "constant"] = "cosine"
-    least_rate: float = 0.005
-    nesterov: bool = True
     contrastive: bool = True
     clustering: bool = True
     switch: bool = False
@@ -88,17 +166,13 @@ class SemisflSettings:
         Raises:
             ValueError: A setting is out of range, or unknown.
         """
-        counts = (self.steps, self.supervised_steps, self.hidden, self.projections)
-        others = (self.cut, self.warmup_steps, self.server_batch, self.labelled_queue, self.unlabelled_queue)
-        if min(counts) < 1 or min(others) < 0:
-            raise ValueError("steps, supervised_steps, hidden and projections must be >= 1, all other counts >= 0")
-        if not 0 < self.threshold < 1 or not 0 <= self.inertia < 1:
-            raise ValueError("threshold must be in (0, 1), inertia in [0, 1)")
-        if not 0 < self.temperature < math.inf or not 0 <= self.least_rate < math.inf:
-            raise ValueError("temperature must be above 0, least_rate >= 0, both finite")
-        if not 0 <= self.switch_divergence < math.inf:
-            raise ValueError("switch_divergence must be >= 0 and finite")
-        require_known_words(self)
+        super().__post_init__()
+        counts, others = (self.steps, self.hidden, self.projections), (self.labelled_queue, self.unlabelled_queue)
+        if min(counts) < 1 or min(self.cut, *others) < 0:
+            raise ValueError("steps, hidden and projections must be >= 1, cut and queues >= 0")
+        if not 0 <= self.inertia < 1 or not 0 < self.temperature < math.inf:
+            raise ValueError("inertia must be in [0, 1), temperature above 0 and finite")
+        require_divergence(self.switch_divergence)
 
     @property
     def projects(self) -> bool:
@@ -109,46 +183,26 @@ class SemisflSettings:
         """Return the cut, as `Model.below` takes it."""
         return self.cut or next(iter(model.cuts), 0)
 
-    def server_batch_of(self, hyper: Hyper, labelled: int) -> int:
-        """Return how many examples a supervised step takes, of so many that there are."""
-        return min(self.server_batch or hyper.batch_size, labelled)
 
-    def hyper_of(self, hyper: Hyper, number: int, rounds: int) -> Hyper:
-        """Return the hyperparameters of a round: the step size follows the schedule, whole in the first.
+def takes_options(settings: type[S]) -> Callable[[Callable[[S], Algorithm]], Callable[..., Algorithm]]:
+    """Return what makes of a builder that takes settings one whose options are these, by name.
 
-        Args:
-            hyper: The plan's.
-            number: The round, from 1.
-            rounds: Of the whole run.
-        """
-        least = math.inf if self.schedule == "constant" else self.least_rate
-        return falling_rate(hyper, number, rounds, least)
-
-
-def require_known_words(settings: object) -> None:
-    """Refuse settings of which a word is none of those that its annotation lists.
-
-    Raises:
-        ValueError: There is one.
-    """
-    for name, hint in get_type_hints(type(settings)).items():
-        known = get_args(hint)
-        if known and getattr(settings, name) not in known:
-            raise ValueError(f"{name} is {getattr(settings, name)!r}, it must be one of {', '.join(known)}")
-
-
-def falling_rate(hyper: Hyper, number: int, rounds: int, least: float) -> Hyper:
-    """Return hyperparameters whose step size falls as half a cosine, over the rounds of a run.
+    A plan's options, their defaults and their reference are those of its signature.
 
     Args:
-        hyper: The plan's, whose step size is that of the first round.
-        number: The round, from 1.
-        rounds: Of the whole run.
-        least: Where it ends; from what is no less than the plan's on, it does not fall.
+        settings: A frozen dataclass, whose fields a plan may set.
     """
-    most, least = hyper.learning_rate, min(least, hyper.learning_rate)
-    swing = (1 + math.cos(math.pi * (number - 1) / max(rounds, number))) / 2
-    return msgspec.structs.replace(hyper, learning_rate=least + (most - least) * swing)
+
+    def taking(builder: Callable[[S], Algorithm]) -> Callable[..., Algorithm]:
+        @wraps(builder)
+        def built(**options: Any) -> Algorithm:
+            return builder(settings(**options))
+
+        built.__signature__ = inspect.signature(settings)  # type: ignore[attr-defined]  # what `signature` reads
+        built.__annotations__ = get_type_hints(settings)
+        return built
+
+    return taking
 
 
 def select(tree: Mapping[str, Tensor], prefix: str) -> Tree:

@@ -21,8 +21,9 @@ from shared.algorithms.base import (
     ServerTraining,
     assign_alike,
 )
+from shared.algorithms.semisupervised.round_terms import round_terms
 from shared.algorithms.semisupervised.semisfl import init, teacher_of
-from shared.algorithms.semisupervised.semisfl_server import check_labelled, round_terms, train
+from shared.algorithms.semisupervised.semisfl_server import check_labelled, train
 from shared.algorithms.semisupervised.settings import SemisflSettings
 from shared.data.views.pair import Strength
 from shared.errors import WireError

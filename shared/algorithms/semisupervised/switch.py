@@ -29,6 +29,6 @@ def use_teacher(mean_prediction: Tensor, threshold: float) -> bool:
 
     Args:
         mean_prediction: q, the teacher's, of shape (M,).
-        threshold: Of the divergence, in nats: 0 for never, infinite for always.
+        threshold: Of the divergence, in nats: 0 for never, more than log M for always.
     """
     return divergence_from_uniform(mean_prediction) < threshold

@@ -237,6 +237,14 @@ UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels
             UNLABELLED | LABELLED | {"algorithm": 'name = "supervised_only"\noptions = { labelled_queue = 15 }'},
             "labelled_queue: 15 is less than the server's batch of 16; raise it, or set 0",
         ),
+        (
+            UNLABELLED | LABELLED | {"algorithm": 'name = "semisfl"\noptions = { threshold = 1.0 }'},
+            "algorithm 'semisfl': server_batch must be >= 0, threshold in (0, 1); correct its options",
+        ),
+        (
+            UNLABELLED | LABELLED | {"algorithm": 'name = "fedswitch_sl"\noptions = { switch_divergence = inf }'},
+            "algorithm 'fedswitch_sl': switch_divergence is inf; give a number, a large one in place of inf",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(fleet, tmp_path, typed, keys, cause):

@@ -32,24 +32,19 @@ digits that was all entries of both in the first rounds and about half of them a
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
-import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from shared.algorithms.base import (
     Algorithm,
-    Allocation,
     Batch,
     Cohort,
     Resources,
     Result,
     ServerTraining,
-    assign_alike,
 )
-from shared.algorithms.semisupervised.full_model.fedmatch_device import local
+from shared.algorithms.semisupervised.full_model.fedmatch_device import AGREEMENT, CLOSENESS, SPARSITY, local
 from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     HELPER,
     LAST,
@@ -63,23 +58,29 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     unpack_changes,
     without_small,
 )
-from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, require_finite_step
+from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
+from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, assign
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.semisfl_server import number_fact, require_classes
-from shared.algorithms.semisupervised.settings import SemisflSettings, prefixed, select
+from shared.algorithms.semisupervised.round_terms import (
+    CONSISTENCY,
+    absorb_terms,
+    number_fact,
+    round_terms,
+    terms_of,
+)
+from shared.algorithms.semisupervised.semisfl_server import require_classes
+from shared.algorithms.semisupervised.settings import prefixed, select, takes_options
 from shared.data.augment import PICTURES
-from shared.data.views.pair import Strength
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper, Scalar, mix
 from shared.tensors import tree
-from shared.tensors.sgd import descend
 from shared.tensors.tree import Mean, State, Tree, check_like
 
 ROUNDS, ENTRIES = "server_rounds", "psi_entries"
 """Facts: rounds before which the server has trained, but for those that were missed; N, while updates are added."""
-FORWARD = 1 / 3
-"""Of a training step's operations, its forward pass's."""
+LOSS_TERMS = (CONSISTENCY, AGREEMENT, SPARSITY, CLOSENESS)
+"""Metrics of an update that the record of a round tells the mean of."""
 MIDDLE = 125 / 255
 """Mean and standard deviation of the noise of a picture's pixels, which are in [0, 1]."""
 
@@ -98,15 +99,6 @@ def untrained(state: State) -> Tree:
     return {name: leaf for name, leaf in state.tree.items() if not name.startswith((SIGMA, PSI, LAST))}
 
 
-def assign(
-    settings: FedmatchSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
-) -> dict[str, Assignment]:
-    """Tell every device the round's step size."""
-    hyper = settings.common.hyper_of(cohort.hyper, number, cohort.rounds)
-    told = assign_alike(state, cohort, allocation, number)
-    return {device: msgspec.structs.replace(one, hyper=hyper) for device, one in told.items()}
-
-
 def train(
     settings: FedmatchSettings, model: Model, state: State, labelled: Batch, cohort: Cohort, number: int
 ) -> State:
@@ -115,21 +107,20 @@ def train(
     Raises:
         ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
     """
-    common, momenta = settings.common, Tree()
     facts = {name: fact for name, fact in state.facts.items() if not name.startswith(HELPER)}
     if settings.helpers and number % settings.helper_period == 0:
         probe = make_probe(labelled[0], mix(cohort.seed, 0, "probe"))
         facts |= choose_helpers(settings, model, state, probe, cohort.devices)
     sigma = {name: leaf.clone().requires_grad_() for name, leaf in sorted(select(state.tree, SIGMA).items())}
     others = {name: leaf.clone() for name, leaf in untrained(state).items()}
-    rounds, hyper = int(number_fact(state.facts, ROUNDS)), common.hyper_of(cohort.hyper, number, cohort.rounds)
-    views = labelled_views(common, model, labelled, cohort, number, first=not rounds)
-    for step, (view, labels) in enumerate(views, 1):
+    rounds, hyper = int(number_fact(state.facts, ROUNDS)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    views = labelled_views(settings, model, labelled, cohort, number, first=not rounds)
+
+    def network(view: Tensor) -> Tensor:
         leaves = {**summed(sigma, state.tree[PSI_VALUES]), **others}
-        loss = functional.cross_entropy(run_part(model, model.layers, leaves, view, train=True), labels)
-        require_finite_step(loss.item(), step)
-        torch.autograd.backward(loss, inputs=[*sigma.values()])
-        descend(sigma.items(), momenta, hyper, nesterov=common.nesterov)
+        return run_part(model, model.layers, leaves, view, train=True)
+
+    facts = supervise(Descent([*sigma.items()], hyper, settings.nesterov), views, network, facts)
     moved = prefixed({name: leaf.detach() for name, leaf in sigma.items()}, SIGMA)
     return State({**state.tree, **moved, **others}, {**facts, ROUNDS: rounds + 1})
 
@@ -225,7 +216,8 @@ def absorb(settings: FedmatchSettings, mean: Mean, device: str, _assignment: Ass
     changes = unpack_changes(result.tree, PSI, like)
     rest = {name: leaf for name, leaf in result.tree.items() if not name.startswith(PSI)}
     kept = {LAST + device: changes} if settings.helpers else {}
-    return tree.accumulate(mean, {PSI_VALUES: changes, **rest, **kept}, 1.0)
+    told = {name: result.metrics[name] for name in LOSS_TERMS if name in result.metrics}
+    return absorb_terms(tree.accumulate(mean, {PSI_VALUES: changes, **rest, **kept}, 1.0), told)
 
 
 def aggregate(state: State, mean: Mean) -> State:
@@ -233,7 +225,7 @@ def aggregate(state: State, mean: Mean) -> State:
     moved, psi = tree.finish_mean(mean), state.tree[PSI_VALUES]
     last = {name: psi + change.to(psi.dtype) for name, change in moved.items() if name.startswith(LAST)}
     shared = {name: leaf for name, leaf in moved.items() if not name.startswith(LAST)}
-    return State(tree.add(state.tree, shared) | last, state.facts)
+    return State(tree.add(state.tree, shared) | last, {**state.facts, **terms_of(mean)})
 
 
 def tested(settings: FedmatchSettings, state: State) -> Tree:
@@ -242,37 +234,15 @@ def tested(settings: FedmatchSettings, state: State) -> Tree:
     return {**summed(select(state.tree, SIGMA), psi), **untrained(state)}
 
 
-def fedmatch(  # noqa: PLR0913 - options of a plan, all by name
-    *,
-    supervised_steps: int = 100,
-    warmup_steps: int = 0,
-    server_batch: int = 0,
-    threshold: float = 0.75,
-    helpers: int = 2,
-    helper_period: int = 10,
-    supervised_weight: float = 10.0,
-    consistency_weight: float = 0.01,
-    agreement_weight: float = 0.01,
-    sparsity_weight: float = 1e-5,
-    closeness_weight: float = 10.0,
-    psi_share: float = 0.2,
-    least_value: float = 1e-5,
-    least_change: float = 1e-5,
-    mirrors: bool = True,
-    server_views: Strength = "strong",
-    schedule: Literal["cosine", "constant"] = "cosine",
-    least_rate: float = 0.005,
-    nesterov: bool = True,
-) -> Algorithm:
-    """Build the algorithm; options as in `SemisflSettings` and `FedmatchSettings`.
+@takes_options(FedmatchSettings)
+def fedmatch(settings: FedmatchSettings) -> Algorithm:
+    """Build the algorithm; options as in `FedmatchSettings`.
 
     Raises:
         ValueError: One is out of range.
     """
-    given = dict(locals())
-    own = {name: given.pop(name) for name in FedmatchSettings.__dataclass_fields__.keys() & given.keys()}
-    settings = FedmatchSettings(SemisflSettings(**given), **own)
-    aided = (2 * FORWARD + helpers * FORWARD) / helper_period if helpers else 0.0
+    aided = (2 * FORWARD + settings.helpers * FORWARD) / settings.helper_period if settings.helpers else 0.0
+    check = partial(check_labelled, settings)
     return Algorithm(
         init=partial(init, settings),
         assign=partial(assign, settings),
@@ -282,7 +252,7 @@ def fedmatch(  # noqa: PLR0913 - options of a plan, all by name
         aggregate=aggregate,
         empty=empty,
         check_update=check_update,
-        server=ServerTraining(partial(train, settings), partial(tested, settings), partial(check_labelled, settings)),
+        server=ServerTraining(partial(train, settings), partial(tested, settings), check, round_terms),
         resources=Resources(step_share=lambda _model, _told: 1 + FORWARD + aided),
         reads_labels=False,
     )

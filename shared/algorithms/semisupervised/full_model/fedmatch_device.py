@@ -6,16 +6,16 @@ and no helper is asked: what comes are their parameters, which pass the device's
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from shared.algorithms.base import Batches, Outcome, Result
-from shared.algorithms.fedavg import require_finite_loss
 from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     HELPER,
     PSI,
@@ -27,14 +27,21 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     unpack_changes,
     without_small,
 )
+from shared.algorithms.semisupervised.full_model.network_steps import (
+    Descent,
+    Objective,
+    require_examples,
+    unlabelled_views,
+)
 from shared.algorithms.semisupervised.learner import run_part
-from shared.data.views.pair import make_views
-from shared.errors import TaskFailed, WireError
+from shared.algorithms.semisupervised.round_terms import CONSISTENCY
+from shared.errors import WireError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, mix
-from shared.tensors.sgd import descend
+from shared.protocol.messages import Assignment
 from shared.tensors.tree import State, Tree, check_like, subtract
 
+AGREEMENT, SPARSITY, CLOSENESS = (f"{name}_loss" for name in ("agreement", "sparsity", "closeness"))
+"""Among the metrics of an update, with `CONSISTENCY`: what the mean loss is the sum of."""
 CHANGED = "changed_entries"
 """Among the metrics of an update: which share of psi's entries travels."""
 
@@ -110,7 +117,6 @@ class LocalPsi:
         came: What came down; not changed.
         psi: What is trained, of shape (N,).
         statistics: Running statistics, which training passes change in place.
-        momenta: Of psi.
     """
 
     settings: FedmatchSettings
@@ -118,7 +124,6 @@ class LocalPsi:
     came: Received
     psi: Tensor
     statistics: Tree
-    momenta: Tree = field(default_factory=Tree)
 
     @classmethod
     def begin(cls, settings: FedmatchSettings, model: Model, came: Received) -> LocalPsi:
@@ -137,7 +142,7 @@ class LocalPsi:
         leaves = {**theta, **{name: leaf.clone() for name, leaf in self.statistics.items()}}
         return run_part(self.model, self.model.layers, leaves, inputs, train=False)
 
-    def objective(self, inputs: Tensor, strong: Tensor) -> tuple[Tensor, int]:
+    def objective(self, inputs: Tensor, strong: Tensor) -> Objective:
         """Return the objective of a batch over lambda_s, and of how many examples the device is sure.
 
         Args:
@@ -148,24 +153,25 @@ class LocalPsi:
         theta = summed(sigma, self.psi)
         with torch.set_grad_enabled(bool(self.came.helpers)):
             outputs = self.predict(theta, inputs)
-        places = (outputs.detach().softmax(1).amax(1) >= own.common.threshold).nonzero().flatten()
+        places = (outputs.detach().softmax(1).amax(1) >= own.threshold).nonzero().flatten()
         flat = torch.cat([leaf.flatten() for leaf in sigma.values()])
-        loss = own.sparsity_weight * self.psi.abs().sum() + own.closeness_weight * (flat - self.psi).square().sum()
+        terms = {
+            SPARSITY: own.sparsity_weight * self.psi.abs().sum(),
+            CLOSENESS: own.closeness_weight * (flat - self.psi).square().sum(),
+        }
         if len(places):
             with torch.no_grad():
                 others = [self.predict(summed(sigma, helper), inputs[places]) for helper in self.came.helpers]
             labels = agreed_labels([outputs.detach()[places], *others])
             leaves = {**theta, **self.statistics}
             hard = run_part(self.model, self.model.layers, leaves, strong, train=True)[places]
-            loss = loss + own.agreement_weight * functional.cross_entropy(hard, labels)
+            terms[AGREEMENT] = own.agreement_weight * functional.cross_entropy(hard, labels)
             if others:
-                loss = loss + own.consistency_weight * disagreement(outputs[places], others)
-        return loss / own.supervised_weight, len(places)
-
-    def step(self, loss: Tensor, hyper: Hyper) -> None:
-        """Move psi down a loss."""
-        torch.autograd.backward(loss, inputs=[self.psi])
-        descend([("psi", self.psi)], self.momenta, hyper, nesterov=self.settings.common.nesterov)
+                terms[CONSISTENCY] = own.consistency_weight * disagreement(outputs[places], others)
+        told = {name: term.item() / own.supervised_weight for name, term in terms.items()}
+        nothing = dict.fromkeys((CONSISTENCY, AGREEMENT), 0.0)  # of a batch of which the device is sure of nothing
+        loss = reduce(add, terms.values()) / own.supervised_weight
+        return Objective(loss, len(inputs), nothing | told, len(places))
 
     def moved(self) -> Tree:
         """Return what travels: changes of psi's entries, and of running statistics."""
@@ -183,19 +189,13 @@ def local(
         TaskFailed: There are no examples, or the training has diverged.
         WireError: The server sent other parameters.
     """
-    if not batches.num_examples:
-        raise TaskFailed("no examples to train on")
+    require_examples(batches)
     here = LocalPsi.begin(settings, model, Received.of(model, start))
-    seen, sure, total = 0, 0, list[float]()
-    for step, (inputs, _) in enumerate(batches, 1):
-        seed = mix(assignment.seed, step, "views")
-        (strong,) = make_views(inputs, ("strong",), seed, mirrors=settings.common.mirrors)
-        loss, confident = here.objective(inputs, strong)
-        total.append(require_finite_loss(loss.item(), step) * len(inputs))
-        here.step(loss, assignment.hyper)
-        seen, sure = seen + len(inputs), sure + confident
-    moved, count = here.moved(), batches.num_examples
-    metrics = {CHANGED: moved[PSI_VALUES].numel() / here.psi.numel()}
-    if seen:
-        metrics["sure_labels"] = sure / seen
-    return state, Result(moved, 1.0, count, math.fsum(total) / seen if seen else None, metrics=metrics)
+    views = unlabelled_views(settings, batches, assignment, "strong")
+    descent = Descent([("psi", here.psi)], assignment.hyper, settings.nesterov)
+    taken = descent.take(here.objective(inputs, strong) for inputs, (strong,) in views)
+    moved = here.moved()
+    metrics = {CHANGED: moved[PSI_VALUES].numel() / here.psi.numel(), **taken.terms}
+    if taken.examples:
+        metrics["sure_labels"] = taken.sure / taken.examples
+    return state, Result(moved, 1.0, batches.num_examples, taken.loss, metrics=metrics)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shared.algorithms.personal.sparse_update import INDEX, MASK, VALUES, pack_sparse, unpack_sparse, view_shaped
-from shared.algorithms.semisupervised.settings import SemisflSettings, prefixed, select
+from shared.algorithms.semisupervised.settings import SteppedSettings, prefixed, select
 from shared.codecs import bits
 from shared.errors import ConfigError, WireError
 from shared.protocol.messages import Hyper
@@ -30,12 +30,11 @@ PSI_VALUES = PSI + VALUES
 """All of psi: a leaf of the server's state, and of what goes down."""
 
 
-@dataclass(frozen=True)
-class FedmatchSettings:
-    """The method's settings, by their names in a plan; symbols are the paper's.
+@dataclass(frozen=True, kw_only=True)
+class FedmatchSettings(SteppedSettings):
+    """FedMatch's settings, by their names in a plan; symbols are the paper's.
 
     Attributes:
-        common: Those that it has in common with SemiSFL.
         helpers: H, devices whose predictions a device compares its own with; 0 for none.
         helper_period: Every how many rounds devices are sent helpers, those nearest to them.
         supervised_weight: lambda_s of the labels' cross-entropy, by which the whole objective is divided, so that
@@ -49,7 +48,7 @@ class FedmatchSettings:
         least_change: Entries that have changed no more than this do not travel.
     """
 
-    common: SemisflSettings
+    threshold: float = 0.75
     helpers: int = 2
     helper_period: int = 10
     supervised_weight: float = 10.0
@@ -65,15 +64,17 @@ class FedmatchSettings:
         """Refuse what is no such method.
 
         Raises:
-            ValueError: A setting is out of range.
+            ValueError: A setting is out of range, or unknown.
         """
+        super().__post_init__()
         if self.helpers < 0 or self.helper_period < 1:
             raise ValueError("helpers must be >= 0, helper_period >= 1")
         if not 0 < self.supervised_weight < math.inf:
             raise ValueError(f"supervised_weight must be above 0 and finite, not {self.supervised_weight}")
-        for field in fields(self)[4:]:
-            if not 0 <= (value := getattr(self, field.name)) < math.inf:
-                raise ValueError(f"{field.name} must be >= 0 and finite, not {value}")
+        weights = ("consistency_weight", "agreement_weight", "sparsity_weight", "closeness_weight")
+        for name in (*weights, "psi_share", "least_value", "least_change"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} must be >= 0 and finite, not {value}")
 
     def check_hyper(self, hyper: Hyper) -> None:
         """Refuse a step size by which psi moves away from sigma, ever farther, in place of towards it.
@@ -85,7 +86,7 @@ class FedmatchSettings:
             ConfigError: It is such a one.
         """
         curvature = 2 * self.closeness_weight / self.supervised_weight + hyper.weight_decay
-        most = 2 * (1 + hyper.momentum) / (1 + 2 * hyper.momentum * self.common.nesterov)
+        most = 2 * (1 + hyper.momentum) / (1 + 2 * hyper.momentum * self.nesterov)
         if curvature * hyper.learning_rate >= most:
             raise ConfigError(
                 f"hyper.learning_rate {hyper.learning_rate:g}: with closeness_weight {self.closeness_weight:g} and "

@@ -23,38 +23,30 @@ number that says how uneven a device's classes seem, and not which they are.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
-import msgspec
-import torch
+from torch import Tensor
 
 from shared.algorithms.base import (
     Algorithm,
-    Allocation,
     Batch,
     Cohort,
     Resources,
     Result,
     ServerTraining,
-    assign_alike,
 )
 from shared.algorithms.semisupervised.full_model.fedswitch_device import DIVERGENCE, SwitchSettings, local
-from shared.algorithms.semisupervised.full_model.labelled_steps import Leaves, labelled_views
+from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
+from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, Leaves, assign
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.semisfl import teacher_of
-from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, number_fact, require_classes
-from shared.algorithms.semisupervised.settings import TEACHER, SemisflSettings, prefixed, select
+from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_terms, number_fact, round_terms
+from shared.algorithms.semisupervised.semisfl import check_update, teacher_of
+from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, require_classes
+from shared.algorithms.semisupervised.settings import TEACHER, prefixed, select, takes_options
 from shared.algorithms.semisupervised.teacher import follow, inertia
-from shared.data.views.pair import Strength
-from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.tensors import tree
-from shared.tensors.sgd import descend
-from shared.tensors.tree import Mean, State, Tree, check_like
-
-FORWARD = 1 / 3
-"""Of a training step's operations, its forward pass's."""
+from shared.tensors.tree import Mean, State, Tree
 
 
 def init(model: Model, _seed: int) -> State:
@@ -64,32 +56,27 @@ def init(model: Model, _seed: int) -> State:
     return State({name: leaf.clone() for name, leaf in student.items()} | teacher, {FOLLOWED: 0})
 
 
-def assign(
-    settings: SwitchSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
-) -> dict[str, Assignment]:
-    """Tell every device the round's step size."""
-    hyper = settings.common.hyper_of(cohort.hyper, number, cohort.rounds)
-    told = assign_alike(state, cohort, allocation, number)
-    return {device: msgspec.structs.replace(one, hyper=hyper) for device, one in told.items()}
-
-
 def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch, cohort: Cohort, number: int) -> State:
     """Take the supervised steps of a round: see `ServerTraining.train`.
 
     Raises:
-        ConfigError: A class has no example, or there is a class that the network does not know.
+        ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
     """
-    common, momenta = settings.common, Tree()
     student, teacher = Leaves.copied(model, state.tree), select(state.tree, TEACHER)
-    followed, hyper = int(number_fact(state.facts, FOLLOWED)), common.hyper_of(cohort.hyper, number, cohort.rounds)
-    for view, labels in labelled_views(common, model, labelled, cohort, number, first=not followed):
-        outputs = run_part(model, model.layers, student.all, view, train=True)
-        loss = torch.nn.functional.cross_entropy(outputs, labels)
-        torch.autograd.backward(loss, inputs=[*student.weights.values()])
-        descend(student.weights.items(), momenta, hyper, nesterov=common.nesterov)
-        teacher = follow(teacher, student.all, inertia(followed, common.inertia))
+    followed, hyper = int(number_fact(state.facts, FOLLOWED)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    views = labelled_views(settings, model, labelled, cohort, number, first=not followed)
+
+    def network(view: Tensor) -> Tensor:
+        return run_part(model, model.layers, student.all, view, train=True)
+
+    def teach() -> None:
+        nonlocal teacher, followed
+        teacher = follow(teacher, student.all, inertia(followed, settings.inertia))
         followed += 1
-    return State({**student.detached(), **prefixed(teacher, TEACHER)}, {**state.facts, FOLLOWED: followed})
+
+    descent = Descent([*student.weights.items()], hyper, settings.nesterov)
+    facts = supervise(descent, views, network, state.facts, teach)
+    return State({**student.detached(), **prefixed(teacher, TEACHER)}, {**facts, FOLLOWED: followed})
 
 
 def broadcast(settings: SwitchSettings, state: State, device: str, _assignment: Assignment) -> Tree:
@@ -106,19 +93,12 @@ def student_of(state: State) -> Tree:
     return {name: leaf for name, leaf in state.tree.items() if not name.startswith(TEACHER)}
 
 
-def check_update(_assignment: Assignment, sent: Tree, came: Tree) -> None:
-    """Refuse what is not the change of a whole student."""
-    like = {name: leaf for name, leaf in sent.items() if not name.startswith(TEACHER)}
-    check_like(came, like)
-    if missing := sorted(like.keys() - came.keys()):
-        raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
-
-
 def absorb(settings: SwitchSettings, mean: Mean, device: str, _assignment: Assignment, result: Result) -> Mean:
-    """Add a student's change, and note how even its labeller's answers were."""
+    """Add a student's change, and note its loss and how even its labeller's answers were."""
     added = tree.accumulate(mean, result.tree, result.weight if settings.weighting == "examples" else 1.0)
     noted = {f"{DIVERGENCE}/{device}": float(result.metrics[DIVERGENCE])} if DIVERGENCE in result.metrics else {}
-    return Mean(added.total, added.weight, {**added.facts, **noted})
+    told = {} if result.loss is None else {CONSISTENCY: result.loss}
+    return absorb_terms(Mean(added.total, added.weight, {**added.facts, **noted}), told)
 
 
 def aggregate(state: State, mean: Mean) -> State:
@@ -132,29 +112,13 @@ def step_share(_model: Model, assignment: Assignment) -> float:
     return 1 + FORWARD + FORWARD / max(1, assignment.hyper.local_epochs)
 
 
-def fedswitch(  # noqa: PLR0913 - options of a plan, all by name
-    *,
-    supervised_steps: int = 100,
-    warmup_steps: int = 0,
-    server_batch: int = 0,
-    threshold: float = 0.95,
-    inertia: float = 0.99,
-    switch_divergence: float = 0.5,
-    weighting: Literal["uniform", "examples"] = "uniform",
-    mirrors: bool = True,
-    server_views: Strength = "strong",
-    schedule: Literal["cosine", "constant"] = "cosine",
-    least_rate: float = 0.005,
-    nesterov: bool = True,
-) -> Algorithm:
-    """Build the algorithm; options as in `SemisflSettings` and `SwitchSettings`.
+@takes_options(SwitchSettings)
+def fedswitch(settings: SwitchSettings) -> Algorithm:
+    """Build the algorithm; options as in `SwitchSettings`.
 
     Raises:
         ValueError: One is out of range.
     """
-    own = dict(locals())
-    switch = {name: own.pop(name) for name in ("switch_divergence", "weighting")}
-    settings = SwitchSettings(SemisflSettings(**own), **switch)
     return Algorithm(
         init=init,
         assign=partial(assign, settings),
@@ -163,7 +127,7 @@ def fedswitch(  # noqa: PLR0913 - options of a plan, all by name
         absorb=partial(absorb, settings),
         aggregate=aggregate,
         check_update=check_update,
-        server=ServerTraining(partial(train, settings), teacher_of, require_classes),
+        server=ServerTraining(partial(train, settings), teacher_of, require_classes, round_terms),
         resources=Resources(step_share=step_share),
         reads_labels=False,
     )

@@ -6,46 +6,50 @@ https://arxiv.org/abs/2001.07685.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from shared.algorithms.base import Batches, Outcome, Result
-from shared.algorithms.fedavg import require_finite_loss
 from shared.algorithms.local_training import epochs
-from shared.algorithms.semisupervised.full_model.labelled_steps import Leaves
+from shared.algorithms.semisupervised.full_model.network_steps import (
+    Descent,
+    Leaves,
+    Objective,
+    require_examples,
+    unlabelled_views,
+)
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.losses import PseudoLabels, consistency
-from shared.algorithms.semisupervised.settings import TEACHER, SemisflSettings, select
+from shared.algorithms.semisupervised.settings import TEACHER, SteppedSettings, require_divergence, select
 from shared.algorithms.semisupervised.switch import divergence_from_uniform, use_teacher
 from shared.algorithms.semisupervised.teacher import follow
-from shared.data.views.pair import make_views
-from shared.errors import TaskFailed, WireError
+from shared.errors import WireError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Hyper, mix
-from shared.tensors.sgd import descend
+from shared.protocol.messages import Assignment
 from shared.tensors.tree import State, Tree, check_like, subtract
 
 DIVERGENCE = "divergence"
 """What a device says of its labeller's answers: how far their mean is from equal shares of the classes, in nats."""
 
 
-@dataclass(frozen=True)
-class SwitchSettings:
-    """The method's settings, by their names in a plan.
+@dataclass(frozen=True, kw_only=True)
+class SwitchSettings(SteppedSettings):
+    """FedSwitch's settings, by their names in a plan.
 
     Attributes:
-        common: Those that it has in common with SemiSFL.
-        switch_divergence: From which divergence on the student labels: 0 for always, infinite for never.
+        inertia: g of the teacher, the server's and a device's.
+        switch_divergence: From which divergence on the student labels, in nats: 0 for always, more than log M of M
+            classes, such as 100, for never.
         weighting: Whether every student counts as much in the mean, or by its device's examples.
     """
 
-    common: SemisflSettings
+    inertia: float = 0.99
     switch_divergence: float = 0.5
-    weighting: str = "uniform"
+    weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
         """Refuse what is no such method.
@@ -53,10 +57,10 @@ class SwitchSettings:
         Raises:
             ValueError: A setting is out of range, or unknown.
         """
-        if not self.switch_divergence >= 0:
-            raise ValueError(f"switch_divergence must be >= 0, in nats, or inf, not {self.switch_divergence}")
-        if self.weighting not in {"uniform", "examples"}:
-            raise ValueError(f"weighting must be uniform or examples, not {self.weighting!r}")
+        super().__post_init__()
+        if not 0 <= self.inertia < 1:
+            raise ValueError("inertia must be in [0, 1)")
+        require_divergence(self.switch_divergence)
 
 
 @torch.no_grad()
@@ -99,17 +103,15 @@ class Adaptation:
         model: The network.
         student: What is trained.
         teacher: Weights and buffers; empty where the student labels.
-        momenta: Of the student's weights.
     """
 
-    settings: SemisflSettings
+    settings: SwitchSettings
     model: Model
     student: Leaves
     teacher: Tree
-    momenta: Tree
 
-    def losses(self, weak: Tensor, strong: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each example, of shape (B,), and whether its label is sure.
+    def objective(self, weak: Tensor, strong: Tensor) -> Objective:
+        """Return the mean loss of a batch, zero for examples whose label is not sure.
 
         Args:
             weak: The view that is labelled, of shape (B, ...).
@@ -119,12 +121,11 @@ class Adaptation:
         with torch.no_grad():
             outputs = run_part(model, layers, self.teacher or self.student.all, weak, train=False)
         pseudo = PseudoLabels.of(outputs, self.settings.threshold)
-        return consistency(run_part(model, layers, self.student.all, strong, train=True), pseudo), pseudo.confident
+        losses = consistency(run_part(model, layers, self.student.all, strong, train=True), pseudo)
+        return Objective(losses.mean(), len(losses), sure=int(pseudo.confident.sum()))
 
-    def step(self, loss: Tensor, hyper: Hyper) -> None:
-        """Move the student along the gradient of a loss, and the teacher after it."""
-        torch.autograd.backward(loss, inputs=[*self.student.weights.values()])
-        descend(self.student.weights.items(), self.momenta, hyper, nesterov=self.settings.nesterov)
+    def adapt(self) -> None:
+        """Move the teacher after the student, if there is one."""
         self.teacher = follow(self.teacher, self.student.all, self.settings.inertia)
 
 
@@ -137,24 +138,17 @@ def local(
         TaskFailed: There are no examples, or the training has diverged.
         WireError: The server sent other parameters.
     """
-    if not batches.num_examples:
-        raise TaskFailed("no examples to train on")
+    require_examples(batches)
     student, teacher = read_models(model, start)
     mean, metrics = mean_prediction(model, teacher or student, batches), dict[str, float]()
     if mean is not None:
         metrics[DIVERGENCE] = divergence_from_uniform(mean)
         teacher = teacher if use_teacher(mean, settings.switch_divergence) else {}
-    here = Adaptation(settings.common, model, Leaves.copied(model, student), teacher, {})
-    seen, sure, total = 0, 0, list[float]()
-    for step, (inputs, _) in enumerate(batches, 1):
-        seed = mix(assignment.seed, step, "views")
-        weak, strong = make_views(inputs, ("weak", "strong"), seed, mirrors=settings.common.mirrors)
-        losses, confident = here.losses(weak, strong)
-        total.append(require_finite_loss(losses.mean().item(), step) * len(inputs))
-        here.step(losses.mean(), assignment.hyper)
-        seen, sure = seen + len(inputs), sure + int(confident.sum())
-    if seen:
-        metrics |= {"sure_labels": sure / seen, "teacher_labels": float(bool(teacher))}
-    moved = subtract(here.student.detached(), student)
-    count = batches.num_examples
-    return state, Result(moved, float(count), count, math.fsum(total) / seen if seen else None, metrics=metrics)
+    here = Adaptation(settings, model, Leaves.copied(model, student), teacher)
+    views = unlabelled_views(settings, batches, assignment, "weak", "strong")
+    descent = Descent([*here.student.weights.items()], assignment.hyper, settings.nesterov)
+    taken = descent.take((here.objective(weak, strong) for _, (weak, strong) in views), after=here.adapt)
+    if taken.examples:
+        metrics |= {"sure_labels": taken.sure / taken.examples, "teacher_labels": float(bool(teacher))}
+    moved, count = subtract(here.student.detached(), student), batches.num_examples
+    return state, Result(moved, float(count), count, taken.loss, metrics=metrics)

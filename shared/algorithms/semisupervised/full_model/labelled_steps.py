@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import Tensor
+from torch.nn import functional
 
 from shared.algorithms.base import Batch, Cohort
+from shared.algorithms.semisupervised.full_model.network_steps import Descent, Objective
+from shared.algorithms.semisupervised.round_terms import SUPERVISED, begun
 from shared.algorithms.semisupervised.semisfl_server import labelled_batches, require_classes
-from shared.algorithms.semisupervised.settings import SemisflSettings
+from shared.algorithms.semisupervised.settings import SteppedSettings
 from shared.errors import ConfigError
 from shared.models.base import Model
-from shared.tensors.tree import Tree
+from shared.protocol.messages import Scalar
 
 
 def labelled_views(
-    settings: SemisflSettings, model: Model, labelled: Batch, cohort: Cohort, number: int, *, first: bool
+    settings: SteppedSettings, model: Model, labelled: Batch, cohort: Cohort, number: int, *, first: bool
 ) -> Iterator[Batch]:
     """Yield a view of a batch of labelled examples and their labels, for each supervised step of a round.
 
@@ -44,43 +46,32 @@ def labelled_views(
         yield view, labels
 
 
-def require_finite_step(loss: float, step: int) -> None:
-    """Refuse the loss of a supervised step.
+def supervise(
+    descent: Descent,
+    views: Iterable[Batch],
+    network: Callable[[Tensor], Tensor],
+    facts: Mapping[str, Scalar],
+    after: Callable[[], None] = lambda: None,
+) -> dict[str, Scalar]:
+    """Take a step down the cross-entropy of each batch; return facts as the round begins with them.
+
+    Args:
+        descent: Of what moves.
+        views: Of labelled examples, a batch a step.
+        network: Returns the outputs of a batch, of shape (B, classes).
+        facts: The state's before the round.
+        after: What follows each step.
 
     Raises:
-        ConfigError: It is NaN or infinite.
+        ConfigError: Training diverges.
     """
+    objectives = (Objective(functional.cross_entropy(network(view), labels), len(labels)) for view, labels in views)
+    taken = descent.take(objectives, require=_require_finite, after=after)
+    means = {} if taken.loss is None else {SUPERVISED: taken.loss}
+    return begun(facts, taken.steps, means)
+
+
+def _require_finite(loss: float, step: int) -> float:
     if not math.isfinite(loss):
         raise ConfigError(f"server_data: training has diverged, the loss of step {step} is {loss}: lower learning_rate")
-
-
-@dataclass(frozen=True)
-class Leaves:
-    """A network's parameters as a training moves them, none of them anybody else's.
-
-    Attributes:
-        weights: Those that have a gradient.
-        buffers: All others, such as running statistics, which a forward pass in training mode changes in place.
-    """
-
-    weights: Tree
-    buffers: Tree
-
-    @classmethod
-    def copied(cls, model: Model, tree: Mapping[str, Tensor]) -> Leaves:
-        """Return copies of a network's leaves in a tree; others are left out."""
-        trainable = {name for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
-        names = model.layers.state_dict().keys()
-        return cls(
-            {name: tree[name].detach().clone().requires_grad_() for name in names if name in trainable},
-            {name: tree[name].detach().clone() for name in names if name not in trainable},
-        )
-
-    @property
-    def all(self) -> Tree:
-        """Weights and buffers."""
-        return {**self.weights, **self.buffers}
-
-    def detached(self) -> Tree:
-        """Return all of them without gradients; they share their storage."""
-        return {name: leaf.detach() for name, leaf in self.all.items()}
+    return loss

@@ -27,32 +27,29 @@ code measures statistics on the devices' examples as well, where it is told to, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Literal
 
 import torch
-from msgspec.structs import replace
-from torch.func import functional_call
-from torch.nn import functional
+from torch import Tensor
 
 from shared.algorithms.base import (
     Algorithm,
-    Allocation,
     Batch,
     Cohort,
     Resources,
     Result,
     ServerTraining,
-    assign_alike,
 )
-from shared.algorithms.semisupervised.full_model.labelled_steps import require_finite_step
-from shared.algorithms.semisupervised.full_model.semifl_device import local, timed_step
-from shared.algorithms.semisupervised.full_model.semifl_settings import ClippedSgd, SemiflSettings, split_epoch
-from shared.algorithms.semisupervised.semisfl_server import number_fact, require_classes
-from shared.algorithms.semisupervised.settings import MOMENTUM, prefixed, select
-from shared.data.views.pair import make_views
+from shared.algorithms.semisupervised.full_model.labelled_steps import supervise
+from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Leaves, assign
+from shared.algorithms.semisupervised.full_model.semifl_device import FIX, MIX, local, timed_step
+from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
+from shared.algorithms.semisupervised.learner import run_part
+from shared.algorithms.semisupervised.round_terms import absorb_terms, number_fact, round_terms, terms_of
+from shared.algorithms.semisupervised.semisfl_server import require_classes, view_batches
+from shared.algorithms.semisupervised.settings import MOMENTUM, prefixed, select, takes_options
 from shared.models.base import Model
-from shared.models.evaluate import in_mode
 from shared.models.running_statistics import measure_statistics
 from shared.protocol.messages import Assignment, mix
 from shared.tensors import tree
@@ -64,8 +61,6 @@ ROUNDS = "server_rounds"
 """Fact: rounds before which the server has trained, but for those that were missed."""
 STATISTICS_BATCH = 250
 """Most labelled examples of which running statistics are measured at a time, as in the code."""
-FORWARD = 1 / 3
-"""Of a training step's operations, its forward pass."""
 
 
 def init(model: Model, _seed: int) -> State:
@@ -90,37 +85,40 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
     Raises:
         ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
     """
-    inputs, labels = labelled
     require_classes(model, labelled)
-    leaves = {name: leaf.clone() for name, leaf in broadcast(state).items()}
-    names = (name for name, leaf in model.layers.named_parameters() if leaf.requires_grad)
-    weights = [(name, leaves[name].requires_grad_()) for name in names]  # a state from disk is in another order
-    hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
-    sgd, seed = ClippedSgd(settings, weights, hyper), mix(cohort.seed, number, "supervised")
-    generator = torch.Generator().manual_seed(seed)
-    rounds, step = int(number_fact(state.facts, ROUNDS)), 0
-    with in_mode(model.layers, train=True):
-        for _ in range(settings.server_epochs + (0 if rounds else settings.warmup_epochs)):
-            for index in split_epoch(len(labels), settings.server_batch or hyper.batch_size, generator):
-                step += 1
-                (view,) = make_views(inputs[index], ("weak",), mix(seed, step, "views"), mirrors=settings.mirrors)
-                loss = functional.cross_entropy(functional_call(model.layers, leaves, (view,)), labels[index])
-                require_finite_step(loss.item(), step)
-                sgd.step(loss)
-    leaves = {name: leaf.detach() for name, leaf in leaves.items()}
-    batches = inputs.tensor_split(-(-len(inputs) // STATISTICS_BATCH))
-    leaves = measure_statistics(model.layers, leaves, batches)
+    sent, rounds = broadcast(state), int(number_fact(state.facts, ROUNDS))
+    leaves, hyper = Leaves.copied(model, sent), settings.hyper_of(cohort.hyper, number, cohort.rounds)
+
+    def network(view: Tensor) -> Tensor:
+        return run_part(model, model.layers, leaves.all, view, train=True)
+
+    views = labelled_epochs(settings, labelled, cohort, number, first=not rounds)
+    facts = supervise(settings.descent([*leaves.weights.items()], hyper), views, network, state.facts)
+    left = leaves.detached()
+    batches = labelled[0].tensor_split(-(-len(labelled[0]) // STATISTICS_BATCH))
+    trained = measure_statistics(model.layers, {name: left[name] for name in sent}, batches)
     momentum = prefixed(select(state.tree, MOMENTUM), MOMENTUM)
-    return State(leaves | prefixed(leaves, TESTED) | momentum, {**state.facts, ROUNDS: rounds + 1})
+    return State(trained | prefixed(trained, TESTED) | momentum, {**facts, ROUNDS: rounds + 1})
 
 
-def assign(
-    settings: SemiflSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
-) -> dict[str, Assignment]:
-    """Tell every device its epochs and the round's step size."""
-    hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
-    ours = Cohort(cohort.devices, replace(hyper, local_epochs=settings.epochs), cohort.seed, cohort.rounds)
-    return assign_alike(state, ours, allocation, number)
+def labelled_epochs(
+    settings: SemiflSettings, labelled: Batch, cohort: Cohort, number: int, *, first: bool
+) -> Iterator[Batch]:
+    """Yield a weak view of a batch of labelled examples and their labels, for each step of a round's epochs.
+
+    Args:
+        settings: How many epochs, and examples of a step.
+        labelled: The server's own examples.
+        cohort: Hyperparameters and seed.
+        number: The round.
+        first: Whether it is the first that trains, which takes the epochs of warm-up too.
+    """
+    seed, count = mix(cohort.seed, number, "supervised"), len(labelled[1])
+    generator, size = torch.Generator().manual_seed(seed), settings.server_batch_of(cohort.hyper, count)
+    epochs = settings.server_epochs + (settings.warmup_epochs if first else 0)
+    orders = (index for _ in range(epochs) for index in split_epoch(count, size, generator))
+    for (view,), labels in view_batches(settings, labelled, enumerate(orders, 1), ("weak",), seed):
+        yield view, labels
 
 
 def broadcast(state: State, _device: str = "", _assignment: Assignment | None = None) -> Tree:
@@ -130,7 +128,8 @@ def broadcast(state: State, _device: str = "", _assignment: Assignment | None = 
 
 def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add how far a device moved; those that trained count as much as each other, and those that skipped do not."""
-    return tree.accumulate(mean, result.tree, 1.0, result.coverage)
+    told = {name: result.metrics[name] for name in (FIX, MIX) if name in result.metrics}
+    return absorb_terms(tree.accumulate(mean, result.tree, 1.0, result.coverage), told)
 
 
 def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
@@ -141,7 +140,7 @@ def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
         if name in changes:
             after[MOMENTUM + name] = settings.server_momentum * momentum - changes[name].to(momentum.dtype)
             after[name] = state.tree[name] - after[MOMENTUM + name]
-    return State(after, state.facts)
+    return State(after, {**state.facts, **terms_of(mean)})
 
 
 def tested(state: State) -> Tree:
@@ -149,36 +148,22 @@ def tested(state: State) -> Tree:
     return select(state.tree, TESTED)
 
 
-def semifl(  # noqa: PLR0913 - options of a plan, all by name
-    *,
-    epochs: int = 5,
-    server_epochs: int = 5,
-    warmup_epochs: int = 0,
-    server_batch: int = 0,
-    threshold: float = 0.95,
-    mixing: float = 0.75,
-    server_momentum: float = 0.5,
-    clip: float = 1.0,
-    mirrors: bool = True,
-    schedule: Literal["cosine", "constant"] = "cosine",
-    least_rate: float = 0.0,
-    nesterov: bool = True,
-) -> Algorithm:
+@takes_options(SemiflSettings)
+def semifl(settings: SemiflSettings) -> Algorithm:
     """Build the algorithm; options as in `SemiflSettings`.
 
     Raises:
         ValueError: One is out of range.
     """
-    settings = SemiflSettings(**locals())
     share = 2 + FORWARD / settings.epochs  # two batches a step, and all examples once to label them
     return Algorithm(
         init=init,
-        assign=partial(assign, settings),
+        assign=partial(assign, settings, epochs=settings.epochs),
         broadcast=broadcast,
         local=partial(local, settings),
         absorb=absorb,
         aggregate=partial(aggregate, settings),
-        server=ServerTraining(partial(train, settings), tested, require_classes),
+        server=ServerTraining(partial(train, settings), tested, require_classes, round_terms),
         resources=Resources(step_share=lambda _model, _told: share, timed_step=partial(timed_step, settings)),
         reads_labels=False,
     )

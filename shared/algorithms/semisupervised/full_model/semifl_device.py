@@ -7,7 +7,7 @@ label is looked at. A device that has nothing to learn from sends nothing, says 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shared.algorithms.base import Batches, Outcome, Result
-from shared.algorithms.fedavg import REMEDY, require_finite_loss
-from shared.algorithms.semisupervised.full_model.semifl_settings import ClippedSgd, SemiflSettings, split_epoch
+from shared.algorithms.fedavg import REMEDY
+from shared.algorithms.semisupervised.full_model.network_steps import Objective, Taken, require_examples
+from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
 from shared.data.views.pair import make_views
-from shared.errors import Diverged, TaskFailed
+from shared.errors import Diverged
 from shared.models.base import Model
 from shared.protocol.measurements import SKIPPED
 from shared.protocol.messages import Assignment, mix
@@ -27,6 +28,8 @@ from shared.tensors.tree import State, Tree
 
 KEPT = "kept_examples"
 """Among the metrics of an update: on how many examples its device was sure of the class."""
+FIX, MIX = "fix_loss", "mix_loss"
+"""Likewise: what the mean loss is the sum of, that of sure examples and that of mixed ones."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,13 @@ class MixedBatch:
     others: Tensor
     share: float
 
-    def loss(self, network: Callable[[Tensor], Tensor]) -> Tensor:
+    def objective(self, network: Callable[[Tensor], Tensor]) -> Objective:
         """Return the loss of fix and mix together."""
         fixed = functional.cross_entropy(network(self.strong), self.labels)
         outputs = network(self.mixed)
         own = functional.cross_entropy(outputs, self.labels)
-        return fixed + self.share * own + (1 - self.share) * functional.cross_entropy(outputs, self.others)
+        loss = fixed + self.share * own + (1 - self.share) * functional.cross_entropy(outputs, self.others)
+        return Objective(loss, len(self.labels), {FIX: fixed.item(), MIX: loss.item() - fixed.item()})
 
 
 def blend(weak: Tensor, other: Tensor, share: float) -> Tensor:
@@ -121,41 +125,48 @@ def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: fl
     return Labelled(torch.cat(labels), (torch.cat(likeliest) >= threshold).nonzero().flatten())
 
 
-def train_on(
-    settings: SemiflSettings, layers: nn.Module, batches: Batches, found: Labelled, assignment: Assignment
-) -> float:
-    """Train a network in place on what is kept, mixed with draws from all; return the mean loss of an example.
+def mixed_batches(
+    settings: SemiflSettings, batches: Batches, found: Labelled, assignment: Assignment
+) -> Iterator[MixedBatch]:
+    """Yield the batches of a device's epochs: of what is kept, with as many draws from all.
+
+    Args:
+        settings: The method's.
+        batches: The device's examples.
+        found: Their labels; at least one is kept.
+        assignment: Epochs and seed.
+    """
+    kept = found.kept
+    kept = kept.repeat(2) if len(kept) == 1 else kept  # of a single one BatchNorm has no variance; its views differ
+    generator = torch.Generator().manual_seed(mix(assignment.seed, 0, "orders"))
+    step = 0
+    for _ in range(assignment.hyper.local_epochs):
+        for order in split_epoch(len(kept), assignment.hyper.batch_size, generator):
+            step += 1
+            own = kept[order]
+            drawn = torch.randint(batches.num_examples, (len(own),), generator=generator)
+            inputs = batches.inputs_at(own), batches.inputs_at(drawn)
+            yield mix_views(
+                settings, inputs, (found.labels[own], found.labels[drawn]), mix(assignment.seed, step, "mixed")
+            )
+
+
+def train_on(settings: SemiflSettings, layers: nn.Module, mixed: Iterator[MixedBatch], assignment: Assignment) -> Taken:
+    """Train a network in place on mixed batches.
 
     Args:
         settings: The method's.
         layers: The network, with the parameters that came.
-        batches: The device's examples.
-        found: Their labels; at least one is kept.
-        assignment: Epochs, step size and seed.
+        mixed: A batch a step.
+        assignment: Step size.
 
     Raises:
         Diverged: The loss of a step is not finite.
     """
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
-    hyper, kept = assignment.hyper, found.kept
-    kept = kept.repeat(2) if len(kept) == 1 else kept  # of a single one BatchNorm has no variance; its views differ
-    sgd = ClippedSgd(settings, list(layers.named_parameters()), hyper)
-    generator = torch.Generator().manual_seed(mix(assignment.seed, 0, "orders"))
-    step, total, seen = 0, 0.0, 0
-    for _ in range(hyper.local_epochs):
-        for order in split_epoch(len(kept), hyper.batch_size, generator):
-            step += 1
-            own = kept[order]
-            drawn = torch.randint(batches.num_examples, (len(own),), generator=generator)
-            inputs = batches.inputs_at(own), batches.inputs_at(drawn)
-            labels = found.labels[own], found.labels[drawn]
-            batch = mix_views(settings, inputs, labels, mix(assignment.seed, step, "mixed"))
-            loss = batch.loss(layers)
-            total += require_finite_loss(loss.item(), step) * len(own)
-            seen += len(own)
-            sgd.step(loss)
-    return total / seen
+    descent = settings.descent([*layers.named_parameters()], assignment.hyper)
+    return descent.take(batch.objective(layers) for batch in mixed)
 
 
 def local(
@@ -167,16 +178,16 @@ def local(
         TaskFailed: There are no examples.
         Diverged: The model that came, or a step, gives what is no number.
     """
-    if not batches.num_examples:
-        raise TaskFailed("no examples to train on")
+    require_examples(batches)
     layers = model.layers
     layers.load_state_dict(start)
     found = label_examples(layers, batches, assignment.hyper.batch_size, settings.threshold)
     metrics = {KEPT: float(len(found.kept)), SKIPPED: float(not len(found.kept))}
     if not len(found.kept):
         return state, Result({}, 1.0, 0, metrics=metrics)
-    loss = train_on(settings, layers, batches, found, assignment)
-    return state, Result(_moved(layers, start), 1.0, batches.num_examples, loss, metrics=metrics)
+    taken = train_on(settings, layers, mixed_batches(settings, batches, found, assignment), assignment)
+    metrics |= taken.terms
+    return state, Result(_moved(layers, start), 1.0, batches.num_examples, taken.loss, metrics=metrics)
 
 
 def _moved(layers: nn.Module, start: Tree) -> Tree:
@@ -197,13 +208,13 @@ def timed_step(
         batches: Of any number.
         assignment: Step size and seed.
     """
-    layers = model.layers
-    layers.load_state_dict(start)
-    layers.train()
-    layers.zero_grad()
-    sgd = ClippedSgd(settings, list(layers.named_parameters()), assignment.hyper)
-    for step, (inputs, _) in enumerate(batches, start=1):
-        labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
-        batch = mix_views(settings, (inputs, inputs.flip(0)), (labels, labels), mix(assignment.seed, step, "mixed"))
-        sgd.step(batch.loss(layers))
-    return state, Result(_moved(layers, start), 1.0, batches.num_examples)
+    model.layers.load_state_dict(start)
+
+    def mixed() -> Iterator[MixedBatch]:
+        for step, (inputs, _) in enumerate(batches, start=1):
+            labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+            seed = mix(assignment.seed, step, "mixed")
+            yield mix_views(settings, (inputs, inputs.flip(0)), (labels, labels), seed)
+
+    train_on(settings, model.layers, mixed(), assignment)
+    return state, Result(_moved(model.layers, start), 1.0, batches.num_examples)

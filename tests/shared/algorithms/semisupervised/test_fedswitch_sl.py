@@ -176,7 +176,7 @@ def test_one_bottom_is_refused_where_nothing_is_switched():
         next(fleet.algorithm.local(fleet.skeleton, State(), half, Own(fleet.data["a"], told), told))
 
 
-@pytest.mark.parametrize("divergence", [-0.1, math.inf])
+@pytest.mark.parametrize("divergence", [-0.1, math.inf, math.nan])
 def test_a_divergence_that_is_none_is_refused(divergence):
     with pytest.raises(ValueError, match="switch_divergence"):
         SemisflSettings(switch_divergence=divergence)

@@ -332,7 +332,7 @@ def test_supervised_steps_fall_with_the_rounds_that_were_observed():
         ({"inertia": 1.0}, "inertia"),
         ({"head": "big"}, "head"),
         ({"steps": 0}, "steps"),
-        ({"labelled_queue": -1}, "counts"),
+        ({"labelled_queue": -1}, "queues"),
         ({"alpha": 1.0}, "alpha"),
     ],
 )

@@ -21,7 +21,6 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     unpack_changes,
 )
 from shared.algorithms.semisupervised.semisfl_server import batch_places
-from shared.algorithms.semisupervised.settings import SemisflSettings
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.protocol.messages import Hyper, mix
@@ -145,11 +144,17 @@ def test_a_devices_step_is_the_papers_by_plain_autograd(helped):
         agreement = agreement - hard[j].log_softmax(0)[label] / len(sure)
     flat = torch.cat([leaf.flatten() for _, leaf in sorted(sigma_of(begun.tree).items())])
     loss = 0.7 * consistency + 0.9 * agreement + 0.02 * psi.abs().sum() + 0.5 * ((flat - psi) ** 2).sum()
-    sgd = plain_sgd([psi])
+    sgd, before = plain_sgd([psi]), psi.detach().clone()
     loss.backward()
     sgd.step()
     assert result.loss == pytest.approx(loss.item() / 10, rel=1e-5)
     assert result.metrics["sure_labels"] == len(sure) / 4
+    parts = {"consistency": 0.7 * consistency, "agreement": 0.9 * agreement, "sparsity": 0.02 * before.abs().sum()}
+    parts["closeness"] = 0.5 * ((flat - before) ** 2).sum()
+    told = {name: result.metrics[f"{name}_loss"] for name in parts}
+    assert told == {
+        name: pytest.approx(torch.as_tensor(part).item() / 10, rel=1e-4, abs=1e-8) for name, part in parts.items()
+    }
     changes = unpack_changes(result.tree, "psi/", psi.detach())
     torch.testing.assert_close(begun.tree["psi/values"] + changes, psi.detach(), rtol=1e-4, atol=2e-5)
     moved = {n: leaf + result.tree[n] for n, leaf in statistics_of(begun.tree).items()}
@@ -245,7 +250,7 @@ def test_the_nearest_by_prediction_help():
     """Of five, whose last bias is all that tells them apart; equals by name; nobody helps himself."""
     fleet = make("abcde", name="cnn")
     tree, psi = dict(fleet.state.tree), fleet.state.tree["psi/values"]
-    settings = FedmatchSettings(SemisflSettings())
+    settings = FedmatchSettings()
     for device, tilt in zip("abcde", (0.0, 3.0, 0.1, 0.1, 3.2), strict=True):
         bias = torch.zeros_like(psi)
         at = torch.cat([torch.full((leaf.numel(),), n) for n, leaf in enumerate(unravelled(fleet, psi).values())])
@@ -411,7 +416,7 @@ def test_settings_that_make_no_sense_are_refused(options, word):
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_the_step_size_that_is_refused_is_the_first_by_which_psi_diverges(nesterov, momentum):
     """Found by taking the steps: the distance to sigma shrinks just below the bound, and grows just above it."""
-    settings = FedmatchSettings(SemisflSettings(nesterov=nesterov), closeness_weight=30.0)
+    settings = FedmatchSettings(nesterov=nesterov, closeness_weight=30.0)
     curvature = 2 * 30.0 / 10
     bound = 2 * (1 + momentum) / (1 + 2 * momentum if nesterov else 1) / curvature
     for share in (0.98, 1.02):

@@ -66,7 +66,7 @@ def test_the_servers_steps_are_torchs_own_sgd_and_the_teacher_the_running_mean()
 @pytest.mark.parametrize("by_teacher", [True, False])
 def test_a_devices_step_is_fixmatchs_by_plain_autograd(by_teacher):
     """Weak view labelled in evaluation mode by whoever labels, mean over the whole batch, torch's own SGD."""
-    fleet = make("a", count=4, switch_divergence=math.inf if by_teacher else 0.0, threshold=0.37)
+    fleet = make("a", count=4, switch_divergence=100.0 if by_teacher else 0.0, threshold=0.37)
     fleet.hyper = msgspec.structs.replace(HYPER, local_epochs=1)
     begun = fleet.begin()
     told = fleet.told["a"]
@@ -208,6 +208,7 @@ def test_a_class_without_labels_is_named():
         ({"supervised_steps": 0}, "supervised_steps"),
         ({"switch_divergence": -0.1}, "switch_divergence"),
         ({"switch_divergence": math.nan}, "switch_divergence"),
+        ({"switch_divergence": math.inf}, "such as 100 for never"),
         ({"weighting": "size"}, "weighting"),
         ({"server_views": "none"}, "server_views"),
     ],

@@ -73,10 +73,13 @@ def test_the_loss_is_that_of_labels_mixed_as_the_examples_are(seed, share):
     generator = torch.Generator().manual_seed(seed % 2**32)
     strong, mixed = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
     labels, others = torch.randint(4, (2, 5), generator=generator)
-    found = MixedBatch(strong, mixed, labels, others, share).loss(lambda rows: 2 * rows)
+    found = MixedBatch(strong, mixed, labels, others, share).objective(lambda rows: 2 * rows)
     soft = share * functional.one_hot(labels, 4) + (1 - share) * functional.one_hot(others, 4)
     wanted = functional.cross_entropy(2 * strong, labels) - (soft * (2 * mixed).log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found.loss, wanted)
+    fixed = functional.cross_entropy(2 * strong, labels).item()
+    assert (found.terms["fix_loss"], found.examples) == (fixed, 5)
+    assert sum(found.terms.values()) == pytest.approx(wanted.item())
 
 
 @given(seed=SEEDS, mixing=st.floats(0.1, 5))
@@ -154,7 +157,9 @@ def test_a_round_is_a_plain_loops_and_only_weights_travel():
         torch.testing.assert_close(start[name] + result.tree[name], leaf, rtol=1e-4, atol=1e-6)
     assert result.loss == pytest.approx(loss, rel=1e-5)
     assert (result.weight, result.num_examples) == (1.0, 23)
-    assert result.metrics == {"kept_examples": 14.0, "skipped": 0.0}
+    assert result.metrics["fix_loss"] + result.metrics["mix_loss"] == pytest.approx(loss, rel=1e-5)
+    assert result.metrics.keys() == {"kept_examples", "skipped", "fix_loss", "mix_loss"}
+    assert (result.metrics["kept_examples"], result.metrics["skipped"]) == (14.0, 0.0)
 
 
 def test_no_label_of_a_device_changes_anything():

@@ -9,14 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.algorithms.semisupervised.full_model.network_steps import Objective
 from shared.algorithms.semisupervised.full_model.semifl import semifl
-from shared.algorithms.semisupervised.full_model.semifl_settings import (
-    ClippedSgd,
-    SemiflSettings,
-    clip_gradients,
-    split_epoch,
-)
+from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
 from shared.protocol.messages import Hyper
+from shared.tensors.sgd import shorten_gradients
 
 SEEDS = st.integers(0, 2**32)
 
@@ -45,7 +42,7 @@ def weights(seed: int, scale: float = 1.0) -> list[tuple[str, torch.Tensor]]:
 @given(seed=SEEDS, scale=st.floats(1e-3, 1e3), most=st.floats(1e-2, 1e2))
 def test_gradients_are_clipped_as_torch_clips_them(seed, scale, most):
     ours, theirs = weights(seed, scale), weights(seed, scale)
-    clip_gradients(ours, most)
+    shorten_gradients(ours, most)
     torch.nn.utils.clip_grad_norm_([leaf for _, leaf in theirs], most)
     for (_, leaf), (_, other) in zip(ours, theirs, strict=True):
         torch.testing.assert_close(leaf.grad, other.grad)
@@ -56,22 +53,24 @@ def test_gradients_are_clipped_as_torch_clips_them(seed, scale, most):
 def test_what_is_short_is_left_and_weights_without_a_gradient_do_not_matter():
     own = weights(1)
     before = [leaf.grad.clone() for _, leaf in own]
-    clip_gradients([*own, ("frozen", torch.ones(2))], math.inf)
+    shorten_gradients([*own, ("frozen", torch.ones(2))], math.inf)
     assert all(torch.equal(leaf.grad, other) for (_, leaf), other in zip(own, before, strict=True))
-    clip_gradients([("frozen", torch.ones(2))], 1.0)
+    shorten_gradients([("frozen", torch.ones(2))], 1.0)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_a_step_is_torchs_after_clipping(nesterov):
     hyper = Hyper(learning_rate=0.1, momentum=0.9, weight_decay=0.01)
     ours, theirs = weights(2), weights(2)
-    sgd = ClippedSgd(SemiflSettings(clip=0.5, nesterov=nesterov), ours, hyper)
+    descent = SemiflSettings(clip=0.5, nesterov=nesterov).descent([*ours, ("frozen", torch.ones(2))], hyper)
     leaves = [leaf for _, leaf in theirs]
     reference = torch.optim.SGD(leaves, 0.1, 0.9, weight_decay=0.01, nesterov=nesterov)
     for leaf in (*[one for _, one in ours], *leaves):
         leaf.grad = None
-    for factor in (1.0, 0.1, 3.0):
-        sgd.step(factor * sum(leaf.square().sum() for _, leaf in ours))
+    factors = (1.0, 0.1, 3.0)
+    objectives = (Objective(factor * sum(leaf.square().sum() for _, leaf in ours), 4) for factor in factors)
+    assert descent.take(objectives).steps == 3
+    for factor in factors:
         (factor * sum(leaf.square().sum() for leaf in leaves)).backward()
         torch.nn.utils.clip_grad_norm_(leaves, 0.5)
         reference.step()
@@ -96,6 +95,7 @@ def test_a_step_is_torchs_after_clipping(nesterov):
         ({"server_momentum": -0.1}, "server_momentum"),
         ({"clip": 0.0}, "clip"),
         ({"clip": math.nan}, "clip"),
+        ({"clip": math.inf}, "such as 1e9"),
         ({"least_rate": -1.0}, "least_rate"),
         ({"schedule": "linear"}, "schedule"),
     ],
