@@ -41,10 +41,11 @@ COMMANDS: Mapping[str, Command] = {
     "report": report_command.report,
     "export": release_command.export,
     "release": release_command.release,
+    "serve-tops": release_command.serve_tops,
     "trace": trace_command.trace,
 }
 
-RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release"})
+RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release", "serve-tops"})
 """Commands that write runs, which are for their user alone; pages, tables and traces are for whoever may read them."""
 
 
@@ -119,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     release_command.export_arguments(export)
     releases = verbs.add_parser("release", help="releases of trained models: create, list, show, export, delete")
     release_command.release_arguments(releases)
+    tops = verbs.add_parser("serve-tops", help="run the upper halves of releases on features that devices send")
+    tops.add_argument("--config", type=Path, required=True, metavar="FILE", help="the server's file; see [tops]")
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
     add_general_options(parser)
     return parser

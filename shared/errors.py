@@ -61,6 +61,18 @@ class Superseded(FieldFleetError):
     """A newer task took the place of this one; its work is dropped."""
 
 
+class InferenceRefused(FieldFleetError):
+    """The server's half of a network was not run on a device's features; its own half, or another server, may do.
+
+    Attributes:
+        reason: One word, such as `busy`, `unknown-release` or `shape`; of all, only `busy` passes by itself.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class SessionLost(FieldFleetError):
     """The server knows nothing of a split session any more; the same task, begun anew, can be done."""
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+import signal
 import sys
+from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -144,6 +148,30 @@ def release(options: argparse.Namespace) -> int:
                 freed = store.delete_release(options.data_dir, text)
                 sys.stdout.write(f"deleted {text} ({_bytes(freed)})\n")
     return 0
+
+
+def serve_tops(options: argparse.Namespace) -> int:
+    """Serve the upper halves of a site's releases until a signal comes.
+
+    Raises:
+        ConfigError: The file holds what cannot be, or another process serves them.
+    """
+    from edge_server.plan.server_config import load  # noqa: PLC0415
+    from edge_server.release.top_server.service import serve_site  # noqa: PLC0415
+
+    config = load(options.config)
+    processes.configure(config.log_level, options.verbose)
+    asyncio.run(_until_signalled(serve_site(config)))
+    return 0
+
+
+async def _until_signalled(serving: Coroutine[Any, Any, None]) -> None:
+    """Wait for what goes on until SIGTERM or SIGINT comes."""
+    task = asyncio.ensure_future(serving)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def _create(options: argparse.Namespace) -> StoredRelease:

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from shared.errors import WireError
+from shared.protocol.collaborative import FROM_DEVICE
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import background
@@ -35,7 +36,7 @@ MOST_BYTES: Mapping[str, int] = {
 }
 """The channels, and the longest message of each. Frames are bounded by what waits of them."""
 
-FRAMED = ("update", "features")
+FRAMED = ("update", "features", FROM_DEVICE)
 PACKET_BYTES = 1 << 10
 """What MQTT adds to a payload: its header, the topic."""
 
@@ -128,8 +129,10 @@ class Admission:
         refuse: Is told of what is dropped, and whose it was.
         window_bytes: Most bytes of frames that a device is asked for at once.
         takes: Whether a device may take part; of another one only a little is heard.
+        channels: Those that are heard, and the longest message of each.
 
     Attributes:
+        channels: As given.
         closes: Set when a channel was closed to a device.
     """
 
@@ -140,14 +143,16 @@ class Admission:
         *,
         window_bytes: int,
         takes: Callable[[str], bool] = lambda _device: True,
+        channels: Mapping[str, int] = MOST_BYTES,
     ) -> None:
         self._clock, self._refuse, self._takes = clock, refuse, takes
-        self._device_bytes = 2 * window_bytes + sum(MOST_BYTES.values())
+        self.channels = channels
+        self._device_bytes = 2 * window_bytes + sum(channels.values())
         self._senders: dict[str, _Sender] = {}
         self._strangers: set[str] = set()
         self._turns: deque[_Sender] = deque()
         self._waiting_bytes = self._reports_bytes = 0
-        self._closed: dict[str, dict[str, float]] = {channel: {} for channel in MOST_BYTES}
+        self._closed: dict[str, dict[str, float]] = {channel: {} for channel in channels}
         self._came, self.closes = asyncio.Event(), asyncio.Event()
         self._breath = 0
 
@@ -241,7 +246,7 @@ class Admission:
         """Return why a message is dropped; None where it is taken, which is then counted."""
         size = len(data)
         if not (channel in FRAMED and is_frame(data)):
-            if size > (most := MOST_BYTES.get(channel, 0)):
+            if size > (most := self.channels.get(channel, 0)):
                 return WireError(f"{channel} of {size} bytes, at most {most} are read", reason="oversized")
             now = self._clock()
             if not sender.messages.take(1, now) or not sender.bytes.take(size, now):
@@ -334,12 +339,12 @@ class Subscriptions:
 
     async def _renew(self) -> None:
         """Subscribe anew where others are to be heard than are."""
-        closed = {channel: self.admission.closed_to(channel) for channel in MOST_BYTES}
+        closed = {channel: self.admission.closed_to(channel) for channel in self.admission.channels}
         topics = {topic(self.site, device, channel).encode() for channel in closed for device in closed[channel]}
         self.closed_topics.clear()
         self.closed_topics.update(topics)
-        for channel in MOST_BYTES:
-            heard = sorted(set(self.known()) - closed[channel]) if closed[channel] else [ANY]
+        for channel, silent in closed.items():
+            heard = sorted(set(self.known()) - silent) if silent else [ANY]
             before, left = self._opened.get(channel, ([], AsyncExitStack()))
             if heard != before:
                 self._opened[channel] = heard, AsyncExitStack()

@@ -18,6 +18,7 @@ from shared.transport.base import Broker
 
 MAX_THREADS, MAX_FEATURES_MB, MAX_KEPT_MB = 1024, 4096, 1 << 20
 MAX_KEEP_DAYS, MAX_KEEP_MB = 3660, 1 << 20
+MAX_WAITING, MAX_OPEN = 4096, 256
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +86,33 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: Literal["auto", "cpu", "cuda"] = "cpu"
 
 
+class TopsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `edge-server serve-tops` may take: upper halves of releases, run on features that devices send.
+
+    Attributes:
+        threads: Of ONNX Runtime, for one request; it works on one at a time.
+        max_features_mb: MiB of the features of one request, as they travel and as float32 numbers.
+        held_mb: MiB of the features of all devices' requests together, which are held in memory.
+        waiting: Requests of all devices that are here at once; a device has one.
+        releases: Upper halves that stay open; the one that was asked longest ago makes way.
+    """
+
+    threads: int = 1
+    max_features_mb: int = 16
+    held_mb: int = 256
+    waiting: int = 64
+    releases: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse what serves nobody, and what ONNX Runtime cannot be told."""
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 1 to {MAX_THREADS}")
+        if not 1 <= self.max_features_mb <= min(self.held_mb, MAX_FEATURES_MB) or self.held_mb > MAX_KEPT_MB:
+            raise ValueError(f"max_features_mb must be 1 to {MAX_FEATURES_MB}, held_mb as many at least")
+        if not 1 <= self.waiting <= MAX_WAITING or not 1 <= self.releases <= MAX_OPEN:
+            raise ValueError(f"waiting must be 1 to {MAX_WAITING}, releases 1 to {MAX_OPEN}")
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One site. Relative paths are taken from the folder of its file.
 
@@ -111,6 +139,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     link: LinkConfig = LinkConfig()
     readings: ReadingsConfig = ReadingsConfig()
     trainer: TrainerConfig = TrainerConfig()
+    tops: TopsConfig = TopsConfig()
     threads: int = 0
     models: list[str] = []
     log_level: str = "info"

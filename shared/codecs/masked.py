@@ -25,11 +25,11 @@ from torch import Tensor
 
 from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
-from shared.codecs.bits import pack, unpack
 from shared.codecs.dense import dense
 from shared.codecs.masked_entries import Entries, Outline
 from shared.errors import WireError
 from shared.protocol.messages import Payload
+from shared.tensors.bits import pack, unpack
 from shared.tensors.tree import Tree
 
 _INTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -13,7 +13,7 @@ steps, the draws are independent and uniform, and their mean is without bias. On
 makes the very same error again. A test measures the bias over trees that differ in one bit.
 
 A payload says for itself how it is to be read; options are the encoder's. Its own entries beside the leaves': `bits`,
-of shape (0, q) and no bytes; `range`, f32 of shape (ranges, 2); `codes`, u8, range by range as `shared.codecs.bits`
+of shape (0, q) and no bytes; `range`, f32 of shape (ranges, 2); `codes`, u8, range by range as `shared.tensors.bits`
 packs them, of q bits of magnitude below a sign. Decoding takes at most 64 bytes of memory for each byte of a payload.
 """
 
@@ -28,12 +28,12 @@ from torch import Generator, Tensor
 
 from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
-from shared.codecs.bits import Numbers, pack, packed_bytes, unpack
 from shared.codecs.masked_entries import Outline
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
 from shared.protocol.payload import digest
 from shared.tensors import quantizer
+from shared.tensors.bits import Numbers, pack, packed_bytes, unpack
 from shared.tensors.tree import Tree, tensor_bytes
 
 MAX_BITS = 16

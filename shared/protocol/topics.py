@@ -15,6 +15,9 @@ lacks   device -> server  Lacks, Want                     release  device -> ser
 
 Of a split session, each with frames: features  device -> server  Features, Want    gradient  server -> device
 Gradient, Skip, Want. Two channels, since who publishes on a topic that it hears would hear itself.
+
+Of collaborative inference: infer  device -> server  TopRequest and its frames    inferred  server -> device  TopAnswer,
+Want. The process that serves it has a status of its own, as `_tops`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from shared.errors import ConfigError
 ROOT = "fieldfleet/v1"
 EVERYONE = "_all"
 SERVER = "_server"
+TOPS = "_tops"
 ANY = "+"
 ALL_BELOW = "#"
 

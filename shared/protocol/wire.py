@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from shared.errors import WireError
+from shared.protocol.collaborative import TopAnswer, TopRequest
 from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
 from shared.protocol.rollout import Bundle, Lacks, Offer, Releases, Withdraw
 
@@ -29,6 +30,8 @@ AnyMessage: TypeAlias = (
     | Bundle
     | Withdraw
     | Releases
+    | TopRequest
+    | TopAnswer
 )
 
 MAJOR = 1

@@ -11,10 +11,10 @@ import torch
 from measure import Figure
 
 from shared.codecs import CODECS
-from shared.codecs.bits import pack, unpack
 from shared.models.build import initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
+from shared.tensors.bits import pack, unpack
 from shared.tensors.quantizer import dequantize, magnitude_range, quantize_codes
 from shared.tensors.tree import Tree
 

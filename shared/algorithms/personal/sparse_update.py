@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.codecs import bits
 from shared.errors import WireError
+from shared.tensors import bits
 from shared.tensors.counts import floor_share
 from shared.tensors.pruning import find_smallest
 from shared.tensors.tree import Tree, check_like

@@ -28,12 +28,12 @@ from torch.func import functional_call
 
 from shared.algorithms.base import Batches, Result, Session
 from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, FedslSettings, first_step, is_finite, total_steps
-from shared.codecs import bits
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
 from shared.models.running_statistics import measure_batch, statistics_of
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment, Missed, mix
+from shared.tensors import bits
 from shared.tensors.counts import floor_share
 from shared.tensors.feature_dropout import draw_delta, drop, undrop
 from shared.tensors.placement import generator_states, set_generator_states

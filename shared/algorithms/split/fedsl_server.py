@@ -23,12 +23,12 @@ from torch.nn import functional
 
 from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
 from shared.algorithms.split.settings import FedslSettings, first_step, is_finite
-from shared.codecs import bits
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
 from shared.models.running_statistics import measure_batch, statistics_of
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment
+from shared.tensors import bits
 from shared.tensors.feature_dropout import gather, spread
 from shared.tensors.tree import State, Tree, check_like
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import WireError
-from shared.protocol import messages, payload, rollout, wire
+from shared.protocol import collaborative, messages, payload, rollout, wire
 from shared.protocol import messages as steps
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
@@ -23,6 +23,7 @@ KINDS = get_args(AnyMessage)
 STRUCTS = {"Status": 1, "Report": 5, "Task": 7, "Update": 4, "Want": 1, "Leave": 1, "Ack": 1}
 STRUCTS |= {"Features": 3, "Gradient": 3, "Skip": 1}
 STRUCTS |= {"Offer": 1, "Lacks": 1, "Bundle": 2, "Withdraw": 1, "Releases": 2}
+STRUCTS |= {"TopRequest": 2, "TopAnswer": 3}
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 TRANSFER = Transfer(digest=bytes(range(16)), size=100_000, frame_bytes=65_536)
 ASSIGNMENT = Assignment(seed=7, hyper=Hyper(), values={"rho": 0.25, "active": [1, 2, 5], "cut": 3})
@@ -71,6 +72,26 @@ EXAMPLES = {
     "Features": steps.Features(**STEP, pushed=64, room=steps.Room(blocks=32, frame_bytes=16_384)),
     "Gradient": steps.Gradient(**STEP, answers=bytes(16), pushed=32, room=steps.Room(blocks=64, frame_bytes=65_536)),
     "Skip": steps.Skip(run="run-1", round=2, device="pi-4", start=bytes(16), step=5, offered=3),
+    "TopRequest": collaborative.TopRequest(
+        device="pi-4",
+        instance="f00d",
+        number=7,
+        name="digits",
+        version=2,
+        parameters=bytes(32),
+        params=TRANSFER,
+        pushed=64,
+        deadline_s=2.0,
+    ),
+    "TopAnswer": collaborative.TopAnswer(
+        device="pi-4",
+        instance="f00d",
+        number=7,
+        answers=bytes(16),
+        outputs=b"FP",
+        timing=collaborative.TopTiming(waited_s=0.25, compute_s=0.5),
+        room=steps.Room(blocks=32, frame_bytes=16_384),
+    ),
     "Leave": messages.Leave(digest=TRANSFER.digest),
     "Ack": messages.Ack(run="run-1", round=2, device="pi-4", start=bytes(16), verdict="refused", reason="shape"),
     "Offer": rollout.Offer(deployment="0001-net-2-f00d", name="net", version=2, manifest=b"{}", soak_s=600.0),

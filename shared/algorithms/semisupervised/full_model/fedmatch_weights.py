@@ -18,9 +18,9 @@ from torch import Tensor
 
 from shared.algorithms.personal.sparse_update import INDEX, MASK, VALUES, pack_sparse, unpack_sparse, view_shaped
 from shared.algorithms.semisupervised.settings import SteppedSettings, prefixed, select
-from shared.codecs import bits
 from shared.errors import ConfigError, WireError
 from shared.protocol.messages import Hyper
+from shared.tensors import bits
 from shared.tensors.tree import Tree, check_like
 
 SIGMA, PSI, HELPER, LAST = "sigma/", "psi/", "helper/", "last/"

@@ -14,11 +14,10 @@ from torch.nn import functional
 
 from shared.algorithms.split.fedsl import fedsl, splitfed
 from shared.algorithms.split.fedsl_device import Bottom
-from shared.codecs import bits
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Missed
-from shared.tensors import file
+from shared.tensors import bits, file
 from shared.tensors.counts import floor_share
 from shared.tensors.pruning import max_prunable, sparsity
 from shared.tensors.tree import State

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.codecs.bits import pack, unpack
 from shared.errors import WireError
+from shared.tensors.bits import pack, unpack
 
 
 def textbook(numbers: np.ndarray, width: int) -> list[int]:

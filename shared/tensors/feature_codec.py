@@ -1,0 +1,177 @@
+"""Features at a cut as payloads and back, by numpy alone: for processes that serve a model and load no torch.
+
+The bytes are those of the codecs `dense`, `float16` and `quantize` of `shared.codecs`, which read them as they are;
+what these write with their default options is read here. A payload holds one tensor of float32 values. `dense` and
+`float16` give the very bytes of those codecs. `quantize` rounds to the nearest knot where that codec draws one of two:
+it draws so that sums over many devices have no bias, and of one request nothing is summed: half the error is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import ConfigError, WireError
+from shared.protocol.messages import Blob, Payload, Spec
+from shared.protocol.payload import MAX_DIMENSIONS
+from shared.protocol.release import TensorSpec
+from shared.tensors.bits import pack, packed_bytes, unpack
+
+Features: TypeAlias = NDArray[np.float32]
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {"dense": (), "float16": (), "quantize": ("bits",)}
+"""The codecs, and the options that each takes."""
+BITS, MAX_BITS = 8, 16
+_HIGHEST, _MOST_EXPONENT = 15, 126
+"""Of `float16`: scaled magnitudes are below two to the first; no power is further from zero than the second."""
+_F32, _F16 = np.dtype("<f4"), np.dtype("<f2")
+
+
+def require_codec(codec: Spec) -> None:
+    """Refuse what features cannot be encoded with.
+
+    Raises:
+        ConfigError: The codec is none of `OPTIONS`, or takes no such option.
+    """
+    if codec.name not in OPTIONS:
+        raise ConfigError(f"codec {codec.name!r}: features of a request travel by one of {', '.join(OPTIONS)}")
+    if unknown := sorted(set(codec.options) - set(OPTIONS[codec.name])):
+        raise ConfigError(f"codec {codec.name!r} has no option {unknown[0]!r} for the features of a request")
+    bits = codec.options.get("bits", BITS)
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MAX_BITS:
+        raise ConfigError(f"codec {codec.name!r}: bits must be 1 to {MAX_BITS}, not {bits!r}")
+
+
+def encode(name: str, features: Features, codec: Spec) -> Payload:
+    """Return features as a payload.
+
+    Args:
+        name: Of the tensor.
+        features: Of shape (B, ...) and 2 to 7 dimensions; finite.
+        codec: One that `require_codec` takes.
+    """
+    values = np.ascontiguousarray(features, dtype=_F32)
+    if codec.name == "dense":
+        return Payload(codec="dense", blobs={name: _blob("f32", values)})
+    blobs = {f"~{name}": Blob("f32", (0, *values.shape), memoryview(b""))}
+    if codec.name == "float16":
+        exponent = _exponent(values)
+        blobs["exponents"] = _blob("i8", np.array([exponent], np.int8))
+        blobs["values"] = _blob("f16", (values.reshape(-1) * np.float32(2.0**exponent)).astype(_F16))
+        return Payload(codec="float16", blobs=blobs)
+    bits = int(codec.options.get("bits", BITS))
+    codes, low, high = _quantized(values.reshape(-1), bits)
+    blobs["bits"] = Blob("u8", (0, bits), memoryview(b""))
+    blobs["range"] = _blob("f32", np.array([[low, high]], _F32))
+    blobs["codes"] = _blob("u8", pack(codes, bits + 1))
+    return Payload(codec="quantize", blobs=blobs)
+
+
+def _blob(dtype: str, values: NDArray[np.generic]) -> Blob:
+    return Blob(dtype, values.shape, values.reshape(-1).view(np.uint8).data)
+
+
+def _exponent(values: Features) -> int:
+    """Return the power of two that brings the largest magnitude below 2^15; 0 where there is none."""
+    high = float(np.abs(values).max(initial=0.0))
+    return max(-_MOST_EXPONENT, min(_HIGHEST - math.frexp(high)[1], _MOST_EXPONENT)) if high else 0
+
+
+def _quantized(values: Features, bits: int) -> tuple[NDArray[np.int32], float, float]:
+    """Return the code of every value, of shape (N,), and the least and the greatest magnitude."""
+    magnitudes = np.abs(values)
+    low = float(magnitudes.min(initial=math.inf)) if values.size else 0.0
+    high = float(magnitudes.max(initial=0.0))
+    share = (magnitudes.astype(np.float64) - low) / (high - low) if high > low else np.zeros(values.shape)
+    steps = share * ((1 << bits) - 1)
+    return np.rint(steps).astype(np.int32) + ((values < 0).astype(np.int32) << bits), low, high
+
+
+def decode(payload: Payload, expected: TensorSpec, most_values: int) -> Features:
+    """Return the features that a payload holds, of shape (B, ...), maybe views of its bytes.
+
+    Args:
+        payload: Of a stranger.
+        expected: What the graph takes: name, dtype, shape behind the batch.
+        most_values: That are taken, of all examples together; more are refused before memory is taken for them.
+
+    Raises:
+        WireError: It is of another codec, or not such a tensor, or its values are no finite numbers.
+    """
+    if payload.codec not in _READERS:
+        raise WireError(f"features by codec {payload.codec!r}, read are {', '.join(OPTIONS)}", reason="codec")
+    head = expected.name if payload.codec == "dense" else f"~{expected.name}"
+    outline = payload.blobs.get(head)
+    if outline is None:
+        raise WireError(f"features without {expected.name!r}, which the graph takes", reason="shape")
+    if outline.dtype != "f32" or expected.dtype != "float32":
+        raise WireError(f"features of {outline.dtype}, and the graph takes {expected.dtype}", reason="dtype")
+    shape = outline.shape if payload.codec == "dense" else outline.shape[1:]
+    if payload.codec != "dense" and outline.shape[:1] != (0,):
+        raise WireError(f"tensor {expected.name!r} has no outline {outline.shape}", reason="shape")
+    _require_shape(shape, expected, most_values)
+    values = _READERS[payload.codec](payload, head, math.prod(shape))
+    if not np.isfinite(values).all():
+        raise WireError("features that are no finite numbers", reason="not-finite")
+    return values.reshape(shape)
+
+
+def _require_shape(shape: tuple[int, ...], expected: TensorSpec, most_values: int) -> None:
+    if len(shape) >= MAX_DIMENSIONS or not shape or shape[0] < 1 or shape[1:] != expected.shape[1:]:
+        told = " x ".join(["batch", *map(str, expected.shape[1:])])
+        raise WireError(f"features of shape {shape}, and the graph takes {told}", reason="shape")
+    if math.prod(shape) > most_values:
+        raise WireError(f"features of {math.prod(shape)} values, at most {most_values} are taken", reason="oversized")
+
+
+def _own(payload: Payload, head: str, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Blob]:
+    """Return the codec's own blobs, all there and none more."""
+    found = {name: blob for name, blob in payload.blobs.items() if name != head}
+    if {name: (blob.dtype, len(blob.shape)) for name, blob in found.items()} != kinds:
+        raise WireError(f"entries {sorted(found)} are not what they must be: {sorted(kinds)}", reason="shape")
+    return found
+
+
+def _read_dense(payload: Payload, head: str, count: int) -> Features:
+    del count  # the payload's own sizes were checked
+    _own(payload, head, {})
+    return np.frombuffer(payload.blobs[head].data, _F32)
+
+
+def _read_float16(payload: Payload, head: str, count: int) -> Features:
+    own = _own(payload, head, {"exponents": ("i8", 1), "values": ("f16", 1)})
+    exponents = np.frombuffer(own["exponents"].data, np.int8)
+    if own["values"].shape != (count,) or len(exponents) != 1:
+        raise WireError(f"{own['values'].shape} values and {len(exponents)} exponents for {count}", reason="shape")
+    if abs(exponent := int(exponents[0])) > _MOST_EXPONENT:
+        raise WireError(f"exponent of {exponent}", reason="shape")
+    return np.frombuffer(own["values"].data, _F16).astype(np.float32) * np.float32(2.0**-exponent)
+
+
+def _read_quantized(payload: Payload, head: str, count: int) -> Features:
+    own = _own(payload, head, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
+    none, bits = own["bits"].shape
+    if none or not 1 <= bits <= MAX_BITS:
+        raise WireError(f"{bits} bits a magnitude, at most {MAX_BITS} may be", reason="shape")
+    if own["range"].shape != (1, 2) or own["codes"].shape != (packed_bytes(count, bits + 1),):
+        raise WireError(f"ranges {own['range'].shape}, {own['codes'].shape} bytes of codes for {count}", reason="shape")
+    low, high = map(float, np.frombuffer(own["range"].data, _F32))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise WireError("features that are no finite numbers", reason="not-finite")
+    if not 0 <= low <= high:
+        raise WireError(f"magnitudes from {low} to {high}", reason="shape")
+    codes = unpack(np.frombuffer(own["codes"].data, np.uint8), count, bits + 1).astype(np.int32)
+    places = (codes & ((1 << bits) - 1)).astype(np.float64)
+    magnitudes = (places / ((1 << bits) - 1) * (high - low) + low).astype(np.float32)
+    return np.where(codes >> bits > 0, -magnitudes, magnitudes)
+
+
+_READERS: Mapping[str, Callable[[Payload, str, int], Features]] = {
+    "dense": _read_dense,
+    "float16": _read_float16,
+    "quantize": _read_quantized,
+}
