@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
+from types import ModuleType
 
 from shared.errors import ConfigError, FieldFleetError, Unwritable
 from shared.runtime.command_line import add_general_options, missing_extra
@@ -18,9 +19,14 @@ COMMANDS: Mapping[str, str] = {
     "probe": "show what this board measures",
     "doctor": "say what keeps this board from measuring and training, and how to mend it",
     "calibrate": "fit this board's power model with real training; about four minutes",
+    "bench-inference": "measure what a served model takes on this board: latency, throughput, joules",
     "profile": "show this board's firmware profile; plan or apply clocks and power mode",
 }
 """What each command does; its code is the module of that name in `device_agent.commands`, imported when asked for."""
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"device_agent.commands.{command.replace('-', '_')}")
 
 
 def main() -> None:
@@ -57,10 +63,10 @@ def _run(arguments: list[str]) -> int:
     for name, summary in COMMANDS.items():
         verb = verbs.add_parser(name, help=summary, description=summary)
         if name == asked:  # the others need not be imported for this one
-            importlib.import_module(f"device_agent.commands.{name}").add(verb)
+            _module(name).add(verb)
     add_general_options(parser)
     options = parser.parse_args(arguments)
-    code: int = importlib.import_module(f"device_agent.commands.{options.command}").run(options)
+    code: int = _module(options.command).run(options)
     return code
 
 

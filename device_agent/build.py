@@ -65,7 +65,7 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         download=_make_download(config, folder, transport, meter, worker, clock),
         delivery=_make_delivery(reporter, outbox, meter, seed),
         splitting=_make_splitting(config, transport, clock, seed),
-        data=config.data,
+        data=config.examples,
         states=folder / "state",
         frame_bytes=config.link.frame_bytes,
         reporter=reporter,

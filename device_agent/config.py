@@ -19,6 +19,7 @@ from shared.transport.base import Broker
 
 MAX_MEMORY_MB = 1 << 20
 MAX_THREADS = 1024
+MAX_PORT, MAX_BATCH = 65535, 65536
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ = 50.0
 PROFILE_SUFFIX = ".toml"
@@ -53,6 +54,52 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 0 <= self.threads <= MAX_THREADS:
             most = f"{MAX_MEMORY_MB} and {MAX_THREADS}"
             raise ValueError(f"memory_mb and threads must be 0, for the usual, or more, up to {most}")
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The process that serves models to applications on this board, by the Open Inference Protocol.
+
+    Attributes:
+        releases: Folders as `edge-server release export` writes them, of which each is served.
+        port: Of 127.0.0.1 on which it answers; 0 for none.
+        socket: Path of the Unix socket on which it answers too; empty for `serve.sock` in the agent's `state_dir`.
+        provider: What computes: `cpu`, `cuda` or `tensorrt`, where this build of ONNX Runtime has it; else the CPU, and
+            the log says so.
+        threads: Of ONNX Runtime for one request; with one nothing spins or is handed over.
+        rate_hz: About how many requests a second there will be. From 30 on, threads that wait for work spin for 50 us
+            before they sleep, unless the board runs on a battery.
+        memory_mb: Most memory it may take, in MiB; 0 for two fifths of the board's.
+        arena: Whether ONNX Runtime keeps the memory of one request for the next: `on`, `off`, or `auto` for on where
+            the board has 1 GiB or more.
+        max_body_mb: Largest request, in MiB.
+        max_batch: Most examples in a request.
+        patience_s: Seconds in which a request must have come whole.
+    """
+
+    releases: list[str] = []
+    port: int = 8471
+    socket: str = ""
+    provider: Literal["cpu", "cuda", "tensorrt"] = "cpu"
+    threads: int = 1
+    rate_hz: float = 0.0
+    memory_mb: int = 0
+    arena: Literal["auto", "on", "off"] = "auto"
+    max_body_mb: int = 16
+    max_batch: int = 64
+    patience_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no process can be given."""
+        if not 0 <= self.port <= MAX_PORT:
+            raise ValueError(f"port must be 0, for none, to {MAX_PORT}, not {self.port}")
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be 1 to {MAX_THREADS}, not {self.threads}")
+        if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 1 <= self.max_body_mb <= MAX_MEMORY_MB:
+            raise ValueError(f"memory_mb must be 0, for the usual, max_body_mb 1 or more, both up to {MAX_MEMORY_MB}")
+        if not 1 <= self.max_batch <= MAX_BATCH:
+            raise ValueError(f"max_batch must be 1 to {MAX_BATCH}, not {self.max_batch}")
+        if not self.rate_hz >= 0 or not 0 < self.patience_s <= MAX_PERIOD_S:
+            raise ValueError(f"rate_hz must be 0 or more, patience_s above 0 up to {MAX_PERIOD_S:g}")
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,8 +196,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         device: Its id, unique within the site.
         site: The site its edge server serves.
         state_dir: Folder that survives reboots: outbox, device state, spooled payloads.
-        data: Its own examples.
+        data: Its own examples; a board that only serves models may have none.
         board: How the board is measured.
+        serve: Serves models to applications on this board; absent for a board that only trains.
         outbox_mb: Most that updates waiting for the server may take on the disk, in MiB; where the next one would
             not fit, its task fails.
         report_s: Seconds between reports.
@@ -159,12 +207,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     device: str
     state_dir: str
-    data: Data
+    data: Data | None = None
     site: str = "lab"
     broker: Broker = Broker()
     trainer: TrainerConfig = TrainerConfig()
     link: LinkConfig = LinkConfig()
     board: BoardConfig = BoardConfig()
+    serve: ServeConfig | None = None
     outbox_mb: int = 4096
     report_s: float = 30.0
     log_level: str = "info"
@@ -175,6 +224,19 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"report_s must be above zero, not {self.report_s}")
         if self.outbox_mb < 1:
             raise ValueError(f"outbox_mb must be 1 or more, not {self.outbox_mb}")
+        if self.data is None and self.serve is None:
+            raise ValueError("[data] says what the device trains with; without it a board needs [serve]")
+
+    @property
+    def examples(self) -> Data:
+        """What the device trains with.
+
+        Raises:
+            ConfigError: It only serves models.
+        """
+        if self.data is None:
+            raise ConfigError("[data] is missing: it says what the device trains with")
+        return self.data
 
 
 def load(path: Path) -> AgentConfig:
@@ -195,8 +257,12 @@ def load(path: Path) -> AgentConfig:
 def _placed(config: AgentConfig, folder: Path) -> AgentConfig:
     """Return an agent's file with the paths in it taken from its own folder."""
     replace, data, board = msgspec.structs.replace, config.data, config.board
-    if data.path:
+    if data and data.path:
         data = replace(data, path=str(folder / data.path))
+    serve = config.serve
+    if serve:
+        socket = str(folder / serve.socket) if serve.socket else ""
+        serve = replace(serve, releases=[str(folder / one) for one in serve.releases], socket=socket)
     profile = str(folder / board.profile) if board.profile.endswith(PROFILE_SUFFIX) else board.profile
     board = replace(board, root=str(folder / board.root), profile=profile)
-    return replace(config, state_dir=str(folder / config.state_dir), data=data, board=board)
+    return replace(config, state_dir=str(folder / config.state_dir), data=data, board=board, serve=serve)

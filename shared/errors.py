@@ -77,6 +77,14 @@ class SessionLost(FieldFleetError):
     """The server knows nothing of a split session any more; the same task, begun anew, can be done."""
 
 
+class ServingRefused(FieldFleetError):
+    """The inference process does not serve a model, or the model fails: another one, or the one before, may do."""
+
+
+class ServingDied(ServingRefused):
+    """The inference process ended under what it was asked for, or is not there; it is started again by itself."""
+
+
 class NoData(FieldFleetError):
     """This board has no such sensor, or it does not answer; not a fault, the reading is simply absent.
 

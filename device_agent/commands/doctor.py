@@ -68,8 +68,9 @@ def run_checks(path: Path | None, root: Path | None) -> Iterator[Check]:
         return
     yield from examine.examine_machine(config, _load_profile(told.profile))
     if config:
-        read = config.data.path
-        yield check_data(read, is_readable=not read or os.access(read, os.R_OK))
+        if config.data:
+            read = config.data.path
+            yield check_data(read, is_readable=not read or os.access(read, os.R_OK))
         yield examine.examine_broker(config)
 
 

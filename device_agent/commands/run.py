@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
@@ -16,6 +17,9 @@ from device_agent.build import compose
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.diagnosis.checks import check_data
 from device_agent.exchange.state_files import writable
+from device_agent.inference.process import InferenceProcess
+from device_agent.inference.release_folder import ReleaseFiles, read_folders
+from device_agent.inference.settings import choose_settings, runs_on_battery
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.process import TrainerProcess
@@ -53,14 +57,50 @@ def run(options: argparse.Namespace) -> int:
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
     folder = writable(Path(config.state_dir), "name a folder this user may write")
-    _require_examples(config.data)
-    session = Session(
-        folder / "session",
-        config.device,
-        config.site,
-        uuid.uuid4().hex,
-        classes=await in_thread(_class_names, config.data),
-    )
+    inference = _make_inference(config, folder)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    with hold_lock(folder) as lock:
+        async with background(keep_lock(lock), *([inference.run()] if inference else [])):
+            if inference and (lack := _lacks_for_training(config)):
+                logger.info("this board serves models and takes no tasks: %s", lack)
+                await stopping.wait()
+            else:
+                await _train(config, folder, stopping)
+    logger.info("stopped")
+
+
+def _make_inference(config: AgentConfig, folder: Path) -> InferenceProcess | None:
+    """Return what serves models; None where `[serve]` is absent."""
+    if config.serve is None:
+        return None
+    found = read_folders(config.serve.releases)
+    on_battery = runs_on_battery(Path(config.board.root))
+    settings = choose_settings(config.serve, folder, config.log_level, on_battery=on_battery)
+
+    def find(name: str, version: int) -> ReleaseFiles:
+        one = found.get(name)
+        if one is None or one.version != version:
+            raise ConfigError(f"no folder of serve.releases holds {name}/{version}")
+        return one
+
+    return InferenceProcess(settings, find, found)
+
+
+def _lacks_for_training(config: AgentConfig) -> str:
+    """Return what keeps this board from training; empty for nothing."""
+    if config.data is None:
+        return "its file has no [data]"
+    return "" if importlib.util.find_spec("torch") else "torch is not installed"
+
+
+async def _train(config: AgentConfig, folder: Path, stopping: asyncio.Event) -> None:
+    """Serve tasks of the site's server until told to stop."""
+    data = config.examples
+    _require_examples(data)
+    classes = await in_thread(_class_names, data)
+    session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex, classes=classes)
     trainer = TrainerProcess(
         folder / "trainer.lock",
         config.trainer.idle_s,
@@ -70,15 +110,9 @@ async def serve(config: AgentConfig) -> None:
         config.trainer.models,
         config.trainer.device,
     )
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    with hold_lock(folder) as lock:
-        board = open_board(load_measuring(config.board, folder))
-        with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-            async with background(keep_lock(lock)):
-                await _run_agent(config, board, session, trainer, stopping)
-    logger.info("stopped")
+    board = open_board(load_measuring(config.board, folder))
+    with _hold_target(config.board.target, board, folder), board.power or nullcontext():
+        await _run_agent(config, board, session, trainer, stopping)
 
 
 def _require_examples(data: Data) -> None:

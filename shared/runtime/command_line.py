@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 EXTRAS: Mapping[str, Sequence[str]] = {
     "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "torch"),
     "release": ("onnx", "onnxruntime"),
-    "device": ("numpy", "onnxruntime", "safetensors", "torch"),
+    "device": ("httptools", "numpy", "onnxruntime", "safetensors", "torch"),
+    "infer": ("httptools", "numpy", "onnxruntime", "safetensors"),
     "images": ("PIL",),
     "demo": ("sklearn",),
     "ray": ("ray",),

@@ -25,6 +25,7 @@ import frozen
 import gap
 import gpu
 import idle
+import inference
 import link
 import memory
 import optimizers
@@ -51,6 +52,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "packing": packing.run,
     "starts": starts.run,
     "idle": idle.run,
+    "inference": inference.run,
     "rounds": rounds.run,
     "memory": memory.run,
     "floods": floods.run,

@@ -1,0 +1,230 @@
+"""`device-agent bench-inference`: what a served model costs on this board, as an application sees it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+
+from device_agent.config import BoardConfig, ServeConfig, load
+from device_agent.inference.http.tensors import BINARY_SIZE, DATATYPES
+from device_agent.inference.messages import Figures
+from device_agent.inference.models import percentiles
+from device_agent.inference.process import InferenceProcess
+from device_agent.inference.release_folder import ReleaseFiles, read_folder
+from device_agent.inference.settings import InferenceSettings, choose_settings, runs_on_battery
+from device_agent.measurement.board import Board, load_measuring, open_board
+from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.power_log import describe_energy
+from shared.errors import ConfigError
+from shared.protocol.release import TensorSpec, read_manifest
+from shared.runtime import processes
+from shared.runtime.clock import monotonic
+from shared.runtime.executor import background, in_thread
+from shared.runtime.text_table import write_text
+
+MAX_SECONDS, MAX_CLIENTS = 3600.0, 64
+WARM_UP_S = 0.3
+SHARES = (0.5, 0.95, 0.99)
+CHUNK = 1 << 16
+FORMATS = {"FP16": "e", "FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q", "UINT8": "B"}
+
+
+class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured.
+
+    Attributes:
+        model: Name and version.
+        batch: Examples of a request.
+        clients: At once, each with one request under way.
+        threads: Of ONNX Runtime.
+        ready_s: Seconds from the process's start until the model answers.
+        pss_mb: Of the process before the first request, in MB.
+        requests: Answered.
+        throughput_hz: Of them a second.
+        request_s: p50, p95 and p99 of a request as a client sees it.
+        runtime_s: The same of ONNX Runtime alone, in the process.
+        joules: Of the board for a request; None where nothing tells them.
+        source: Of the joules, or why there are none.
+    """
+
+    model: str
+    batch: int
+    clients: int
+    threads: int
+    ready_s: float
+    pss_mb: float
+    requests: int
+    throughput_hz: float
+    request_s: tuple[float, float, float]
+    runtime_s: tuple[float, float, float]
+    joules: float | None
+    source: str
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--release", type=Path, metavar="DIR", help="as `edge-server release export` writes it")
+    which.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file: the first of its releases")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for how long (%(default)g)")
+    parser.add_argument("--clients", type=int, default=1, help="applications that ask at once (%(default)d)")
+    parser.add_argument("--batch", type=int, default=1, help="examples of a request (%(default)d)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure; a process of its own serves, on a socket of its own, so that a running agent is not disturbed."""
+    if not 0 < options.seconds <= MAX_SECONDS or not 1 <= options.clients <= MAX_CLIENTS or options.batch < 1:
+        raise ConfigError(f"--seconds must be up to {MAX_SECONDS:g}, --clients 1 to {MAX_CLIENTS}, --batch 1 or more")
+    config = load(options.config) if options.config else None
+    processes.configure("warning", options.verbose)
+    serve = (config.serve if config else None) or ServeConfig()
+    if not options.release and not serve.releases:
+        raise ConfigError(f"{options.config}: serve.releases names no folder; name one with --release DIR")
+    files = read_folder(options.release or Path(serve.releases[0]))
+    told = config.board if config else BoardConfig()
+    board = open_board(load_measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
+    serve = msgspec.structs.replace(serve, port=0, socket="", max_batch=max(serve.max_batch, options.batch))
+    with tempfile.TemporaryDirectory() as folder:
+        battery = runs_on_battery(Path(told.root))
+        settings = choose_settings(serve, Path(folder), "warning", on_battery=battery)
+        found = asyncio.run(measure(files, settings, board, options.seconds, (options.clients, options.batch)))
+    shown = msgspec.json.encode(found).decode() if options.format == "json" else "\n".join(_lines(found))
+    write_text(sys.stdout, shown)
+    return 0
+
+
+async def measure(
+    files: ReleaseFiles, settings: InferenceSettings, board: Board, seconds: float, load_: tuple[int, int]
+) -> InferenceBench:
+    """Serve a release in a process of its own and ask it.
+
+    Args:
+        files: The release.
+        settings: Of the process.
+        board: Measures power.
+        seconds: For how long it is asked.
+        load_: How many clients, and of how many examples their requests are.
+    """
+    clients, batch = load_
+    manifest = read_manifest(files.manifest, "manifest")
+    request = encode_request(files.name, manifest.graph.input, batch)
+    process = InferenceProcess(settings, lambda *_: files, {files.name: files})
+    began = monotonic()
+    async with background(process.run()):
+        await process.ready.wait()
+        await process.figures(files.name, files.version)  # refused where it could not be loaded
+        ready_s, pss = monotonic() - began, psutil.Process(process.pid).memory_full_info().pss
+        await in_thread(ask_for, settings.socket, request, WARM_UP_S)
+        if board.power:
+            board.power.start()
+            board.power.hurry(seconds)
+        began = monotonic()
+        asking = [in_thread(ask_for, settings.socket, request, seconds) for _ in range(clients)]
+        taken = [one for some in await asyncio.gather(*asking) for one in some]
+        ended = monotonic()
+        figures: Figures = await process.figures(files.name, files.version)
+    energy = board.power.energy(began, ended) if board.power else None
+    source = describe_energy(board.power.source, energy).source if board.power and energy else "nothing tells its power"
+    p50, p95, p99 = percentiles(taken, SHARES)
+    return InferenceBench(
+        model=manifest.reference,
+        batch=batch,
+        clients=clients,
+        threads=settings.threads,
+        ready_s=ready_s,
+        pss_mb=pss / 1e6,
+        requests=len(taken),
+        throughput_hz=len(taken) / (ended - began),
+        request_s=(p50, p95, p99),
+        runtime_s=(figures.p50_s, figures.p95_s, figures.p99_s),
+        joules=energy.joules / len(taken) if energy else None,
+        source=source,
+    )
+
+
+def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
+    """Return a whole request for an inference of made-up numbers, as bytes behind JSON.
+
+    Args:
+        name: Of the model.
+        spec: Its input.
+        batch: Examples.
+    """
+    shape = (batch, *spec.shape[1:])
+    kind = DATATYPES[spec.dtype]
+    data = struct.pack(f"<{FORMATS[kind]}", 1) * math.prod(shape)
+    tensor = {"name": spec.name, "shape": shape, "datatype": kind, "parameters": {BINARY_SIZE: len(data)}}
+    head = msgspec.json.encode({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+    lines = (
+        f"POST /v2/models/{name}/infer HTTP/1.1",
+        "Host: localhost",
+        f"Inference-Header-Content-Length: {len(head)}",
+        f"Content-Length: {len(head) + len(data)}",
+    )
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + head + data
+
+
+def ask_for(path: str, request: bytes, seconds: float) -> list[float]:
+    """Ask again and again over one connection; return the seconds that each request took.
+
+    Args:
+        path: Of the Unix socket.
+        request: Whole.
+        seconds: For how long.
+
+    Raises:
+        ConfigError: An answer is a refusal.
+    """
+    taken = list[float]()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        ends = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < ends:
+            connection.sendall(request)
+            answer = _read_answer(connection)
+            taken.append(time.perf_counter() - began)
+            if not answer.startswith(b"HTTP/1.1 200 "):
+                raise ConfigError(f"the request was refused: {answer[-200:].decode('utf-8', 'replace')}")
+    return taken
+
+
+def _read_answer(connection: socket.socket) -> bytes:
+    data = b""
+    while (split := data.find(b"\r\n\r\n")) < 0 or len(data) < split + 4 + _length(data[:split]):
+        if not (more := connection.recv(CHUNK)):
+            raise ConfigError("the inference process ended; its last words stand above")
+        data += more
+    return data
+
+
+def _length(head: bytes) -> int:
+    _, _, rest = head.lower().partition(b"content-length: ")
+    return int(rest.partition(b"\r\n")[0])
+
+
+def _lines(found: InferenceBench) -> Sequence[str]:
+    request, runtime = (
+        ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in zip(("p50", "p95", "p99"), some, strict=True))
+        for some in (found.request_s, found.runtime_s)
+    )
+    joules = f"{found.joules:.4g} J by {found.source}" if found.joules is not None else f"unknown: {found.source}"
+    return (
+        f"model {found.model}, batch {found.batch}, {found.clients} clients, {found.threads} threads",
+        f"ready in {found.ready_s:.2f} s, {found.pss_mb:.1f} MB PSS before the first request",
+        f"{found.requests} requests, {found.throughput_hz:.1f} a second",
+        f"a request:          {request}",
+        f"ONNX Runtime alone: {runtime}",
+        f"energy of a request, the whole board's: {joules}",
+    )

@@ -1,0 +1,137 @@
+"""Run the inference process: what is served comes in on standard input, requests of applications over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from device_agent.inference.messages import (
+    HEAD_BYTES,
+    Ask,
+    FromInference,
+    Load,
+    Loaded,
+    LoadRefused,
+    Ready,
+    Switch,
+    Switched,
+    ToInference,
+    Unload,
+    Unloaded,
+    frame,
+)
+from device_agent.inference.settings import InferenceSettings
+from shared.errors import FieldFleetError
+from shared.runtime import malloc, memory, processes
+from shared.runtime.clock import monotonic
+
+if TYPE_CHECKING:
+    from device_agent.inference.models import ServedModels
+
+EXIT_GARBLED, EXIT_TAKEN = 70, 71
+
+logger = logging.getLogger("inference")
+
+
+def main() -> None:
+    """Serve until the agent is gone."""
+    settings = msgspec.json.decode(sys.argv[1], type=InferenceSettings)
+    processes.configure(settings.log_level)
+    processes.keep_private()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    malloc.tune()
+    memory.limit_data(settings.memory_bytes)
+    sys.exit(asyncio.run(serve(settings, out)))
+
+
+async def serve(settings: InferenceSettings, out: int) -> int:
+    """Answer the agent and applications until the agent is gone; return the exit code.
+
+    Args:
+        settings: Of the process.
+        out: The pipe to the agent.
+    """
+    from device_agent.inference.http.routes import Routes  # noqa: PLC0415 - after the limit of memory is set
+    from device_agent.inference.http.server import HttpServer  # noqa: PLC0415
+    from device_agent.inference.models import ServedModels  # noqa: PLC0415
+
+    models = ServedModels()
+    agent = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(agent), sys.stdin.buffer)
+    with ThreadPoolExecutor(1, "inference") as executor:
+        routes = Routes(models, executor, settings.max_batch)
+        http = HttpServer(routes, settings.max_body_bytes, settings.patience_s, monotonic)
+        try:
+            await http.listen(settings.port, settings.socket)
+        except OSError as error:
+            logger.critical("nobody is answered at port %d and %s: %s", settings.port, settings.socket, error.strerror)
+            return EXIT_TAKEN
+        sweeping = asyncio.create_task(http.sweep())
+        os.write(out, frame(Ready()))
+        try:
+            while (message := await _next_message(agent)) is not None:
+                os.write(out, frame(await _obey(message, models, settings)))
+        except msgspec.DecodeError as error:
+            logger.critical("the agent sent what is no message: %s; ending", error)
+            return EXIT_GARBLED
+        except BrokenPipeError:
+            pass  # it is gone
+        finally:
+            sweeping.cancel()
+            http.close()
+    return 0
+
+
+async def _next_message(agent: asyncio.StreamReader) -> ToInference | None:
+    """Return the next message; None where the agent closed its end, be it in the middle of one."""
+    try:
+        size = int.from_bytes(await agent.readexactly(HEAD_BYTES), "little")
+        message: ToInference = msgspec.msgpack.decode(await agent.readexactly(size), type=ToInference)
+    except asyncio.IncompleteReadError:
+        return None
+    return message
+
+
+async def _obey(message: ToInference, models: ServedModels, settings: InferenceSettings) -> FromInference:
+    """Do what a message says, and return the answer to it."""
+    name, version = message.name, message.version
+    try:
+        match message:
+            case Load():
+                return await _load(message, models, settings)
+            case Switch():
+                models.switch(name, version)
+                return Switched(name, version)
+            case Unload():
+                models.unload(name, version)
+                return Unloaded(name, version)
+            case Ask():
+                return models.figures(name, version)
+    except (FieldFleetError, MemoryError) as error:
+        reason = f"out of memory: {error}; raise serve.memory_mb" if isinstance(error, MemoryError) else str(error)
+        return LoadRefused(name, version, reason)
+
+
+async def _load(message: Load, models: ServedModels, settings: InferenceSettings) -> FromInference:
+    """Open a model on a thread, while requests go on."""
+    from device_agent.inference.session import open_model  # noqa: PLC0415 - see above
+
+    models.require_room(message.name, message.version)
+    parts = {name: Path(path) for name, path in message.parts.items()}
+    model = await asyncio.to_thread(open_model, message.manifest, parts, settings)
+    models.add(model)
+    return Loaded(message.name, message.version, model.seconds, model.provider)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Supervise the inference process: start it, tell it what to serve, start it again with back-off when it dies.
+
+What becomes of it never touches the agent's tasks: nothing here raises into them. After a start it is given all that
+it served before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from device_agent.inference.messages import (
+    HEAD_BYTES,
+    Ask,
+    Figures,
+    FromInference,
+    Load,
+    Loaded,
+    LoadRefused,
+    Ready,
+    Switch,
+    Switched,
+    ToInference,
+    Unload,
+    Unloaded,
+    frame,
+)
+from device_agent.inference.release_folder import ReleaseFiles
+from device_agent.inference.settings import InferenceSettings
+from shared.errors import FieldFleetError, ServingDied, ServingRefused
+from shared.runtime.clock import Clock, monotonic
+from shared.runtime.processes import terminate
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_S = 1.0, 60.0, 60.0
+"""Before it is started again; twice as long each time, from the first again after it lived for so long."""
+START_PATIENCE_S = 120.0
+A = TypeVar("A", Loaded, Switched, Unloaded, Figures)
+
+
+class InferenceProcess:
+    """The process and what it serves.
+
+    Args:
+        settings: It is started with.
+        find: Returns the files of a version; raises what there is against it.
+        served: What it serves from its start.
+        clock: Of back-offs.
+        command: Starts it, without its settings.
+
+    Attributes:
+        ready: Whether the process is there and has what it served before.
+        starts: How often it was started.
+    """
+
+    def __init__(
+        self,
+        settings: InferenceSettings,
+        find: Callable[[str, int], ReleaseFiles],
+        served: Mapping[str, ReleaseFiles],
+        *,
+        clock: Clock = monotonic,
+        command: tuple[str, ...] = (sys.executable, "-m", "device_agent.inference.main"),
+    ) -> None:
+        self._settings, self._find, self._clock, self._command = settings, find, clock, command
+        self._loaded = {name: {one.version: one} for name, one in served.items()}
+        self._current = {name: one.version for name, one in served.items()}
+        self._process: Process | None = None
+        self._pending: deque[asyncio.Future[FromInference]] = deque()
+        self.ready = asyncio.Event()
+        self.starts = 0
+
+    @property
+    def pid(self) -> int:
+        """The process's; 0 while there is none."""
+        return self._process.pid if self._process and self._process.returncode is None else 0
+
+    async def load(self, name: str, version: int) -> None:
+        """Have a version opened beside the one that answers.
+
+        Raises:
+            ServingRefused: It cannot be served, and why; `ServingDied` where the process ended over it.
+        """
+        try:
+            files = self._find(name, version)
+        except FieldFleetError as error:
+            raise ServingRefused(str(error)) from error
+        await self._up()
+        await self._ask(_load_message(files), Loaded)
+        self._loaded.setdefault(name, {})[version] = files
+
+    async def switch(self, name: str, version: int) -> None:
+        """Have a version answer from now on.
+
+        Raises:
+            ServingRefused: It is not loaded.
+        """
+        await self._up()
+        await self._ask(Switch(name, version), Switched)
+        self._current[name] = version
+
+    async def unload(self, name: str, version: int) -> None:
+        """Have a version forgotten; it is not served after a start either.
+
+        Raises:
+            ServingDied: The process ended first, and comes back without it.
+        """
+        self._loaded.get(name, {}).pop(version, None)
+        if self._current.get(name) == version:
+            del self._current[name]
+        if self.pid:
+            await self._ask(Unload(name, version), Unloaded)
+
+    async def figures(self, name: str, version: int) -> Figures:
+        """Return how a version does.
+
+        Raises:
+            ServingRefused: It is not loaded.
+        """
+        await self._up()
+        return await self._ask(Ask(name, version), Figures)
+
+    async def _up(self) -> None:
+        """Wait until the process has what it served before."""
+        try:
+            async with asyncio.timeout(START_PATIENCE_S):
+                await self.ready.wait()
+        except TimeoutError as error:
+            raise ServingDied(f"there is no inference process, after {START_PATIENCE_S:.0f} s of waiting") from error
+
+    async def run(self) -> None:
+        """Keep the process alive until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = self._clock()
+            try:
+                cause = await self._live()
+            except OSError as error:
+                cause = f"it could not be started: {error}"
+            if self._clock() - began >= STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            log.warning("nothing is served: %s; it is started again in %.0f s", cause, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _live(self) -> str:
+        """Start the process, and hear it until it ends; return why it did."""
+        self.starts += 1
+        words = (*self._command, msgspec.json.encode(self._settings).decode())
+        process = self._process = await asyncio.create_subprocess_exec(
+            *words, stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        log.info("inference process started pid=%d", process.pid)
+        restoring: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(START_PATIENCE_S):
+                first = await _receive(process)
+            if isinstance(first, Ready):
+                restoring = asyncio.create_task(self._restore(), name="restore")
+                while (message := await _receive(process)) is not None:
+                    self._answered(message)
+        except TimeoutError:
+            process.kill()
+        except msgspec.DecodeError as error:
+            log.warning("the inference process sent what is no message: %s", error)
+            process.kill()
+        finally:
+            self.ready.clear()
+            if restoring:
+                restoring.cancel()
+            self._fail_pending()
+            await asyncio.shield(terminate(process))
+        return _cause_of_death(process)
+
+    def _answered(self, message: FromInference) -> None:
+        if self._pending:
+            asked = self._pending.popleft()
+            if not asked.done():  # who asked may have gone
+                asked.set_result(message)
+
+    def _fail_pending(self) -> None:
+        pending, self._pending = self._pending, deque()
+        for asked in pending:
+            if not asked.done():
+                asked.set_exception(ServingDied("the inference process ended"))
+
+    async def _restore(self) -> None:
+        """Give it what it served before; what it refuses is told, and the rest goes on."""
+        for name, versions in [(name, dict(versions)) for name, versions in self._loaded.items()]:
+            for files in versions.values():
+                try:
+                    told = await self._ask(_load_message(files), Loaded)
+                    if self._current.get(name) == files.version:
+                        await self._ask(Switch(name, files.version), Switched)
+                    log.info("serving %s/%d, opened in %.2f s by %s", name, files.version, told.seconds, told.provider)
+                except ServingDied:
+                    return  # `run` starts another
+                except ServingRefused as error:
+                    log.warning("%s/%d is not served: %s", name, files.version, error)
+        self.ready.set()
+
+    async def _ask(self, message: ToInference, kind: type[A]) -> A:
+        """Send a message, and return the answer to it.
+
+        Raises:
+            ServingRefused: That is the answer.
+            ServingDied: There is none.
+        """
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            raise ServingDied("there is no inference process at the moment")
+        asked: asyncio.Future[FromInference] = asyncio.get_running_loop().create_future()
+        self._pending.append(asked)
+        process.stdin.write(frame(message))
+        answer = await asked
+        if isinstance(answer, kind):
+            return answer
+        raise ServingRefused(answer.reason if isinstance(answer, LoadRefused) else f"it answered {answer!r}")
+
+
+def _load_message(files: ReleaseFiles) -> Load:
+    return Load(files.name, files.version, files.manifest, {name: str(path) for name, path in files.parts.items()})
+
+
+async def _receive(process: Process) -> FromInference | None:
+    """Return the next message; None where there will be none."""
+    assert process.stdout
+    try:
+        size = int.from_bytes(await process.stdout.readexactly(HEAD_BYTES), "little")
+        message: FromInference = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=FromInference)
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return None
+    return message
+
+
+def _cause_of_death(process: Process) -> str:
+    code = process.returncode
+    if code == -signal.SIGKILL:
+        return "the inference process was killed (signal 9): out of memory, by hand, or it did not answer"
+    if code is not None and code < 0:
+        return f"the inference process died of signal {-code} ({signal.Signals(-code).name})"
+    return f"the inference process ended with exit code {code}; its last words are in this agent's log"

@@ -1,0 +1,206 @@
+"""A model of a release in ONNX Runtime: its parameters bound to its graph by their names, without torch or onnx.
+
+Parameters that are no numbers are refused here: ONNX Runtime takes them and answers with NaN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from device_agent.inference.settings import InferenceSettings
+from shared.errors import ConfigError, CorruptFile
+from shared.protocol.release import GRAPH, PARAMETERS, ReleaseManifest, ReleasePart, TensorSpec, read_manifest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+PROVIDERS: Mapping[str, Sequence[str]] = {
+    "cpu": ("CPUExecutionProvider",),
+    "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
+    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"),
+}
+"""What `[serve] provider` may ask for, as ONNX Runtime calls it, the best first."""
+WARM_UPS = 3
+ERRORS_ALONE = 3
+"""ONNX Runtime's level of severity."""
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "U8": "uint8"}
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model that computes.
+
+    Attributes:
+        manifest: Its release's.
+        session: `onnxruntime.InferenceSession`.
+        quick_s: Seconds of the fastest inference of one example, at its warm-up.
+        seconds: What opening it took.
+    """
+
+    manifest: ReleaseManifest
+    session: Any
+    quick_s: float
+    seconds: float
+
+    @property
+    def input(self) -> TensorSpec:
+        """What goes in."""
+        return self.manifest.graph.input
+
+    @property
+    def output(self) -> TensorSpec:
+        """What comes out."""
+        return self.manifest.graph.output
+
+    @property
+    def provider(self) -> str:
+        """What computes it, as ONNX Runtime calls that."""
+        return str(self.session.get_providers()[0])
+
+    def run(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Return the output for a batch; ONNX Runtime's errors have no common class.
+
+        Args:
+            inputs: Of shape (B, ...) and the input's dtype.
+        """
+        [found] = self.session.run([self.output.name], {self.input.name: inputs})
+        return found  # type: ignore[no-any-return]
+
+
+def open_model(manifest: bytes, parts: Mapping[str, Path], settings: InferenceSettings) -> OpenModel:
+    """Open a model and run it a few times.
+
+    Args:
+        manifest: Of its release.
+        parts: Its files, by the names that they have in a folder.
+        settings: Of the process.
+
+    Raises:
+        ConfigError: The release is of a newer format, or this ONNX Runtime does not run its graph.
+        CorruptFile: A file of it is damaged or gone, does not hold what the manifest says, or parameters are no
+            numbers.
+    """
+    began = time.monotonic()
+    told = read_manifest(manifest, "manifest")
+    what = f"release {told.reference}"
+    graph = _whole(parts, GRAPH, told.graph.part, what)
+    tensors = _parameters(parts, told, what)
+    options = _session_options(settings)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in told.graph.parameters]
+    options.add_external_initializers(list(told.graph.parameters), values)
+    providers, fallen = choose_providers(settings.provider, onnxruntime.get_available_providers())
+    try:
+        session = onnxruntime.InferenceSession(graph, options, providers=providers)
+        _require_signature(session, told, what)
+        quick_s = _warm_up(session, told)
+    except (ConfigError, CorruptFile):
+        raise
+    except Exception as error:  # of its C++ code, by no common class
+        raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
+    used = session.get_providers()[0]
+    if not fallen and used != providers[0]:
+        fallen = f"{providers[0]} could not be loaded"
+    if fallen:
+        log.warning("serve.provider: %s: %s computes model %s", fallen, used, told.reference)
+    return OpenModel(told, session, quick_s, time.monotonic() - began)
+
+
+def choose_providers(wanted: str, available: Sequence[str]) -> tuple[list[str], str]:
+    """Return what may compute a model, the best first, and in words what is missing of what was asked for.
+
+    Args:
+        wanted: As `[serve]` names it.
+        available: Of this build of ONNX Runtime.
+    """
+    asked = PROVIDERS[wanted]
+    lacking = [one for one in asked if one not in available]
+    said = f"this build of ONNX Runtime has no {' and no '.join(lacking)}" if lacking else ""
+    return [one for one in asked if one in available], said
+
+
+def _session_options(settings: InferenceSettings) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = settings.threads  # a number also keeps it from pinning threads to cores
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = settings.arena
+    options.log_severity_level = ERRORS_ALONE
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spin_us else "0")
+    if settings.spin_us:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(settings.spin_us))
+    return options
+
+
+def _whole(parts: Mapping[str, Path], name: str, part: ReleasePart, what: str) -> bytes:
+    """Return a file that has its digest."""
+    path = parts[name]
+    try:
+        data = path.read_bytes() if path.stat().st_size == part.size else b""
+    except OSError as error:
+        raise CorruptFile(f"{what}: {path}: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != part.sha256:
+        raise CorruptFile(f"{what}: {path} is damaged: it does not have its digest")
+    return data
+
+
+def _parameters(parts: Mapping[str, Path], told: ReleaseManifest, what: str) -> dict[str, NDArray[Any]]:
+    """Return the tensors of the parameters' file: whole, as the manifest describes them, and finite."""
+    path = parts[PARAMETERS]
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != told.parameters.sha256:
+            raise CorruptFile(f"{what}: {path} is damaged: it does not have its digest")
+        tensors: dict[str, NDArray[Any]] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CorruptFile(f"{what}: {path}: its parameters cannot be read: {error}") from error
+    described = {one.name: (_DTYPES.get(one.dtype, one.dtype), tuple(one.shape)) for one in told.tensors}
+    found = {name: (str(one.dtype), one.shape) for name, one in tensors.items()}
+    if found != described:
+        odd = next(name for name in sorted(found.keys() | described) if found.get(name) != described.get(name))
+        raise CorruptFile(f"{what}: parameter {odd!r} is {found.get(odd)}, and its manifest says {described.get(odd)}")
+    for name, one in sorted(tensors.items()):
+        if not np.isfinite(one).all():
+            raise CorruptFile(f"{what}: parameter {name!r} has numbers that are NaN or infinite")
+    return tensors
+
+
+def _require_signature(session: Any, told: ReleaseManifest, what: str) -> None:
+    """Refuse a graph whose input or output is not the manifest's; an extent that the graph leaves open fits any."""
+    for one, wanted in ((session.get_inputs(), told.graph.input), (session.get_outputs(), told.graph.output)):
+        if [known.name for known in one] != [wanted.name]:
+            raise CorruptFile(
+                f"{what}: its graph has {[known.name for known in one]}, and its manifest {wanted.name!r}"
+            )
+        known = one[0].shape
+        pairs = zip(known[1:], wanted.shape[1:], strict=False)
+        differs = any(isinstance(extent, int) and extent != said for extent, said in pairs)
+        if len(known) != len(wanted.shape) or differs:
+            raise CorruptFile(f"{what}: {wanted.name!r} is {known}, and its manifest says {list(wanted.shape)}")
+
+
+def _warm_up(session: Any, told: ReleaseManifest) -> float:
+    """Run it on zeros; return the seconds of the fastest run."""
+    zeros = np.zeros((1, *told.graph.input.shape[1:]), told.graph.input.dtype)
+    fastest = float("inf")
+    for _ in range(WARM_UPS):
+        began = time.monotonic()
+        session.run([told.graph.output.name], {told.graph.input.name: zeros})
+        fastest = min(fastest, time.monotonic() - began)
+    return fastest
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,105 @@
+"""What the inference process is started with: the operator's `[serve]`, and what follows from the board for the rest.
+
+ONNX Runtime's own choices are none for a board. Its idle threads spin: a network of two million parameters cost 22 % of
+a core at 20 requests a second instead of 2 %, and joules would be those of the spinning. Left to itself it also pins
+one thread to every core, which fails in a container that has some of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from device_agent.config import ServeConfig
+from shared.errors import ConfigError
+from shared.runtime import memory
+
+SPINNING_FROM_HZ, SPIN_US = 30.0, 50
+"""Between fewer requests, threads that wait are asleep before the next one comes anyway."""
+SMALL_BOARD_BYTES = 1 << 30
+"""Of boards with less, ONNX Runtime keeps no memory of one inference for the next."""
+SOCKET = "serve.sock"
+MAX_SOCKET_PATH = 107
+_SUPPLIES = "sys/class/power_supply"
+
+
+class InferenceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Argument of the inference process, as JSON.
+
+    Attributes:
+        port: Of 127.0.0.1, 0 for none.
+        socket: Path of the Unix socket, empty for none.
+        memory_bytes: Its limit.
+        provider: As `[serve]` names it.
+        threads: Of one inference.
+        spin_us: For how long a thread that waits spins, in microseconds.
+        arena: Whether ONNX Runtime keeps the memory of one inference for the next.
+        max_body_bytes: Of a request.
+        max_batch: Examples of a request.
+        patience_s: In which a request must have come.
+        log_level: What it says on the agent's standard error.
+    """
+
+    port: int
+    socket: str
+    memory_bytes: int
+    provider: str = "cpu"
+    threads: int = 1
+    spin_us: int = 0
+    arena: bool = True
+    max_body_bytes: int = 16 << 20
+    max_batch: int = 64
+    patience_s: float = 10.0
+    log_level: str = "warning"
+
+
+def choose_settings(
+    config: ServeConfig, state_dir: Path, log_level: str, *, board_bytes: int | None = None, on_battery: bool = False
+) -> InferenceSettings:
+    """Return what the process is started with.
+
+    Args:
+        config: The operator's.
+        state_dir: Where the Unix socket lies unless it is named.
+        log_level: Of the agent.
+        board_bytes: What processes of ours may take on this board; None to ask the system.
+        on_battery: Whether the board runs on one.
+
+    Raises:
+        ConfigError: The socket's path is longer than a system takes.
+    """
+    usual = memory.usual_limit() if board_bytes is None else board_bytes
+    socket = config.socket or str(state_dir / SOCKET)
+    if len(socket.encode()) > MAX_SOCKET_PATH:
+        raise ConfigError(f"serve.socket: {socket}: more than {MAX_SOCKET_PATH} bytes; name a shorter path")
+    spins = config.threads > 1 and config.rate_hz >= SPINNING_FROM_HZ and not on_battery
+    return InferenceSettings(
+        port=config.port,
+        socket=socket,
+        memory_bytes=config.memory_mb << 20 or usual // 2,
+        provider=config.provider,
+        threads=config.threads,
+        spin_us=SPIN_US if spins else 0,
+        arena=config.arena == "on" or (config.arena == "auto" and usual >= SMALL_BOARD_BYTES),
+        max_body_bytes=config.max_body_mb << 20,
+        max_batch=config.max_batch,
+        patience_s=config.patience_s,
+        log_level=log_level,
+    )
+
+
+def runs_on_battery(root: Path) -> bool:
+    """Tell whether a battery of the board is being emptied.
+
+    Args:
+        root: The board's root folder.
+    """
+    for supply in sorted((root / _SUPPLIES).glob("*")):
+        try:
+            kind, status = ((supply / name).read_text().strip() for name in ("type", "status"))
+        except (OSError, UnicodeDecodeError):
+            continue
+        if kind == "Battery" and status == "Discharging":
+            return True
+    return False

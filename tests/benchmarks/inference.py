@@ -1,0 +1,144 @@
+"""Inference on a board: ONNX Runtime beside PyTorch, what HTTP adds, the process's memory and start.
+
+All at batch 1 on one thread. ONNX Runtime and PyTorch take turns, so that a machine that has something else to do
+disturbs both; clients are threads of this process, over the Unix socket, with tensors as bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import Figure, told
+
+from device_agent.commands.bench_inference import InferenceBench, measure
+from device_agent.config import BoardConfig, ServeConfig
+from device_agent.inference.models import percentiles
+from device_agent.inference.release_folder import ReleaseFiles, read_folder
+from device_agent.inference.session import open_model
+from device_agent.inference.settings import InferenceSettings, choose_settings
+from device_agent.measurement.board import Board, open_board
+from device_agent.measurement.calibration_file import Measuring
+from edge_server.plan.plan import Plan
+from edge_server.plan.sections import Chosen
+from edge_server.release.create import create_release
+from edge_server.release.run_model import RunModel
+from edge_server.release.store import export_release
+from shared.models.build import initial
+from shared.protocol.messages import Spec
+from shared.protocol.release import Preprocessing, ReleaseSource
+
+NETWORKS = {"lenet": 5.0, "resnet20": 2.5, "vgg16": 1.5}
+"""With how much faster than PyTorch ONNX Runtime should be."""
+SPENT_S, QUICK_S, CLIENTS = 6.0, 0.5, 8
+MIN_RUNS, TURN = 10, 5
+FLOOR = "import os, psutil, numpy, onnxruntime; print(psutil.Process().memory_full_info().pss)"
+
+
+def released(name: str, folder: Path) -> tuple[ReleaseFiles, torch.nn.Module]:
+    """Return a release of a network as it is before training, and the network."""
+    spec = Chosen(name=name)
+    model = initial(spec, 1)
+    model.layers.eval()
+    plan = Plan(name="bench", rounds=1, algorithm=Chosen(name="fedavg"), model=spec)
+    source = ReleaseSource(run="bench", round=1, plan="bench", algorithm=Spec(name="fedavg"))
+    tree = dict(model.layers.state_dict())
+    found = RunModel(plan, model, tree, tuple(model.example), (), Preprocessing(), source)
+    export_release(create_release(found, folder / "runs", name), folder / name)
+    return read_folder(folder / name), model.layers
+
+
+def alternate(calls: tuple[Callable[[], object], ...], seconds: float) -> list[list[float]]:
+    """Return the seconds of each call, taken in turns."""
+    taken: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(taken[0]) < MIN_RUNS:
+        for one, call in zip(taken, calls, strict=True):
+            for _ in range(TURN):
+                began = time.perf_counter()
+                call()
+                one.append(time.perf_counter() - began)
+    return taken
+
+
+def against_pytorch(files: ReleaseFiles, layers: torch.nn.Module, settings: InferenceSettings, seconds: float) -> list:
+    """Return the seconds of ONNX Runtime and of PyTorch for one example."""
+    model = open_model(files.manifest, files.parts, settings)
+    given = torch.randn((1, *model.input.shape[1:]), generator=torch.Generator().manual_seed(1))
+    array = given.numpy()
+
+    def eager() -> None:
+        with torch.no_grad():
+            layers(given)
+
+    return alternate((lambda: model.run(array), eager), seconds)
+
+
+def served(files: ReleaseFiles, board: Board, seconds: float, clients: int) -> InferenceBench:
+    """Return what the inference process gives so many clients."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = choose_settings(ServeConfig(port=0), Path(folder), "warning")
+        return asyncio.run(measure(files, settings, board, seconds, (clients, 1)))
+
+
+def floor_mb() -> float:
+    """Return the PSS of a Python that has imported numpy and onnxruntime, in MB."""
+    done = subprocess.run([sys.executable, "-c", FLOOR], check=True, capture_output=True, text=True, env=os.environ)
+    return int(done.stdout) / 1e6
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    """Measure every network; a quick run the smallest alone."""
+    torch.set_num_threads(1)
+    seconds, rows = QUICK_S if quick else SPENT_S, list[Figure]()
+    board = open_board(Measuring(board=BoardConfig()))
+    with tempfile.TemporaryDirectory() as name:
+        settings = choose_settings(ServeConfig(port=0), Path(name), "warning")
+        for network, ratio in list(NETWORKS.items())[: 1 if quick else None]:
+            files, layers = released(network, Path(name))
+            alone, eager = against_pytorch(files, layers, settings, seconds)
+            p50, p99 = percentiles(alone, (0.5, 0.99))
+            rows += [
+                Figure(f"{network}: ONNX Runtime, p50", p50 * 1e3, "ms"),
+                Figure(
+                    f"{network}: PyTorch to ONNX Runtime, p50", statistics.median(eager) / p50, "x", f">= {ratio:g}"
+                ),
+            ]
+            one, many = (served(files, board, seconds, clients) for clients in (1, CLIENTS))
+            is_small = network == "lenet"
+            rows += [
+                Figure(
+                    f"{network}: HTTP adds, p50",
+                    (one.request_s[0] - p50) * 1e3,
+                    "ms",
+                    "<= 1" if is_small else "",
+                ),
+                Figure(f"{network}: a request to ONNX Runtime alone, p99", one.request_s[2] / p99, "x", "<= 1.25"),
+                Figure(
+                    f"{network}: {CLIENTS} clients to ONNX Runtime alone, throughput",
+                    many.throughput_hz * statistics.fmean(alone),
+                    "x",
+                    ">= 0.8",
+                ),
+            ]
+            if is_small:
+                rows += [
+                    Figure("inference process with lenet, PSS idle", one.pss_mb, "MB", "<= 60"),
+                    Figure("of it Python, numpy and onnxruntime imported", floor_mb(), "MB"),
+                    Figure("inference process with lenet, ready", one.ready_s, "s", "<= 1.5"),
+                ]
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(told(run(quick="--quick" in sys.argv)))

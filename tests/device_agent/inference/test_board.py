@@ -1,0 +1,82 @@
+"""A board that serves as its operator starts it: by `device-agent run`, and measured by `bench-inference`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from device_agent import __main__ as program
+from edge_server.fleet.broker import free_port
+from tests.device_agent.agent_side import LIMIT_S, line_with, living, stop
+
+ROOT = Path(__file__).parents[3]
+CLIENT = re.compile(r"^    import json\n.*?\n    print\(classes[^\n]*\n", re.DOTALL | re.MULTILINE)
+
+
+def test_a_board_without_data_serves_and_takes_no_tasks(made, real, tmp_path):
+    """The client of the page talks to it; killed, its process comes back; told to stop, nothing is left."""
+    port = free_port()
+    path = tmp_path / "agent.toml"
+    path.write_text(
+        f'device = "board"\nstate_dir = "{tmp_path}/state"\n[serve]\nreleases = ["{made["lenet"]}"]\nport = {port}\n'
+    )
+    [page] = CLIENT.findall((ROOT / "device_agent" / "README.md").read_text())
+    client = re.sub(r"^    ", "", page, flags=re.MULTILINE)
+    assert len([line for line in client.splitlines() if line.strip()]) <= 20
+    client = client.replace("8471", str(port)).replace("models/digits", "models/lenet")
+    assert str(port) in client
+
+    def ask() -> int:
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            exec(client, {})  # noqa: S102 - the page's own
+        return int(shown.getvalue())
+
+    async def story() -> None:
+        async with asyncio.timeout(LIMIT_S), living(path) as process:
+            await line_with(process, "this board serves models and takes no tasks: its file has no [data]")
+            await line_with(process, "serving lenet/1, opened in")
+            first = await asyncio.to_thread(ask)
+            assert 0 <= first < 10
+            [child] = psutil.Process(process.pid).children()
+            os.kill(child.pid, signal.SIGKILL)
+            await line_with(process, "nothing is served: the inference process was killed (signal 9)")
+            await line_with(process, "serving lenet/1, opened in")
+            assert await asyncio.to_thread(ask) == first
+            await stop(process)
+
+    real(story())
+
+
+def test_what_a_request_costs_is_told(made, capsys, monkeypatch):
+    """In words, and as JSON whose figures fit together; a release that is none is something to edit."""
+
+    def told(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["device-agent", "bench-inference", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        return ended.value.code, *capsys.readouterr()
+
+    quick = ("--release", made["tiny-1"], "--seconds", 0.2)
+    code, out, err = told(*quick, "--clients", 2, "--batch", 3, "--format", "json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["model"], found["batch"], found["clients"], found["threads"]) == ("tiny/1", 3, 2, 1)
+    assert found["requests"] > 0
+    for some in (found["request_s"], found["runtime_s"]):
+        assert 0 < some[0] <= some[1] <= some[2]
+    assert (found["joules"] is None) == (found["source"] == "nothing tells its power")
+    code, out, _ = told(*quick)
+    assert (code, "model tiny/1, batch 1, 1 clients, 1 threads" in out) == (0, True)
+    code, _, err = told("--release", made["tiny-1"] / "nothing")
+    assert (code, "edge-server release export" in err) == (2, True)
+    assert told(*quick, "--clients", 0)[0] == 2

@@ -1,0 +1,250 @@
+"""Connections over a real socket, with a clock that the test moves: limits, order, and peers that do not keep to it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from device_agent.inference.http import server as http
+from device_agent.inference.http.connection import IDLE_S, LINGER_S, MAX_HEAD_BYTES, Response
+from device_agent.inference.http.server import HttpServer
+
+MOST, PATIENCE_S = 1000, 10.0
+PAUSE_S = 0.001
+
+
+class Site:
+    """A server whose answers a test holds back or not, and its clock."""
+
+    def __init__(self) -> None:
+        self.now, self.seen, self.hold = 0.0, [], None
+        self.server = HttpServer(self.answer, MOST, PATIENCE_S, lambda: self.now)
+
+    def answer(self, request):
+        self.seen.append(request)
+        response = Response(200, request.path.encode())
+        return self.held(response) if self.hold else response
+
+    async def held(self, response):
+        await self.hold.wait()
+        return response
+
+    async def later(self, seconds):
+        """Let so much time pass on the server's clock."""
+        self.now += seconds
+        self.server.expire()
+
+
+@pytest.fixture
+def run(tmp_path, real):
+    """Run a test's coroutine with a site and a function that connects to it."""
+
+    def story(routine):
+        async def whole():
+            site, path, writers = Site(), str(tmp_path / "s"), []
+            await site.server.listen(0, path)
+
+            async def connect():
+                reader, writer = await asyncio.open_unix_connection(path)
+                writers.append(writer)
+                return reader, writer
+
+            try:
+                await routine(site, connect)
+            finally:
+                for writer in writers:
+                    writer.close()
+                await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
+                site.server.close()
+
+        return real(whole())
+
+    return story
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - it comes to pass in callbacks of the loop
+        await asyncio.sleep(PAUSE_S)
+
+
+async def answer_of(reader):
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = int(head.partition("Content-Length: ")[2].partition("\r\n")[0])
+    return int(head.split()[1]), (await reader.readexactly(length)).decode(), head
+
+
+@asynccontextmanager
+async def refused(site, connect, data, status):
+    """Send what is refused; the peer is told why, and what else it sends is dropped until it reads that and closes."""
+    reader, writer = await connect()
+    writer.write(data)
+    found, text, head = await answer_of(reader)
+    assert (found, "Connection: close" in head) == (status, True)
+    writer.write(b"x" * 100_000)
+    yield text
+    assert await reader.read() == b""
+    assert site.server._reserved == 0
+
+
+def test_requests_of_one_connection_are_answered_in_their_order(run):
+    async def story(site, connect):
+        reader, writer = await connect()
+        site.hold = asyncio.Event()
+        writer.write(
+            b"GET /1?q HTTP/1.1\r\n\r\nPOST /2 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcGET /3 HTTP/1.1\r\n\r\n"
+        )
+        await until(lambda: site.seen)
+        site.hold.set()
+        assert [(await answer_of(reader))[:2] for _ in range(3)] == [(200, "/1"), (200, "/2"), (200, "/3")]
+        assert [one.body for one in site.seen] == [b"", b"abc", b""]
+        site.hold = None
+        writer.write(b"POST /4 HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+        writer.write(b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+        assert (await answer_of(reader))[:2] == (200, "/4")
+        assert (site.seen[-1].body, await reader.read()) == (b"abc", b"")
+        assert site.server._reserved == 0
+
+    run(story)
+
+
+def test_what_says_that_it_is_too_large_is_refused_before_it_comes(run):
+    """Nothing of the body is kept; in chunks, nothing beyond the limit."""
+
+    async def story(site, connect):
+        for size in (MOST + 1, 10**15):
+            told = f"POST /1 HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
+            async with refused(site, connect, told, 413) as text:
+                assert f"more than {MOST} bytes" in text
+        chunked = b"POST /1 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"200\r\n" + b"x" * 512 + b"\r\n"
+        async with refused(site, connect, chunked + b"200\r\n" + b"x" * 512, 413):
+            pass
+        assert site.seen == []
+
+    run(story)
+
+
+def test_many_large_bodies_at_once_are_one_too_many(run):
+    async def story(site, connect):
+        told = f"POST /1 HTTP/1.1\r\nContent-Length: {MOST}\r\n\r\nx".encode()
+        kept = [await connect() for _ in range(http.BODIES_AT_ONCE)]
+        for _, writer in kept:
+            writer.write(told)
+        await until(lambda: not (site.server._reserved < http.BODIES_AT_ONCE * MOST))
+        reader, writer = await connect()
+        writer.write(told)
+        assert (await answer_of(reader))[0] == 503
+        for reader, writer in kept:
+            writer.write(b"x" * (MOST - 1))
+            assert (await answer_of(reader))[0] == 200
+        assert site.server._reserved == 0
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /1 HTTP/1.1\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", 400),
+        (b"POST /1 HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /1 HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST /1 HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET /1 HTTP/1.1\r\nA: " + b"x" * MAX_HEAD_BYTES, 431),
+        (b"GET /" + b"x" * MAX_HEAD_BYTES, 431),
+    ],
+)
+def test_what_is_no_request_is_refused(data, status, run):
+    async def story(site, connect):
+        async with refused(site, connect, data, status):
+            pass
+        assert site.seen == []
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "begun", [b"G", b"GET /1 HTTP/1.1\r\nHost:", b"POST /1 HTTP/1.1\r\nContent-Length: 9\r\n\r\nab"]
+)
+def test_a_request_that_comes_slowly_has_so_much_time_and_no_more(begun, run):
+    """However often a byte of it comes; who is served meanwhile is not disturbed."""
+
+    async def story(site, connect):
+        reader, writer = await connect()
+        good_reader, good_writer = await connect()
+        writer.write(begun)
+        good_writer.write(b"GET /2 HTTP/1.1\r\n\r\n")
+        assert (await answer_of(good_reader))[0] == 200
+        await site.later(PATIENCE_S)
+        assert not reader.at_eof()
+        writer.write(b"c")
+        await site.later(PATIENCE_S / 2)
+        assert (await answer_of(reader))[0] == 408
+        assert (await reader.read(), site.server._reserved) == (b"", 0)
+        good_writer.write(b"GET /3 HTTP/1.1\r\n\r\n")
+        assert (await answer_of(good_reader))[1] == "/3"
+
+    run(story)
+
+
+def test_idle_connections_and_refused_ones_that_do_not_close_are_closed(run):
+    async def story(site, connect):
+        idle, _ = await connect()
+        stubborn, writer = await connect()
+        writer.write(b"nonsense\r\n")
+        assert (await answer_of(stubborn))[0] == 400
+        await site.later(LINGER_S + 1)
+        await until(lambda: not (len(site.server._connections) > 1))
+        await site.later(IDLE_S)
+        assert await idle.read() == b""
+        await until(lambda: not (site.server._connections))
+
+    run(story)
+
+
+def test_a_peer_that_does_not_read_its_answers_is_parted_with(run):
+    """What waits for it is bounded: nothing more is read from it meanwhile."""
+
+    async def story(site, connect):
+        reader, writer = await connect()
+        large = Response(200, b"x" * (1 << 20))
+        site.server.answer = lambda _: large
+        reader._transport.pause_reading()
+        writer.write(b"GET /1 HTTP/1.1\r\n\r\n" * 4)
+        await until(lambda: site.server._connections)
+        [connection] = site.server._connections
+        await until(lambda: connection._is_blocked)
+        await site.later(PATIENCE_S + 1)
+        await until(lambda: not (site.server._connections))
+
+    run(story)
+
+
+def test_one_connection_too_many_is_told_so_and_the_next_finds_room(run):
+    async def story(site, connect):
+        kept = [await connect() for _ in range(http.MAX_CONNECTIONS)]
+        reader, _ = await connect()
+        assert (await answer_of(reader))[0] == 503
+        kept[0][1].close()
+        while len(site.server._connections) > http.MAX_CONNECTIONS - 1:
+            await site.later(LINGER_S + 1)
+            await asyncio.sleep(PAUSE_S)
+        reader, writer = await connect()
+        writer.write(b"GET /1 HTTP/1.1\r\n\r\n")
+        assert (await answer_of(reader))[0] == 200
+
+    run(story)
+
+
+def test_who_goes_before_the_answer_leaves_nothing_behind(run):
+    async def story(site, connect):
+        site.hold = asyncio.Event()
+        _, writer = await connect()
+        writer.write(b"POST /1 HTTP/1.1\r\nContent-Length: 9\r\n\r\n123456789GET /2 HTTP/1.1\r\n\r\n")
+        await until(lambda: site.seen)
+        writer.close()
+        site.hold.set()
+        await until(lambda: not (site.server._connections or site.server._reserved))
+
+    run(story)

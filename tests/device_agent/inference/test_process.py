@@ -1,0 +1,251 @@
+"""The inference process as a real child: a client that nobody here wrote, its death, its limits, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from device_agent.inference.process import InferenceProcess
+from device_agent.inference.release_folder import ReleaseFiles, read_folder
+from edge_server.fleet.broker import free_port
+from shared.errors import ConfigError, ServingDied, ServingRefused
+from shared.protocol.release import PARAMETERS, PROBES
+
+LIMIT_S = 120.0
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """The standard library's client over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+def asked(path: str, method: str, url: str, told: object = None) -> tuple[int, dict]:
+    connection = UnixConnection(path)
+    connection.request(method, url, None if told is None else json.dumps(told))
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    return answer.status, json.loads(data) if data else {}
+
+
+def probe(made: Path) -> tuple[dict, list[float]]:
+    """Return a request of one probe, and what PyTorch makes of it."""
+    probes = load_file(made / PROBES)
+    one = probes["inputs"][:1]
+    tensor = {"name": "input", "shape": one.shape, "datatype": "FP32", "data": one.ravel().tolist()}
+    return {"inputs": [tensor]}, probes["outputs"][0].tolist()
+
+
+@pytest.fixture
+def served(made, settings, real):
+    """Run a test's coroutine beside a process that serves `tiny`, version 1; it may be given others of it."""
+    files = {(one.name, one.version): one for one in map(read_folder, made.values())}
+
+    def find(name: str, version: int) -> ReleaseFiles:
+        if (name, version) not in files:
+            raise ConfigError(f"there is no {name}/{version}")
+        return files[name, version]
+
+    def story(routine, start=("tiny", 1), **changes: object):
+        async def whole() -> None:
+            told = msgspec.structs.replace(settings, **changes)
+            process = InferenceProcess(told, find, {start[0]: find(*start)})
+            running = asyncio.create_task(process.run())
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await process.ready.wait()
+                    await routine(process, told)
+                assert not running.done()
+            finally:
+                running.cancel()
+                await asyncio.wait({running})
+                assert not process.pid
+
+        real(whole())
+
+    return story
+
+
+def test_tritonclient_asks_it_over_loopback(made, served):
+    """Of NVIDIA, for Triton: liveness, metadata, JSON and bytes, versions, and errors that it understands."""
+    triton = pytest.importorskip("tritonclient.http")
+    port = free_port()
+
+    def ask() -> None:
+        client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("lenet")
+        assert client.is_model_ready("lenet", "1")
+        assert not client.is_model_ready("lenet", "7")
+        assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+        told = client.get_model_metadata("lenet")
+        assert (told["name"], told["versions"]) == ("lenet", ["1"])
+        assert told["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 1, 28, 28]}]
+        probes = load_file(made["lenet"] / PROBES)
+        for binary_in, binary_out in ((True, True), (True, False), (False, True), (False, False)):
+            given = triton.InferInput("input", list(probes["inputs"].shape), "FP32")
+            given.set_data_from_numpy(probes["inputs"], binary_data=binary_in)
+            wanted = triton.InferRequestedOutput("output", binary_data=binary_out)
+            answer = client.infer("lenet", [given], outputs=[wanted], request_id="7")
+            found = answer.as_numpy("output")
+            assert np.abs(found - probes["outputs"]).max() <= 1e-5 * np.abs(probes["outputs"]).max()
+            assert answer.get_response()["id"] == "7"
+        assert client.infer("lenet", [given], model_version="1").as_numpy("output").shape == (10, 10)
+        small = triton.InferInput("input", [1, 2], "FP32")
+        small.set_data_from_numpy(np.zeros((1, 2), np.float32))
+        with pytest.raises(triton.InferenceServerException, match=r"expected is 'input' .* shape \[n, 1, 28, 28\]"):
+            client.infer("lenet", [small])
+        large = triton.InferInput("input", [1000, 1, 28, 28], "FP32")
+        large.set_data_from_numpy(np.zeros((1000, 1, 28, 28), np.float32))
+        with pytest.raises(triton.InferenceServerException, match="max_body_mb"):
+            client.infer("lenet", [large])
+        client.close()
+
+    async def story(process, settings) -> None:
+        await asyncio.to_thread(ask)
+        figures = await process.figures("lenet", 1)
+        assert (figures.requests, figures.errors) == (5, 0)
+
+    served(story, start=("lenet", 1), port=port)
+
+
+def test_versions_are_switched_and_what_cannot_be_served_changes_nothing(made, served, copied):
+    """The standard library is client enough; the process has neither torch nor onnx in it."""
+    told, first = probe(made["tiny-1"])
+    _, second = probe(made["tiny-2"])
+
+    async def story(process, settings) -> None:
+        async def ask(method: str, url: str, given: object = None) -> tuple[int, dict]:
+            return await asyncio.to_thread(asked, settings.socket, method, url, given)
+
+        async def answers() -> list[float]:
+            status, found = await ask("POST", "/v2/models/tiny/infer", told)
+            assert status == 200
+            return found["outputs"][0]["data"]
+
+        assert await answers() == pytest.approx(first, rel=1e-4, abs=1e-5)
+        await process.load("tiny", 2)
+        assert (await ask("GET", "/v2/models/tiny"))[1]["versions"] == ["1", "2"]
+        assert await answers() == pytest.approx(first, rel=1e-4, abs=1e-5)
+        assert (await ask("POST", "/v2/models/tiny/versions/2/infer", told))[0] == 200
+        await process.switch("tiny", 2)
+        assert await answers() == pytest.approx(second, rel=1e-4, abs=1e-5)
+        with pytest.raises(ServingRefused, match="there is no tiny/3"):
+            await process.load("tiny", 3)
+        with pytest.raises(ServingRefused, match="version 3 of 'tiny' is not loaded"):
+            await process.switch("tiny", 3)
+        await process.unload("tiny", 1)
+        status, found = await ask("GET", "/v2/models/tiny/versions/1/ready")
+        assert (status, found["error"]) == (404, "version 1 of model 'tiny' is not served here; there is tiny")
+        assert (await ask("GET", "/v2/models/other"))[0] == 404
+        assert (await ask("GET", "/elsewhere"))[0] == 404
+        assert (await ask("GET", "/v2/models/tiny/infer"))[0] == 405
+        assert (await ask("POST", "/v2/models/tiny/infer", {"inputs": []}))[0] == 400
+        assert (await ask("GET", "/v2/health/live"))[0] == 200
+        mapped = {Path(one.path).name for one in psutil.Process(process.pid).memory_maps()}
+        assert not [one for one in mapped if one.startswith(("libtorch", "onnx_cpp"))]
+        assert os.stat(settings.socket).st_mode & 0o077 == 0  # noqa: PTH116 - at once
+
+    served(story)
+
+
+def test_a_killed_process_is_started_again_with_what_it_served(made, served):
+    """Who asks meanwhile is told at once; the version that answered last answers again."""
+    told, _ = probe(made["tiny-1"])
+    _, second = probe(made["tiny-2"])
+
+    async def story(process, settings) -> None:
+        await process.load("tiny", 2)
+        await process.switch("tiny", 2)
+        os.kill(process.pid, signal.SIGSTOP)
+        asking = asyncio.ensure_future(process.figures("tiny", 2))
+        await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(ServingDied):
+            await asking
+        await process.figures("tiny", 1)  # waits for the next one
+        assert process.starts == 2
+        status, found = await asyncio.to_thread(asked, settings.socket, "POST", "/v2/models/tiny/infer", told)
+        assert (status, found["outputs"][0]["data"]) == (200, pytest.approx(second, rel=1e-4, abs=1e-5))
+        assert found["model_version"] == "2"
+
+    served(story)
+
+
+def test_a_release_that_was_damaged_meanwhile_is_told_and_the_process_goes_on(copied, settings, real, caplog):
+    folder = copied("tiny-1")
+    files = read_folder(folder)
+    (folder / PARAMETERS).write_bytes(b"")
+
+    async def story() -> None:
+        process = InferenceProcess(settings, lambda *_: files, {"tiny": files})
+        running = asyncio.create_task(process.run())
+        async with asyncio.timeout(LIMIT_S):
+            await process.ready.wait()
+        assert (await asyncio.to_thread(asked, settings.socket, "GET", "/v2/health/ready"))[0] == 503
+        running.cancel()
+        await asyncio.wait({running})
+
+    real(story())
+    assert "tiny/1 is not served: release tiny/1:" in caplog.text
+    assert "is damaged" in caplog.text
+
+
+def test_a_process_that_ends_again_and_again_is_started_further_and_further_apart(settings, virtually, caplog):
+    """In virtual time: after 1, 2, 4 seconds and so on, up to a minute; nothing is raised."""
+
+    starts = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        process = InferenceProcess(settings, lambda *_: None, {}, clock=loop.time)
+
+        async def live() -> str:
+            starts.append(loop.time())
+            if len(starts) == 1:
+                raise OSError(12, "no memory")
+            return "it ended"
+
+        process._live = live
+        running = asyncio.create_task(process.run())
+        await asyncio.sleep(400)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait({running})
+
+    virtually(story())
+    assert starts[:9] == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert "it could not be started" in caplog.text
+
+
+def test_a_process_that_cannot_listen_says_so_and_what_waits_for_it_is_told(made, settings, real, caplog, tmp_path):
+    files = read_folder(made["tiny-1"])
+    told = msgspec.structs.replace(settings, socket=str(tmp_path / "no" / "such" / "folder"))
+
+    async def story() -> None:
+        process = InferenceProcess(told, lambda *_: files, {"tiny": files})
+        cause = await asyncio.wait_for(process._live(), LIMIT_S)
+        assert cause == "the inference process ended with exit code 71; its last words are in this agent's log"
+        with pytest.raises(ServingDied):
+            await process._ask(None, None)
+
+    real(story())

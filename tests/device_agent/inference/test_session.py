@@ -1,0 +1,147 @@
+"""A release in ONNX Runtime: the numbers of PyTorch, and a clear word for each release that is none."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from device_agent.inference.release_folder import read_folder, read_folders
+from device_agent.inference.session import choose_providers, open_model
+from shared.errors import ConfigError, CorruptFile
+from shared.protocol.release import GRAPH, MANIFEST, PARAMETERS, PROBES, sha256_of
+
+
+def opened(folder, settings):
+    files = read_folder(folder)
+    return open_model(files.manifest, files.parts, settings)
+
+
+def told_anew(folder, name):
+    """Write a spoiled part's digest into the manifest, as one who made a release of it would."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    data = (folder / name).read_bytes()
+    part = manifest["parameters"] if name == PARAMETERS else manifest["graph"]["part"]
+    part |= {"sha256": sha256_of(data), "size": len(data)}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("key", ["tiny-1", "lenet"])
+def test_it_computes_what_pytorch_does(key, made, settings):
+    """On the probes that its release carries, within 1e-5 of the largest output."""
+    model = opened(made[key], settings)
+    probes = load_file(made[key] / PROBES)
+    found = model.run(probes["inputs"])
+    assert np.abs(found - probes["outputs"]).max() <= 1e-5 * np.abs(probes["outputs"]).max()
+    assert (found.shape[0], model.provider) == (10, "CPUExecutionProvider")
+    assert 0 < model.quick_s <= model.seconds
+
+
+@pytest.mark.parametrize("name", [GRAPH, PARAMETERS])
+@pytest.mark.parametrize("spoil", ["cut", "changed", "gone"])
+def test_a_damaged_part_is_refused_by_its_digest(name, spoil, copied, settings):
+    folder = copied("tiny-1")
+    data = bytearray((folder / name).read_bytes())
+    if spoil == "gone":
+        (folder / name).unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data[:-1] if spoil == "cut" else data)
+    with pytest.raises(CorruptFile, match=name):
+        opened(folder, settings)
+
+
+def test_parameters_that_are_no_numbers_are_refused_by_name(copied, settings):
+    """ONNX Runtime would take them."""
+    folder = copied("tiny-1")
+    tensors = load_file(folder / PARAMETERS)
+    spoiled = min(tensors)
+    tensors[spoiled] = tensors[spoiled].copy()
+    tensors[spoiled].flat[0] = np.nan
+    save_file(tensors, folder / PARAMETERS)
+    told_anew(folder, PARAMETERS)
+    with pytest.raises(CorruptFile, match=f"{spoiled!r} has numbers that are NaN or infinite"):
+        opened(folder, settings)
+
+
+def test_parameters_of_another_network_are_refused_by_name(copied, made, settings):
+    folder = copied("tiny-1")
+    (folder / PARAMETERS).write_bytes((made["lenet"] / PARAMETERS).read_bytes())
+    told_anew(folder, PARAMETERS)
+    with pytest.raises(CorruptFile, match=r"parameter '.*' is .* and its manifest says"):
+        opened(folder, settings)
+
+
+def test_a_graph_that_is_not_the_manifest_s_is_refused(copied, made, settings):
+    """Its tensors are checked, so that no request is judged by another shape than the graph's."""
+    folder = copied("tiny-1")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["graph"]["input"]["shape"] = [-1, 7]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CorruptFile, match=r"'input' is .*and its manifest says"):
+        opened(folder, settings)
+
+
+def test_a_graph_that_onnx_runtime_does_not_read_is_refused_with_its_words(copied, settings):
+    """Such as of an opset that it does not know yet, or of bytes that are no graph."""
+    onnx = pytest.importorskip("onnx")
+    folder = copied("tiny-1")
+    proto = onnx.load_model_from_string((folder / GRAPH).read_bytes())
+    proto.opset_import[0].version = 99
+    (folder / GRAPH).write_bytes(proto.SerializeToString())
+    told_anew(folder, GRAPH)
+    with pytest.raises(ConfigError, match=r"this ONNX Runtime does not run its graph: .*99"):
+        opened(folder, settings)
+    (folder / GRAPH).write_bytes(b"no graph")
+    told_anew(folder, GRAPH)
+    with pytest.raises(ConfigError, match="this ONNX Runtime does not run its graph"):
+        opened(folder, settings)
+
+
+def test_a_release_of_a_newer_format_is_refused(copied):
+    folder = copied("tiny-1")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(ConfigError, match="format 99"):
+        read_folder(folder)
+
+
+def test_folders_that_hold_no_release_or_the_same_model_are_refused(made, copied, tmp_path):
+    with pytest.raises(ConfigError, match="edge-server release export"):
+        read_folders([str(tmp_path / "nothing")])
+    with pytest.raises(ConfigError, match="two folders hold model 'tiny'"):
+        read_folders([str(made["tiny-1"]), str(made["tiny-2"])])
+    folder = copied("tiny-1")
+    (folder / MANIFEST).write_text("{")
+    with pytest.raises(ConfigError, match="export the release again"):
+        read_folders([str(folder)])
+
+
+def test_a_provider_that_is_not_there_is_named_and_the_cpu_computes(made, settings, caplog):
+    """Never silently."""
+    import msgspec  # noqa: PLC0415
+
+    cpu = ["CPUExecutionProvider"]
+    assert choose_providers("cpu", cpu) == (cpu, "")
+    both = ["CUDAExecutionProvider", *cpu]
+    assert choose_providers("cuda", ["Other", *both]) == (both, "")
+    assert choose_providers("tensorrt", both) == (
+        both,
+        "this build of ONNX Runtime has no TensorrtExecutionProvider",
+    )
+    model = opened(made["tiny-1"], msgspec.structs.replace(settings, provider="tensorrt"))
+    if model.provider == cpu[0]:
+        assert "TensorrtExecutionProvider" in caplog.text
+        assert "CPUExecutionProvider computes model tiny/1" in caplog.text
+
+
+def test_threads_that_wait_spin_only_where_it_was_chosen(made, settings):
+    import msgspec  # noqa: PLC0415
+
+    for spin, words in ((0, "0"), (50, "1")):
+        model = opened(made["tiny-1"], msgspec.structs.replace(settings, threads=2, spin_us=spin))
+        options = model.session.get_session_options()
+        assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 1)
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == words

@@ -1,0 +1,139 @@
+"""Requests of the Open Inference Protocol: JSON and bytes give the same numbers, and what does not fit is told."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from device_agent.inference.http.tensors import Asked, read_inference, write_inference
+from shared.errors import WireError
+from shared.protocol.release import TensorSpec
+
+GIVEN = TensorSpec(name="input", dtype="float32", shape=(-1, 2, 3))
+WANTED = TensorSpec(name="output", dtype="float32", shape=(-1, 2))
+NUMBERS = [[[1, 2.5, 3], [4, 5, 6]]]
+FLAT = [1, 2.5, 3, 4, 5, 6]
+MOST = 4
+
+
+def body(tensor: dict | None = None, behind: bytes = b"", **keys: object) -> tuple[bytes, int | None]:
+    told = {"name": "input", "shape": [1, 2, 3], "datatype": "FP32", **(tensor or {})}
+    head = json.dumps({"inputs": [told], **keys}).encode()
+    return head + behind, len(head) if behind else None
+
+
+def read(*given: object, **keys: object) -> Asked:
+    return read_inference(*body(*given, **keys), GIVEN, WANTED, MOST)
+
+
+@pytest.mark.parametrize("data", [NUMBERS, FLAT])
+def test_numbers_flat_or_nested_are_the_tensor(data):
+    asked = read({"data": data}, id="mine")
+    assert (asked.inputs == np.array(NUMBERS, np.float32)).all()
+    assert (asked.inputs.dtype, asked.id, asked.is_binary) == (np.float32, "mine", False)
+
+
+@pytest.mark.parametrize("blank", [0, 1, 2, 3])
+def test_bytes_behind_the_json_are_the_tensor_wherever_they_lie(blank):
+    """ONNX Runtime wants them aligned."""
+    data = np.array(NUMBERS, "<f4").tobytes()
+    asked = read({"parameters": {"binary_data_size": len(data)}}, data, id="x" * (blank + 1))
+    assert (asked.inputs == np.array(NUMBERS, np.float32)).all()
+    assert asked.inputs.flags.aligned
+    assert asked.inputs.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("keys", "binary"),
+    [
+        ({}, False),
+        ({"parameters": {"binary_data_output": True}}, True),
+        ({"outputs": [{"name": "output", "parameters": {"binary_data": True}}]}, True),
+        ({"outputs": [{"name": "output"}], "parameters": {"binary_data_output": True}}, True),
+        (
+            {
+                "outputs": [{"name": "output", "parameters": {"binary_data": False}}],
+                "parameters": {"binary_data_output": True},
+            },
+            False,
+        ),
+    ],
+)
+def test_the_output_goes_back_as_it_is_asked_for(keys, binary):
+    asked = read({"data": FLAT}, **keys)
+    assert asked.is_binary == binary
+    outputs = np.array([[0.5, -1.25]], np.float32)
+    data, split = write_inference(outputs, WANTED, ("tiny", 3), asked)
+    told = json.loads(data[:split] if split else data)
+    assert (told["model_name"], told["model_version"], told["outputs"][0]["shape"]) == ("tiny", "3", [1, 2])
+    assert (np.frombuffer(data[split:], "<f4") if split else np.array(told["outputs"][0]["data"])).tolist() == [
+        0.5,
+        -1.25,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (({"shape": [2, 3], "data": FLAT},), r"expected is 'input' with datatype FP32 and shape \[n, 2, 3\], n from 1"),
+        (({"shape": [1, 3, 2], "data": FLAT},), "expected is"),
+        (({"shape": [0, 2, 3], "data": []},), "expected is"),
+        (({"shape": [-1, 2, 3], "data": FLAT},), "expected is"),
+        (({"shape": [5, 2, 3], "data": FLAT * 5},), "n from 1 to 4"),
+        (({"shape": [10**30, 2, 3], "data": FLAT},), "expected is"),
+        (({"datatype": "FP64", "data": FLAT},), "datatype FP64 .* expected is 'input' with datatype FP32"),
+        (({"name": "other", "data": FLAT},), "one is expected, 'input'"),
+        (({"data": FLAT[:-1]},), "takes 6 numbers"),
+        (({},), "takes 6 numbers"),
+        (({"data": ["1", "2", "3", "4", "5", "6"]},), "no array of 6 numbers"),
+        (({"data": [1, 2, 3, 4, 5, None]},), "no array of 6 numbers"),
+        (({"data": [True, False, True, False, True, False]},), "no array of 6 numbers"),
+        (({"data": [[1, 2], [3, 4, 5, 6]]},), "no array of numbers"),
+        (({"data": [[1, 2, 3], [4, 5, 6]]},), "no array of 6 numbers, flat or of its shape"),
+        (({"data": FLAT}, b"more"), "4 bytes behind the JSON"),
+        (({"parameters": {"binary_data_size": 24}}, b"x" * 23), "takes 24 bytes; it says 24, and 23"),
+        (({"parameters": {"binary_data_size": "24"}}, b"x" * 24), "it says '24'"),
+        (({"parameters": {"binary_data_size": 8}}, b"x" * 8), "takes 24 bytes"),
+        (({"parameters": {"shared_memory_region": "here"}, "data": FLAT},), "shared_memory_region"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_is_expected(given, words):
+    with pytest.raises(WireError, match=words):
+        read(*given)
+
+
+def test_outputs_that_there_are_not_are_refused():
+    with pytest.raises(WireError, match="no output 'other'; there is 'output'"):
+        read({"data": FLAT}, outputs=[{"name": "other"}])
+    with pytest.raises(WireError, match="classification"):
+        read({"data": FLAT}, outputs=[{"name": "output", "parameters": {"classification": 2}}])
+
+
+@pytest.mark.parametrize(
+    ("data", "split"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b'{"inputs": {}}', None),
+        (b'{"inputs": [1]}', None),
+        (b"\xff\xfe", None),
+        (b'{"inputs": [], "parameters": {"a": ' + b"[" * 100_000, None),
+        (b"{}", 3),
+        (b"{}", 0),
+    ],
+)
+def test_what_is_no_request_is_told(data, split):
+    with pytest.raises(WireError):
+        read_inference(data, split, GIVEN, WANTED, MOST)
+
+
+def test_whole_numbers_are_asked_for_where_the_model_takes_them():
+    spec = TensorSpec(name="input", dtype="int64", shape=(-1, 2))
+    tensor = {"shape": [1, 2], "datatype": "INT64"}
+    asked = read_inference(*body(tensor | {"data": [3, 4]}), spec, WANTED, MOST)
+    assert (asked.inputs.dtype, asked.inputs.tolist()) == (np.int64, [[3, 4]])
+    with pytest.raises(WireError, match="whole numbers"):
+        read_inference(*body(tensor | {"data": [3, 4.5]}), spec, WANTED, MOST)
