@@ -278,8 +278,10 @@ class Candidate:
     async def _soak(self) -> tuple[Event, str] | None:
         """Watch the trial; return why it must end, None where the candidate may stay."""
         if self._before is None:  # another process of ours began it
-            self._before, self._starts = await self._figures(self.record.committed), self.around.serving.starts
-            if reason := await self.answer_with(self.record.candidate):
+            self._before = await self._figures(self.record.committed)
+            reason = await self.answer_with(self.record.candidate)
+            self._starts = self.around.serving.starts  # now that there is one
+            if reason:
                 return "worse", f"switch: {reason}"
         terms = self.record.terms
         try:

@@ -1,0 +1,214 @@
+"""The gates: what each refuses and how it says so; and their process as a real child, which may die of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from device_agent.inference.candidate import GateVerdict
+from device_agent.inference.gates import judgement
+from device_agent.inference.gates.process import GateJob, GateProcess
+from device_agent.inference.settings import InferenceSettings
+from shared.data.spec import Data
+from shared.protocol.update import UpdateTerms
+from tests.device_agent.inference.linear_releases import damaged, linear_release, put
+
+MIB = 1 << 20
+SETTINGS = InferenceSettings(port=0, socket="", memory_bytes=2048 * MIB, spin_us=0)
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory) -> Data:
+    """Return 80 points of two classes that their first feature tells apart; half are held out."""
+    path, random = tmp_path_factory.mktemp("data") / "points.csv", Random(5)
+    lines = ["a,b,c,d,label"]
+    for number in range(80):
+        kind = number % 2
+        lines.append(",".join([f"{(2 * kind - 1) * (1 + random.random()):.3f}", "0", "0", "1", str(kind)]))
+    path.write_text("\n".join(lines) + "\n")
+    return Data(source="csv", path=str(path), holdout=0.5)
+
+
+def verdict(folder: Path, made, *, data: Data | None = None, committed: int = 1, **terms: float) -> GateVerdict:
+    """Return what becomes of a release on a board that may serve another one; in this process."""
+    if committed:
+        put(folder, linear_release(1), committed=True)
+    put(folder, made)
+    job = GateJob(
+        state_dir=str(folder),
+        name="points",
+        candidate=made[0].version,
+        committed=committed,
+        terms=UpdateTerms(**terms),
+        settings=SETTINGS,
+        data=data,
+    )
+    return judgement.try_out(job, lambda _: None, lambda: None)
+
+
+def test_a_sound_release_passes(tmp_path, points):
+    found = verdict(tmp_path, linear_release(2), data=points)
+    assert found.reason == ""
+    assert (found.accuracy, found.old_accuracy, found.examples) == (1.0, 1.0, 40)
+    assert min(found.p95_s, found.old_p95_s) > 0.0
+
+
+def test_a_first_release_is_compared_with_nothing(tmp_path, points):
+    found = verdict(tmp_path, linear_release(1, np.zeros((4, 2))), committed=0, data=points)
+    assert found.reason == ""
+    assert (found.old_accuracy, found.old_p95_s) == (None, 0.0)
+
+
+def with_nan() -> np.ndarray:
+    weights = np.ones((4, 2))
+    weights[3, 1] = np.nan
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("made", "cause"),
+    [
+        (linear_release(2, with_nan(), outputs=np.zeros((10, 2))), "load: .*'w' has numbers that are NaN"),
+        (linear_release(2, np.full((4, 2), 3e38), outputs=np.zeros((10, 2))), "finite: "),
+        (linear_release(2, outputs=np.ones((10, 2))), "probes: its outputs differ"),
+        (linear_release(2, np.ones((5, 2))), "signature: its input was input float32 .* another name"),
+        (linear_release(2, np.ones((4, 3))), "signature: its output"),
+        (linear_release(2, output="answer"), "signature: its output"),
+        (damaged(linear_release(2), "graph"), "load: .*graph"),
+        (damaged(linear_release(2), "parameters"), "load: .*parameters"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_refused_and_said(tmp_path, made, cause):
+    found = verdict(tmp_path, made)
+    assert found.lasting
+    assert found.reason
+    assert re.match(cause, found.reason, re.DOTALL), found.reason
+
+
+def test_files_that_rot_on_the_disk_are_told(tmp_path):
+    """Digests are compared with what lies there now; probes that cannot be read are no fault of the model."""
+    made = linear_release(2)
+    for which in (made[0].parameters, made[0].graph.part, made[0].probes):
+        folder = tmp_path / which.sha256[:8]
+        put(folder, linear_release(1), committed=True)
+        store = put(folder, made)
+        path = store.path(which.sha256)
+        path.chmod(0o600)
+        path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+        job = GateJob(
+            state_dir=str(folder), name="points", candidate=2, committed=1, terms=UpdateTerms(), settings=SETTINGS
+        )
+        found = judgement.try_out(job, lambda _: None, lambda: None)
+        assert "damaged" in found.reason
+
+
+def test_a_release_that_is_less_accurate_here_is_refused(tmp_path, points):
+    """Its weights are those of the other class; and whatever may be lost, it passes."""
+    w = np.zeros((4, 2))
+    w[0] = 1.0, -1.0
+    found = verdict(tmp_path, linear_release(2, w), data=points, max_drop=0.1)
+    assert found.reason.startswith("accuracy: 0.000 on 40 examples held out here, before it 1.000")
+    assert verdict(tmp_path / "other", linear_release(2, w), data=points, max_drop=1.0).reason == ""
+
+
+def test_a_latency_that_no_network_keeps_is_refused(tmp_path):
+    found = verdict(tmp_path, linear_release(2), max_latency_ms=1e-6)
+    assert found.reason.startswith("latency: ")
+    assert verdict(tmp_path / "other", linear_release(2), max_latency_ms=1e6).reason == ""
+
+
+@pytest.mark.parametrize(
+    "data", [Data(source="csv", path="/nowhere", holdout=0.5), Data(source="csv", path="/nowhere")]
+)
+def test_examples_that_are_not_there_are_no_fault_of_the_model(tmp_path, data):
+    found = verdict(tmp_path, linear_release(2), data=data)
+    assert (found.reason, found.accuracy) == ("", None)
+
+
+def test_the_pure_judgements():
+    assert judgement.judge_accuracy(0.90, 0.92, 50, 0.02) == ""
+    assert judgement.judge_accuracy(0.89, 0.92, 50, 0.02)
+    assert judgement.judge_accuracy(0.0, None, 50, 0.0) == ""
+    expected = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+    assert judgement.judge_probes([expected, expected[:1]], expected) == ""
+    assert judgement.judge_probes([expected + 3e-4], expected) == ""
+    assert "1.0e-03" in judgement.judge_probes([expected + 4e-3], expected)
+    assert "shape" in judgement.judge_probes([expected[:, :1]], expected)
+
+
+def run(process: GateProcess, folder: Path) -> GateVerdict:
+    put(folder, linear_release(1), committed=True)
+    store = put(folder, linear_release(2))
+
+    async def story() -> GateVerdict:
+        async with asyncio.timeout(120.0):
+            return await process(store.record("points"))
+
+    return asyncio.run(story())
+
+
+def test_the_gates_as_a_process(tmp_path):
+    """A release that passes, within memory that does, and refused where it does not."""
+    found = run(GateProcess(tmp_path, SETTINGS), tmp_path)
+    assert (found.reason, found.lasting) == ("", True)
+    assert found.p95_s > 0.0
+    small = msgspec.structs.replace(SETTINGS, memory_bytes=1 * MIB)
+    found = run(GateProcess(tmp_path / "small", small), tmp_path / "small")
+    assert found.reason
+
+
+CHILD = """
+import os, signal, sys
+sys.stdin.buffer.read()
+sys.stdout.write('{"type":"Entering","gate":"latency"}\\n')
+sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "cause"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashes: .*signal 11 in latency"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "memory: .*signal 9"),
+        ("sys.exit(3)", "crashes: .*exit code 3 in latency"),
+        ("signal.pause()", "time: the gates did not end within 0 s"),
+    ],
+)
+def test_how_the_process_ends_is_its_verdict(tmp_path, monkeypatch, ends, cause):
+    (tmp_path / "dying_gates.py").write_text(CHILD + ends + "\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = run(
+        GateProcess(tmp_path, SETTINGS, patience_s=0.5 if "pause" in ends else 60.0, module="dying_gates"), tmp_path
+    )
+    assert found.lasting
+    assert re.match(cause, found.reason), found.reason
+
+
+def test_a_call_that_is_given_up_ends_the_process(tmp_path, monkeypatch):
+    """As where a newer offer supersedes the one in the gates."""
+    (tmp_path / "slow_gates.py").write_text(CHILD + "signal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    put(tmp_path, linear_release(1), committed=True)
+    record = put(tmp_path, linear_release(2)).record("points")
+
+    def children() -> list[psutil.Process]:
+        return [one for one in psutil.Process().children() if "slow_gates" in " ".join(one.cmdline())]
+
+    async def story() -> None:
+        async with asyncio.timeout(120.0):
+            trying = asyncio.create_task(GateProcess(tmp_path, SETTINGS, module="slow_gates")(record))
+            while not children():  # noqa: ASYNC110 - a process says nothing
+                await asyncio.sleep(0.02)
+            trying.cancel()
+            await asyncio.wait({trying})
+            assert trying.cancelled()
+            assert not children()
+
+    asyncio.run(story())
