@@ -17,9 +17,8 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from device_agent.config import BoardConfig, ServeConfig, load
-from device_agent.inference.http.tensors import BINARY_SIZE, DATATYPES
-from device_agent.inference.messages import Figures
-from device_agent.inference.models import percentiles
+from device_agent.inference.http import BINARY_SIZE, DATATYPES
+from device_agent.inference.messages import Figures, percentiles
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from device_agent.inference.settings import InferenceSettings, choose_settings, runs_on_battery
@@ -49,7 +48,8 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
         clients: At once, each with one request under way.
         threads: Of ONNX Runtime.
         ready_s: Seconds from the process's start until the model answers.
-        pss_mb: Of the process before the first request, in MB.
+        pss_mb: Of the process before the first request, in MB, of what it shares with others its share.
+        rss_mb: The same with all that is shared.
         requests: Answered.
         throughput_hz: Of them a second.
         request_s: p50, p95 and p99 of a request as a client sees it.
@@ -64,6 +64,7 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     ready_s: float
     pss_mb: float
+    rss_mb: float
     requests: int
     throughput_hz: float
     request_s: tuple[float, float, float]
@@ -125,7 +126,7 @@ async def measure(
     async with background(process.run()):
         await process.ready.wait()
         await process.figures(files.name, files.version)  # refused where it could not be loaded
-        ready_s, pss = monotonic() - began, psutil.Process(process.pid).memory_full_info().pss
+        ready_s, memory = monotonic() - began, psutil.Process(process.pid).memory_full_info()
         await in_thread(ask_for, settings.socket, request, WARM_UP_S)
         if board.power:
             board.power.start()
@@ -144,7 +145,8 @@ async def measure(
         clients=clients,
         threads=settings.threads,
         ready_s=ready_s,
-        pss_mb=pss / 1e6,
+        pss_mb=memory.pss / 1e6,
+        rss_mb=memory.rss / 1e6,
         requests=len(taken),
         throughput_hz=len(taken) / (ended - began),
         request_s=(p50, p95, p99),
@@ -222,7 +224,7 @@ def _lines(found: InferenceBench) -> Sequence[str]:
     joules = f"{found.joules:.4g} J by {found.source}" if found.joules is not None else f"unknown: {found.source}"
     return (
         f"model {found.model}, batch {found.batch}, {found.clients} clients, {found.threads} threads",
-        f"ready in {found.ready_s:.2f} s, {found.pss_mb:.1f} MB PSS before the first request",
+        f"ready in {found.ready_s:.2f} s, before the first request {found.pss_mb:.1f} MB PSS, {found.rss_mb:.1f} MB RSS",
         f"{found.requests} requests, {found.throughput_hz:.1f} a second",
         f"a request:          {request}",
         f"ONNX Runtime alone: {runtime}",

@@ -5,6 +5,8 @@ Every message of the agent is answered by one of the process, in their order; `R
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -113,6 +115,17 @@ class Figures(msgspec.Struct, frozen=True, tag=True):
     p50_s: float = 0.0
     p95_s: float = 0.0
     p99_s: float = 0.0
+
+
+def percentiles(seconds: Iterable[float], shares: Sequence[float]) -> list[float]:
+    """Return the smallest of some numbers that so large a share of them does not exceed; zeros where there are none.
+
+    Args:
+        seconds: The numbers, in any order.
+        shares: In (0, 1].
+    """
+    ordered = sorted(seconds)
+    return [ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0 for share in shares]
 
 
 ToInference: TypeAlias = Load | Switch | Unload | Ask

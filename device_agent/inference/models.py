@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from device_agent.inference.messages import Figures
+from device_agent.inference.messages import Figures, percentiles
 from device_agent.inference.session import OpenModel
 from shared.errors import ServingRefused
 
@@ -78,17 +77,6 @@ class ServedVersion:
         return Figures(
             told.name, told.version, self.requests, self.errors, self.non_finite, p50_s=p50, p95_s=p95, p99_s=p99
         )
-
-
-def percentiles(seconds: Sequence[float] | deque[float], shares: Sequence[float]) -> list[float]:
-    """Return the smallest of some numbers that so large a share of them does not exceed; zeros where there are none.
-
-    Args:
-        seconds: The numbers, in any order.
-        shares: In (0, 1].
-    """
-    ordered = sorted(seconds)
-    return [ordered[max(0, int(np.ceil(share * len(ordered))) - 1)] if ordered else 0.0 for share in shares]
 
 
 class ServedModels:

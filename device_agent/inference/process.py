@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_S = 1.0, 60.0, 60.0
 """Before it is started again; twice as long each time, from the first again after it lived for so long."""
 START_PATIENCE_S = 120.0
+LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Numpy multiplies no matrices here: without these it takes 40 MB of the process's limit for each core's buffers."""
 A = TypeVar("A", Loaded, Switched, Unloaded, Figures)
 
 
@@ -157,7 +160,7 @@ class InferenceProcess:
         self.starts += 1
         words = (*self._command, msgspec.json.encode(self._settings).decode())
         process = self._process = await asyncio.create_subprocess_exec(
-            *words, stdin=PIPE, stdout=PIPE, start_new_session=True
+            *words, stdin=PIPE, stdout=PIPE, start_new_session=True, env=os.environ | LEAN
         )
         log.info("inference process started pid=%d", process.pid)
         restoring: asyncio.Task[None] | None = None

@@ -8,12 +8,15 @@ one thread to every core, which fails in a container that has some of them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from device_agent.config import ServeConfig
 from shared.errors import ConfigError
 from shared.runtime import memory
+
+if TYPE_CHECKING:  # the inference process reads no agent.toml, and has no memory to spare
+    from device_agent.config import ServeConfig
 
 SPINNING_FROM_HZ, SPIN_US = 30.0, 50
 """Between fewer requests, threads that wait are asleep before the next one comes anyway."""

@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Awaitable
 from concurrent.futures import Executor
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -120,6 +119,8 @@ def _answered(served: ServedVersion, asked: Asked) -> Response:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - two megabytes that few ask for
+
     try:
         return version("fieldfleet")
     except PackageNotFoundError:  # run from a folder that was never installed

@@ -13,22 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from device_agent.inference.http import BINARY_SIZE, DATATYPES
 from shared.errors import WireError
 from shared.protocol.release import TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DATATYPES: Mapping[str, str] = {
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "int32": "INT32",
-    "int64": "INT64",
-    "uint8": "UINT8",
-}
-"""What the protocol calls a dtype."""
-BINARY_SIZE, BINARY_DATA, BINARY_OUTPUT = "binary_data_size", "binary_data", "binary_data_output"
+BINARY_DATA, BINARY_OUTPUT = "binary_data", "binary_data_output"
 NOT_SUPPORTED = ("classification", "shared_memory_region")
 
 

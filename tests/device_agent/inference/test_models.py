@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_agent.inference.models import ServedModels, percentiles
+from device_agent.inference.messages import percentiles
+from device_agent.inference.models import ServedModels
 from device_agent.inference.release_folder import read_folder
 from device_agent.inference.session import OpenModel, open_model
 from shared.errors import ServingRefused
