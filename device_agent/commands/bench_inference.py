@@ -224,7 +224,8 @@ def _lines(found: InferenceBench) -> Sequence[str]:
     joules = f"{found.joules:.4g} J by {found.source}" if found.joules is not None else f"unknown: {found.source}"
     return (
         f"model {found.model}, batch {found.batch}, {found.clients} clients, {found.threads} threads",
-        f"ready in {found.ready_s:.2f} s, before the first request {found.pss_mb:.1f} MB PSS, {found.rss_mb:.1f} MB RSS",
+        f"ready in {found.ready_s:.2f} s",
+        f"before the first request {found.pss_mb:.1f} MB PSS, {found.rss_mb:.1f} MB RSS",
         f"{found.requests} requests, {found.throughput_hz:.1f} a second",
         f"a request:          {request}",
         f"ONNX Runtime alone: {runtime}",
