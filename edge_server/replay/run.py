@@ -40,7 +40,7 @@ from edge_server.replay.trainer import Scale
 from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
-from shared.data.examples import count_trained_on
+from shared.data.sources.arrays import count_trained_on
 from shared.errors import ConfigError
 from shared.models.build import DRAW
 from shared.models.evaluate import build_skeleton

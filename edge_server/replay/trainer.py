@@ -24,7 +24,7 @@ from edge_server.replay.jobs import FAILURES, Jobs
 from edge_server.replay.pool import TrainingOrder
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
-from shared.data.examples import count_held_out, count_trained_on
+from shared.data.sources.arrays import count_held_out, count_trained_on
 from shared.data.spec import Data
 from shared.errors import SessionLost, TaskFailed
 from shared.models.build import blank

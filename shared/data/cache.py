@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+import torch
 from torch import Tensor
 
 from shared.data.classes import as_told
 from shared.data.examples import Examples
-from shared.data.load import load_whole
-from shared.data.partition import Shares, select_share, split
+from shared.data.load import as_examples
+from shared.data.partition import Index, Shares, select_share, split
+from shared.data.sources.arrays import Arrays
+from shared.data.sources.read import read_whole
 from shared.data.spec import Data
 
 
@@ -18,7 +21,7 @@ from shared.data.spec import Data
 class DataCache:
     """Whole data sets, and whose each example is; a device's share is copied out of them when it is asked for."""
 
-    _sets: dict[bytes, Examples] = field(default_factory=dict)
+    _sets: dict[bytes, Arrays] = field(default_factory=dict)
     _shares: dict[bytes, Shares] = field(default_factory=dict)
 
     def load(self, spec: Data) -> Examples:
@@ -30,7 +33,7 @@ class DataCache:
         share = self._share(spec)
         examples = self._whole(spec)
         own = examples if share is None else examples.subset(share)
-        return own if spec.is_labelled else own.without_labels()
+        return as_examples(own if spec.is_labelled else own.without_labels(), spec)
 
     def count(self, spec: Data) -> int:
         """Return how many examples a device has, those it holds back included.
@@ -43,20 +46,20 @@ class DataCache:
 
     def example(self, spec: Data) -> Tensor:
         """Return the inputs of one example of the data set, of shape (...)."""
-        return self._whole(spec).inputs[0]
+        return torch.from_numpy(self._whole(spec).inputs[0])
 
     def classes(self, spec: Data) -> tuple[str, ...] | None:
         """Return the names of the data set's classes, as a device tells them; None where no label is read."""
         return as_told(self._whole(spec).classes) if spec.is_labelled else None
 
-    def _whole(self, spec: Data) -> Examples:
+    def _whole(self, spec: Data) -> Arrays:
         whole = msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0)
         key = msgspec.msgpack.encode((whole, spec.reads_labels))
         if key not in self._sets:
-            self._sets[key] = load_whole(spec)
+            self._sets[key] = read_whole(spec)
         return self._sets[key]
 
-    def _share(self, spec: Data) -> Tensor | None:
+    def _share(self, spec: Data) -> Index | None:
         """Return the indices of a device's examples; None for all."""
         if spec.partition is None:
             return None

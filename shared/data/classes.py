@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.data.csv_lines import labels_of, split_paths
+from shared.data.sources.csv_lines import labels_of, split_paths
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.protocol.messages import MAX_CLASSES

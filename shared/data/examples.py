@@ -1,25 +1,15 @@
-"""Labelled examples in memory, their split for evaluation, and their order in training."""
+"""Labelled examples in memory as tensors, their split for evaluation, and their order in training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.data.augment import Augment
-from shared.data.spec import Data
-
-BRIGHTEST = 255
-"""The largest value of a byte, scaled to 1."""
-NO_LABEL = -1
-"""Stands for the label of an example that has none; no loss takes it."""
-FLOAT_BYTES = 4
-"""Of a number of the inputs."""
+from shared.data.sources.arrays import Arrays, count_held_out, no_labels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,31 +46,23 @@ class Examples:
         return len(self.labels)
 
     @classmethod
-    def unlabelled(cls, inputs: Tensor, clients: tuple[str, ...] | None = None) -> Examples:
-        """Return examples of which nobody says a class."""
-        return cls(inputs, torch.full((len(inputs),), NO_LABEL), clients)
+    def of(cls, arrays: Arrays) -> Examples:
+        """Return examples in the memory of some arrays."""
+        inputs, labels = torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.labels)
+        return cls(inputs, labels, arrays.clients, classes=arrays.classes)
+
+    def augmented(self, augment: Augment) -> Examples:
+        """Return the same examples, changed so whenever they are trained on."""
+        return replace(self, augment=augment)
 
     def without_labels(self) -> Examples:
         """Return the same inputs, of which nobody says a class any more."""
-        return replace(self, labels=torch.full_like(self.labels, NO_LABEL), classes=())
+        return replace(self, labels=torch.from_numpy(no_labels(len(self))), classes=())
 
     def subset(self, index: Tensor) -> Examples:
         """Return the examples at `index`, int64 of shape (M,), in that order."""
         clients = None if self.clients is None else tuple(self.clients[i] for i in index.tolist())
         return replace(self, inputs=self.inputs.index_select(0, index), labels=self.labels[index], clients=clients)
-
-
-def as_inputs(array: NDArray[Any]) -> Tensor:
-    """Return numbers of shape (N, ...) as float32: bytes are brightness and become [0, 1], others stay as they are."""
-    if array.dtype == np.uint8:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(torch.float32).div_(BRIGHTEST)
-    with np.errstate(over="ignore"):  # too large for float32 becomes inf, which `load` refuses
-        return torch.from_numpy(array.astype(np.float32, order="C"))
-
-
-def shuffled_order(count: int, seed: int) -> Tensor:
-    """Return 0 .. count - 1, int64 of shape (count,), in the order that the seed gives."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
@@ -99,21 +81,10 @@ def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples
     if not 0 <= share < 1:
         raise ValueError(f"share must be in [0, 1), not {share}")
     count = count_held_out(len(examples), share)
-    order = shuffled_order(len(examples), seed)
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
     if not count:
         return examples, examples.subset(order[:0])  # without a copy of them all
     return examples.subset(order[count:].sort().values), examples.subset(order[:count].sort().values)
-
-
-def count_held_out(count: int, share: float) -> int:
-    """Return how many of `count` examples `split_holdout` holds out."""
-    return min(max(1, round(count * share)), max(0, count - 1)) if share else 0
-
-
-def count_trained_on(count: int, data: Data) -> int:
-    """Return how many of a device's `count` examples are neither held out nor kept for validation."""
-    rest = count - count_held_out(count, data.holdout)
-    return rest - count_held_out(rest, data.validation)
 
 
 def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,102 +1,39 @@
-"""Load a `Data` spec's examples: source, limit, partition, standardisation."""
+"""Load a `Data` spec's examples as tensors to train on: what `sources.read` reads, and how it is augmented."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
-
-import torch
-
-from shared.data import csv, digits, folder, idx, npz
 from shared.data.augment import AUGMENTS, PICTURES
-from shared.data.classes import require_number
-from shared.data.examples import Examples, shuffled_order
-from shared.data.partition import all_but, draw_balanced, take
+from shared.data.examples import Examples
+from shared.data.sources.arrays import Arrays
+from shared.data.sources.read import read_share, read_whole
 from shared.data.spec import Data
 from shared.errors import ConfigError
 
-SOURCES: Mapping[str, Callable[[Data], Examples]] = {
-    "csv": csv.read,
-    "digits": digits.read,
-    "folder": folder.read,
-    "idx": idx.read,
-    "npz": npz.read,
-}
-"""Every source's reader by its name in `Data.source`."""
-
-LIMIT_SEED = 0
-"""Draws the examples that `limit` keeps: one seed, so that devices agree on them."""
-
 
 def load(spec: Data) -> Examples:
-    """Read the source, keep `limit` examples of it, then this device's share. `holdout` is left to `split_holdout`.
-
-    The whole split is in memory as float32 until the share is taken: 190 MB for MNIST.
+    """Return this device's share of the examples, as `read_share`; `holdout` is left to `split_holdout`.
 
     Raises:
         ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
     """
-    examples = load_whole(spec)
-    share = examples if spec.partition is None else take(examples, spec.partition)
-    return share if spec.is_labelled else share.without_labels()
+    return as_examples(read_share(spec), spec)
 
 
 def load_whole(spec: Data) -> Examples:
-    """Read the source and keep `limit` examples of it, and of these what is drawn or left: what the devices share.
+    """Return what the devices share, as `read_whole`, and raise as it does."""
+    return as_examples(read_whole(spec), spec)
 
-    Of examples without labels it still has those that the dealing goes by.
+
+def as_examples(arrays: Arrays, spec: Data) -> Examples:
+    """Return arrays as tensors in the same memory, augmented as the spec says.
 
     Raises:
-        ConfigError: A file is missing, damaged or not as expected.
+        ConfigError: They are no pictures, and only these can be augmented so.
     """
-    place = spec.path or spec.source
-    try:
-        examples = SOURCES[spec.source](spec)
-    except MemoryError as error:
-        raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
-    _require_sound(examples, spec, place)
-    _standardise(examples, spec, place)
-    if spec.augment != "none":
-        examples = _augmented(examples, spec.augment, place)
-    if spec.limit is not None and spec.limit < len(examples):
-        examples = examples.subset(shuffled_order(len(examples), LIMIT_SEED)[: spec.limit].sort().values)
-    if spec.drawn:
-        examples = examples.subset(draw_balanced(examples.labels, spec.drawn))
-    if spec.without:
-        examples = examples.subset(all_but(len(examples), draw_balanced(examples.labels, spec.without)))
-    return examples
-
-
-def _standardise(examples: Examples, spec: Data, place: str) -> None:
-    """Take the mean from the inputs and divide by the deviation, in place: there is room for one copy of a data set."""
-    channels = examples.inputs.shape[1]
-    for name, values in (("mean", spec.mean), ("std", spec.std)):
-        if len(values) not in (0, 1, channels):
-            raise ConfigError(
-                f"{place}: {name} has {len(values)} numbers, the inputs {channels} channels; correct {name}"
-            )
-    beside = (-1, *(1,) * (examples.inputs.ndim - 2))
-    if spec.mean:
-        examples.inputs.sub_(torch.tensor(spec.mean).view(beside))
-    if spec.std:
-        examples.inputs.div_(torch.tensor(spec.std).view(beside))
-
-
-def _augmented(examples: Examples, name: str, place: str) -> Examples:
+    examples = Examples.of(arrays)
+    if spec.augment == "none":
+        return examples
     if examples.inputs.ndim != PICTURES:
-        raise ConfigError(f"{place}: augment {name!r} is for pictures, and these inputs are none; remove it")
-    return replace(examples, augment=AUGMENTS[name])
-
-
-def _require_sound(examples: Examples, spec: Data, place: str) -> None:
-    if not len(examples) or not examples.inputs.numel():
-        raise ConfigError(f"{place}: holds no examples; correct path")
-    if spec.reads_labels and (lowest := int(examples.labels.min())) < 0:
-        raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
-    if spec.classes and spec.reads_labels:
-        require_number(int(examples.labels.max()), spec.classes, Path(place))
-    extremes = torch.stack(torch.aminmax(examples.inputs))  # NaN and infinity show in them; no copy as of isfinite
-    if not extremes.isfinite().all():
-        row = next(row for row, one in enumerate(examples.inputs) if not one.isfinite().all())
-        raise ConfigError(f"{place}: example {row} (from 0) holds NaN or infinity; remove or replace such values")
+        place = spec.path or spec.source
+        raise ConfigError(f"{place}: augment {spec.augment!r} is for pictures, and these inputs are none; remove it")
+    return examples.augmented(AUGMENTS[spec.augment])

@@ -1,6 +1,6 @@
 """Share one data set out among devices, so that each example is one device's and every device computes the same shares.
 
-All functions are pure: labels, numbers and a seed in, a list of index tensors out. Devices that compute their shares
+All functions are pure: labels, numbers and a seed in, a list of indices out. Devices that compute their shares
 themselves must run versions of numpy whose generators agree, which numpy does not promise across major versions.
 """
 
@@ -11,11 +11,9 @@ from collections import defaultdict
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shared.data.examples import Examples
+from shared.data.sources.arrays import Arrays
 from shared.data.spec import Client, Dirichlet, Drawn, Even, Partition, Shards
 from shared.errors import ConfigError
 
@@ -24,11 +22,13 @@ MAX_DRAWS = 1000
 NAMED = 8
 """Clients that an error lists."""
 
-Shares: TypeAlias = list[Tensor] | dict[str, Tensor]
+Index: TypeAlias = NDArray[np.int64]
+"""Numbers of examples, of shape (M,); or their labels."""
+Shares: TypeAlias = list[Index] | dict[str, Index]
 """Every device's examples: by part, or by client."""
 
 
-def take(examples: Examples, partition: Partition) -> Examples:
+def take(examples: Arrays, partition: Partition) -> Arrays:
     """Return one device's share of the examples.
 
     Raises:
@@ -37,7 +37,7 @@ def take(examples: Examples, partition: Partition) -> Examples:
     return examples.subset(select_share(split(examples, partition), partition))
 
 
-def split(examples: Examples, partition: Partition) -> Shares:
+def split(examples: Arrays, partition: Partition) -> Shares:
     """Return every device's share, as ascending indices: a list by part, or a mapping by client.
 
     Raises:
@@ -55,7 +55,7 @@ def split(examples: Examples, partition: Partition) -> Shares:
             return _by_client(examples)
 
 
-def select_share(found: Shares, partition: Partition) -> Tensor:
+def select_share(found: Shares, partition: Partition) -> Index:
     """Return the share that a partition names.
 
     Raises:
@@ -68,7 +68,7 @@ def select_share(found: Shares, partition: Partition) -> Tensor:
     return _pick(found, partition.index)
 
 
-def split_dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_examples: int = 0) -> list[Tensor]:
+def split_dirichlet(labels: Index, *, alpha: float, parts: int, seed: int, min_examples: int = 0) -> list[Index]:
     r"""Split every class among the parts by its own draw of shares.
 
     For each class k, p_k ~ Dir(alpha 1_J) over the J parts, and part j gets the share p_kj of the n_k examples of class
@@ -89,7 +89,7 @@ def split_dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_
         min_examples: No part has fewer.
 
     Returns:
-        J ascending index tensors; each of 0 .. N - 1 is in exactly one.
+        J ascending indices; each of 0 .. N - 1 is in exactly one.
 
     Raises:
         ConfigError: The examples are too few, alpha is out of range, or no draw gave every part enough.
@@ -97,7 +97,7 @@ def split_dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_
     _require_enough(len(labels), parts, max(1, min_examples))
     if not (alpha > 0 and math.isfinite(alpha * parts)):  # the sum of the parts' gammas
         raise ConfigError(f"partition dirichlet: alpha must be above zero and finite, not {alpha}; correct it")
-    _, class_of, class_sizes = np.unique(labels.numpy(), return_inverse=True, return_counts=True)
+    _, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
     generator = np.random.default_rng(seed)
     for _ in range(MAX_DRAWS):
         shares = generator.dirichlet(np.full(parts, alpha), size=len(class_sizes))  # (classes, parts)
@@ -114,10 +114,10 @@ def split_dirichlet(labels: Tensor, *, alpha: float, parts: int, seed: int, min_
     owner = np.empty(len(labels), dtype=np.int64)
     for number, row in enumerate(sizes):
         owner[generator.permutation(np.flatnonzero(class_of == number))] = np.repeat(np.arange(parts), row)
-    return [torch.from_numpy(np.flatnonzero(owner == part)) for part in range(parts)]
+    return [np.flatnonzero(owner == part) for part in range(parts)]
 
 
-def split_shards(labels: Tensor, *, parts: int, shards_per_device: int = 2, seed: int) -> list[Tensor]:
+def split_shards(labels: Index, *, parts: int, shards_per_device: int = 2, seed: int) -> list[Index]:
     """Give every part a few equal runs of the examples sorted by label, so that most have only a few classes.
 
     B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks
@@ -131,7 +131,7 @@ def split_shards(labels: Tensor, *, parts: int, shards_per_device: int = 2, seed
         seed: Of the draw of shards.
 
     Returns:
-        Ascending index tensors, one a part; each of 0 .. N - 1 is in exactly one.
+        Ascending indices, one a part; each of 0 .. N - 1 is in exactly one.
 
     Raises:
         ConfigError: There are more shards than examples.
@@ -139,12 +139,12 @@ def split_shards(labels: Tensor, *, parts: int, shards_per_device: int = 2, seed
     if shards_per_device < 1:
         raise ConfigError(f"partition shards: shards_per_device must be >= 1, not {shards_per_device}; correct it")
     _require_enough(len(labels), parts, shards_per_device)
-    runs = np.array_split(np.argsort(labels.numpy(), kind="stable"), parts * shards_per_device)
+    runs = np.array_split(np.argsort(labels, kind="stable"), parts * shards_per_device)
     drawn = np.random.default_rng(seed).permutation(len(runs)).reshape(parts, shards_per_device)
     return [_ascending(np.concatenate([runs[number] for number in row])) for row in drawn]
 
 
-def split_evenly(labels: Tensor, *, parts: int, seed: int) -> list[Tensor]:
+def split_evenly(labels: Index, *, parts: int, seed: int) -> list[Index]:
     """Deal shuffled examples into parts whose sizes differ by one at most: the IID case.
 
     Args:
@@ -153,7 +153,7 @@ def split_evenly(labels: Tensor, *, parts: int, seed: int) -> list[Tensor]:
         seed: Of the shuffle.
 
     Returns:
-        Ascending index tensors, one a part; each of 0 .. N - 1 is in exactly one.
+        Ascending indices, one a part; each of 0 .. N - 1 is in exactly one.
 
     Raises:
         ConfigError: There are more parts than examples.
@@ -162,13 +162,13 @@ def split_evenly(labels: Tensor, *, parts: int, seed: int) -> list[Tensor]:
     return [_ascending(part) for part in np.array_split(np.random.default_rng(seed).permutation(len(labels)), parts)]
 
 
-def draw_balanced(labels: Tensor, drawn: Drawn) -> Tensor:
+def draw_balanced(labels: Index, drawn: Drawn) -> Index:
     """Return which examples are drawn, of every class as many, or as nearly; ascending, int64 of shape (M,).
 
     Raises:
         ConfigError: There are fewer than classes, or a class has too few, or none at all.
     """
-    sizes = labels.bincount()
+    sizes = np.bincount(labels)
     generator = np.random.default_rng(drawn.seed)
     each, more = (drawn.per_class, 0) if drawn.per_class else divmod(drawn.count, len(sizes))
     if not each:
@@ -179,19 +179,19 @@ def draw_balanced(labels: Tensor, drawn: Drawn) -> Tensor:
         wanted = each + (number in luckier)
         if size < wanted:
             raise ConfigError(f"drawn: class {number} has {size} examples, not {wanted}; draw fewer of each")
-        taken.append(generator.permutation(np.flatnonzero(labels.numpy() == number))[:wanted])
+        taken.append(generator.permutation(np.flatnonzero(labels == number))[:wanted])
     return _ascending(np.concatenate(taken))
 
 
-def all_but(count: int, index: Tensor) -> Tensor:
+def all_but(count: int, index: Index) -> Index:
     """Return 0 .. count - 1 but for those of `index`, ascending."""
-    left = torch.ones(count, dtype=torch.bool)
+    left = np.ones(count, dtype=np.bool_)
     left[index] = False
-    return left.nonzero().flatten()
+    return np.flatnonzero(left)
 
 
-def _ascending(index: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.sort(index).astype(np.int64))
+def _ascending(index: NDArray[Any]) -> Index:
+    return np.sort(index).astype(np.int64)
 
 
 def _require_enough(count: int, parts: int, each: int) -> None:
@@ -201,7 +201,7 @@ def _require_enough(count: int, parts: int, each: int) -> None:
         raise ConfigError(f"partition: {count} examples cannot give {each} to each of {parts} parts; lower parts")
 
 
-def _pick(shares: list[Tensor], index: int) -> Tensor:
+def _pick(shares: list[Index], index: int) -> Index:
     if not 0 <= index < len(shares):
         raise ConfigError(f"partition: index {index} is not from 0 to {len(shares) - 1}; correct index or parts")
     if not len(shares[index]):
@@ -209,16 +209,16 @@ def _pick(shares: list[Tensor], index: int) -> Tensor:
     return shares[index]
 
 
-def _by_client(examples: Examples) -> dict[str, Tensor]:
+def _by_client(examples: Arrays) -> dict[str, Index]:
     if examples.clients is None:
         raise ConfigError("partition client: the data set does not say whose an example is; set client_column")
     found: defaultdict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(examples.clients):
         found[name].append(number)
-    return {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in found.items()}
+    return {name: np.array(numbers, dtype=np.int64) for name, numbers in found.items()}
 
 
-def _of_client(found: dict[str, Tensor], client: str) -> Tensor:
+def _of_client(found: dict[str, Index], client: str) -> Index:
     if client not in found:
         known = sorted(found)
         several = ", ".join([*known[:NAMED], "..."] if len(known) > NAMED else known)

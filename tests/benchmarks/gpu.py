@@ -21,7 +21,7 @@ from measure import Figure, NotRun, Row
 from device_agent.trainer.workspace import TaskBatches
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, Result
-from shared.data.digits import read
+from shared.data.load import load as read
 from shared.data.spec import Data
 from shared.models.build import initial, seeded
 from shared.protocol.messages import Hyper, Spec

@@ -29,7 +29,6 @@ from edge_server.journal.records import RunOpened, closed_rounds
 from edge_server.plan.plan import Plan, test_data
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, evaluated
-from shared.data.digits import read as read_digits
 from shared.data.examples import Examples
 from shared.data.load import load
 from shared.data.partition import split_dirichlet
@@ -115,9 +114,9 @@ class Fleet:
 
 def make_fleet(seed: int) -> Fleet:
     """Deal the digits."""
-    train, test = (read_digits(Data(source="digits", split=split)) for split in ("train", "test"))
-    parts = split_dirichlet(train.labels, alpha=ALPHA, parts=DEVICES, seed=seed, min_examples=32)
-    return Fleet({f"d{place}": train.subset(part) for place, part in enumerate(parts)}, test)
+    train, test = (load(Data(source="digits", split=split)) for split in ("train", "test"))
+    parts = split_dirichlet(train.labels.numpy(), alpha=ALPHA, parts=DEVICES, seed=seed, min_examples=32)
+    return Fleet({f"d{place}": train.subset(torch.from_numpy(part)) for place, part in enumerate(parts)}, test)
 
 
 def methods_table(names: Sequence[str], rounds: int) -> Table:

@@ -29,7 +29,7 @@ from shared.algorithms.split.fedsl_device import Bottom
 from shared.codecs.base import Codec
 from shared.codecs.dense import dense
 from shared.codecs.masked import masked
-from shared.data.digits import read
+from shared.data.load import load as read
 from shared.data.spec import Data
 from shared.models.build import blank, initial, seeded
 from shared.protocol.messages import Hyper, Spec

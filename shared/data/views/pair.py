@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.data.augment import PICTURES
-from shared.data.examples import BRIGHTEST
+from shared.data.sources.arrays import BRIGHTEST
 from shared.data.views import pictures, windows
 from shared.errors import ConfigError
 

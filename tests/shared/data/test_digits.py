@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared.data import digits
 from shared.data.load import load
+from shared.data.sources import digits
 from shared.data.spec import Data
 
 

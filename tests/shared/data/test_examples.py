@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.data.examples import Examples, as_inputs, batches, count_trained_on, split_holdout
+from shared.data.examples import Examples, batches, split_holdout
+from shared.data.sources.arrays import Arrays, as_inputs, count_trained_on, held_out, shuffled_order
 from shared.data.spec import Data
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -41,7 +42,7 @@ def test_what_does_not_belong_together_is_refused():
 def test_bytes_become_brightness_and_other_numbers_stay():
     assert as_inputs(np.array([[0, 51, 255]], dtype=np.uint8)).tolist() == [[0, pytest.approx(0.2), 1]]
     assert as_inputs(np.array([[-3, 300]], dtype=">i2")).tolist() == [[-3, 300]]
-    assert as_inputs(np.array([[1e300]])).isinf().all()
+    assert np.isinf(as_inputs(np.array([[1e300]]))).all()
 
 
 @given(st.integers(0, 40), st.floats(0, 1, exclude_max=True), SEEDS)
@@ -103,3 +104,25 @@ def test_batches_leave_the_global_generator_alone():
 def test_no_batch_of_nothing():
     with pytest.raises(ValueError, match="batch_size"):
         next(batches(numbered(3), batch_size=0, epochs=1, seed=0))
+
+
+@given(st.integers(0, 300), st.integers(0, 2**32 - 1))
+def test_numpy_draws_the_order_of_torch(count, seed):
+    """A board without torch holds out the very examples that one with torch does."""
+    expected = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    assert shuffled_order(count, seed).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.25, 0.9])
+def test_numpy_holds_out_what_torch_holds_out(share):
+    for count in (1, 2, 37, 1000):
+        examples = numbered(count)
+        arrays = Arrays(examples.inputs.numpy(), examples.labels.numpy(), examples.clients)
+        expected = split_holdout(examples, share, 0)[1]
+        found = held_out(arrays, share)
+        assert (found.labels.tolist(), found.clients) == (expected.labels.tolist(), expected.clients)
+
+
+def test_bytes_are_scaled_as_torch_scales_them():
+    every = np.arange(256, dtype=np.uint8)[None]
+    assert as_inputs(every).tolist() == torch.from_numpy(every).to(torch.float32).div_(255).tolist()

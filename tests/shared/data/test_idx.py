@@ -8,8 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from shared.data import idx
 from shared.data.load import load
+from shared.data.sources import idx
 from shared.data.spec import Client, Data
 from shared.errors import ConfigError
 

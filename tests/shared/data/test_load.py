@@ -6,9 +6,11 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
-from shared.data.load import SOURCES, load
+from shared.data.load import load
 from shared.data.partition import split_evenly
+from shared.data.sources.read import SOURCES
 from shared.data.spec import Client, Data, Even
 
 
@@ -41,7 +43,7 @@ def test_limit_comes_before_the_partition(path):
     few = load(Data(source="npz", path=path, limit=20))
     parts = [load(Data(source="npz", path=path, limit=20, partition=Even(parts=4, index=i))) for i in range(4)]
     assert [values(part) for part in parts] == [
-        values(few.subset(i)) for i in split_evenly(few.labels, parts=4, seed=0)
+        values(few.subset(torch.from_numpy(i))) for i in split_evenly(few.labels.numpy(), parts=4, seed=0)
     ]
 
 

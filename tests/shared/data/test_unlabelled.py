@@ -12,8 +12,8 @@ import torch
 
 from shared.data.cache import DataCache
 from shared.data.classes import class_names, with_classes
-from shared.data.examples import NO_LABEL
 from shared.data.load import load, load_whole
+from shared.data.sources.arrays import NO_LABEL
 from shared.data.spec import Client, Data, Dirichlet, Drawn, Even, Shards
 from shared.errors import ConfigError
 

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
-from torch import Tensor
 
-from shared.data.examples import FLOAT_BYTES, NO_LABEL, Examples, as_inputs
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, as_inputs, no_labels
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -39,7 +37,7 @@ DAMAGE = (
 """What numpy and zipfile raise on damaged files."""
 
 
-def read(spec: Data) -> Examples:
+def read(spec: Data) -> Arrays:
     """Return one split of the file: inputs of shape (N, ...), labels of shape (N,).
 
     Bytes are pictures, (N, height, width) or (N, height, width, channels): they come as (N, channels, height, width) in
@@ -60,7 +58,7 @@ def read(spec: Data) -> Examples:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
 
 
-def _read(arrays: NpzFile, spec: Data, path: Path) -> Examples:
+def _read(arrays: NpzFile, spec: Data, path: Path) -> Arrays:
     names = set(arrays.files)
     inputs_name, labels_name = f"x_{spec.split}", f"y_{spec.split}"
     if inputs_name in names and (labels_name in names or not spec.reads_labels):
@@ -76,28 +74,28 @@ def _read(arrays: NpzFile, spec: Data, path: Path) -> Examples:
     )
 
 
-def _plain(arrays: NpzFile, spec: Data, path: Path, names: tuple[str, str]) -> Examples:
+def _plain(arrays: NpzFile, spec: Data, path: Path, names: tuple[str, str]) -> Arrays:
     inputs = _array(arrays, names[0], path, NUMBERS)
     if inputs.ndim == 1:
         raise ConfigError(f"{path}: {names[0]} has shape {inputs.shape}; save an array of shape (N, features)")
     if inputs.dtype == np.uint8:
         inputs = _pictures(inputs, path)
-    labels = _labels(arrays, names[1], path) if spec.reads_labels else torch.full((len(inputs),), NO_LABEL)
+    labels = _labels(arrays, names[1], path) if spec.reads_labels else no_labels(len(inputs))
     clients = None
     if spec.client_column:
         ours = f"{spec.client_column}_{spec.split}"
         clients = _clients(arrays, ours if ours in arrays.files else spec.client_column, path)
     _require_alike(path, {names[0]: inputs, names[1]: labels, "clients": labels if clients is None else clients})
-    return Examples(as_inputs(inputs), labels, None if clients is None else tuple(clients.tolist()))
+    return Arrays(as_inputs(inputs), labels, None if clients is None else tuple(clients.tolist()))
 
 
-def _windows(arrays: NpzFile, spec: Data, path: Path) -> Examples:
+def _windows(arrays: NpzFile, spec: Data, path: Path) -> Arrays:
     """Cut windows out of the streams; the last one ends where the stream ends, which tells how long all are."""
     signal = _array(arrays, "signal", path, NUMBERS, dimensions=2)
     start = _array(arrays, "start", path, INTEGERS, dimensions=1)
     subject = _clients(arrays, "subject", path)
     clients = _clients(arrays, spec.client_column, path) if spec.client_column else subject
-    labels = _labels(arrays, "label", path) if spec.reads_labels else torch.full((len(start),), NO_LABEL)
+    labels = _labels(arrays, "label", path) if spec.reads_labels else no_labels(len(start))
     _require_alike(path, {"start": start, "subject": subject, "label": labels, "clients": clients})
     window = signal.shape[1] - int(start.max(initial=0))
     if window < 1 or int(start.min(initial=0)) < 0:
@@ -105,7 +103,7 @@ def _windows(arrays: NpzFile, spec: Data, path: Path) -> Examples:
     ours = np.isin(subject, _clients(arrays, "test_subjects", path)) == (spec.split == "test")
     require_room(math.prod((len(signal), int(ours.sum()), window)) * (signal.itemsize + FLOAT_BYTES), path)
     cut = np.lib.stride_tricks.sliding_window_view(signal, window, axis=1)[:, start[ours]]  # (channels, N, window)
-    return Examples(as_inputs(cut.transpose(1, 0, 2)), labels[torch.from_numpy(ours)], tuple(clients[ours].tolist()))
+    return Arrays(as_inputs(cut.transpose(1, 0, 2)), labels[ours], tuple(clients[ours].tolist()))
 
 
 def _array(arrays: NpzFile, name: str, path: Path, kinds: str, dimensions: int | None = None) -> NDArray[Any]:
@@ -138,11 +136,11 @@ def _require_room_for(arrays: NpzFile, name: str, path: Path) -> None:
     require_room(math.prod(shape) * (dtype.itemsize + FLOAT_BYTES), path)
 
 
-def _labels(arrays: NpzFile, name: str, path: Path) -> Tensor:
+def _labels(arrays: NpzFile, name: str, path: Path) -> NDArray[np.int64]:
     labels = _array(arrays, name, path, INTEGERS)
     if labels.size != len(labels):
         raise ConfigError(f"{path}: {name} has shape {labels.shape}; save one class number for each example")
-    return torch.from_numpy(labels.reshape(-1).astype(np.int64))
+    return labels.reshape(-1).astype(np.int64)
 
 
 def _clients(arrays: NpzFile, name: str, path: Path) -> NDArray[np.str_]:
@@ -163,7 +161,7 @@ def _pictures(array: NDArray[Any], path: Path) -> NDArray[Any]:
     raise ConfigError(f"{path}: bytes of shape {array.shape} are no pictures; save (N, height, width, channels)")
 
 
-def _require_alike(path: Path, arrays: Mapping[str, NDArray[Any] | Tensor]) -> None:
+def _require_alike(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{count} {name}" for name, count in counts.items())

@@ -11,9 +11,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from shared.data.examples import Examples, shuffled_order
+from shared.data.sources.arrays import Arrays, shuffled_order
 from shared.data.spec import Data
 from shared.errors import ConfigError
 
@@ -24,7 +23,7 @@ SPLIT_SEED = 0
 TRAIN_SHARE = 0.8
 
 
-def read(spec: Data) -> Examples:
+def read(spec: Data) -> Arrays:
     """Return inputs of shape (N, 1, 8, 8) in [0, 1] and labels 0 to 9: 1,438 to train, 359 to test.
 
     Raises:
@@ -34,15 +33,15 @@ def read(spec: Data) -> Examples:
     try:
         columns = None if spec.reads_labels else range(SIDE * SIDE)
         table = np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2, usecols=columns)
-        pictures = torch.from_numpy(table[:, : SIDE * SIDE] / INKIEST).reshape(-1, 1, SIDE, SIDE)
-        labels = torch.from_numpy(table[:, -1].astype(np.int64)) if spec.reads_labels else None
+        pictures = (table[:, : SIDE * SIDE] / np.float32(INKIEST)).reshape(-1, 1, SIDE, SIDE)
+        labels = table[:, -1].astype(np.int64) if spec.reads_labels else None
     except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
         raise ConfigError(f"{path}: damaged ({error}); reinstall with pip install fieldfleet[demo]") from error
     order = shuffled_order(len(pictures), SPLIT_SEED)
     count = round(len(pictures) * TRAIN_SHARE)
     index = order[:count] if spec.split == "train" else order[count:]
-    whole = Examples.unlabelled(pictures) if labels is None else Examples(pictures, labels)
-    return whole.subset(index.sort().values)
+    whole = Arrays.unlabelled(pictures) if labels is None else Arrays(pictures, labels)
+    return whole.subset(np.sort(index))
 
 
 def find() -> Path:

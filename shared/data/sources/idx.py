@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from shared.data.examples import FLOAT_BYTES, Examples, as_inputs
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, as_inputs
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -37,7 +36,7 @@ QMNIST_COLUMNS = {"series": 1, "writer": 2}
 """Of QMNIST's label table, by C. Yadav and L. Bottou, https://arxiv.org/abs/1905.10498; column 0 is the class."""
 
 
-def read(spec: Data) -> Examples:
+def read(spec: Data) -> Arrays:
     """Return one split of a folder: inputs of shape (N, 1, height, width), labels of shape (N,).
 
     Bytes are brightness and come scaled to [0, 1]; pixels of other types stay as they are.
@@ -55,7 +54,7 @@ def read(spec: Data) -> Examples:
     if not spec.reads_labels:
         if spec.client_column:
             raise ConfigError('client_column of idx files is found by their labels: take it out, or labels = "none"')
-        return Examples.unlabelled(as_inputs(images).unsqueeze(1))
+        return Arrays.unlabelled(as_inputs(images)[:, None])
     labels_path = _find(folder, f"{prefix}-labels")
     labels = parse(labels_path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
@@ -63,7 +62,7 @@ def read(spec: Data) -> Examples:
     if len(images) != len(labels):
         raise ConfigError(f"{labels_path}: {len(labels)} labels for {len(images)} images; take both from one data set")
     clients = _clients(folder, spec, labels) if spec.client_column else None
-    return Examples(as_inputs(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)), clients)
+    return Arrays(as_inputs(images)[:, None], labels.astype(np.int64), clients)
 
 
 def parse(path: Path) -> NDArray[Any]:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shared.data.classes import as_told, find_class_folders
-from shared.data.examples import FLOAT_BYTES, Examples, as_inputs
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, as_inputs
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -35,7 +34,7 @@ GREY = frozenset(("1", "L"))
 EIGHT_BIT = GREY | frozenset(("CMYK", "HSV", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"))
 
 
-def read(spec: Data) -> Examples:
+def read(spec: Data) -> Arrays:
     """Return one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], labels of shape (N,).
 
     Where labels are not read, pictures may lie anywhere below the split's folder; what their folders are called says
@@ -47,7 +46,7 @@ def read(spec: Data) -> Examples:
     """
     root = Path(spec.path)
     if not spec.reads_labels:
-        return Examples.unlabelled(as_inputs(_decode(_unsorted_pictures(root, spec))))
+        return Arrays.unlabelled(as_inputs(_decode(_unsorted_pictures(root, spec))))
     place, classes = find_class_folders(root, spec)
     try:
         paths = [(path, number) for number, name in enumerate(classes) for path in _pictures(place / name)]
@@ -55,8 +54,8 @@ def read(spec: Data) -> Examples:
         raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
     if not paths:
         raise ConfigError(f"{place}: holds no picture in a folder of its class; correct path")
-    labels = torch.tensor([number for _, number in paths], dtype=torch.int64)
-    return Examples(as_inputs(_decode([path for path, _ in paths])), labels, classes=as_told(classes))
+    labels = np.array([number for _, number in paths], dtype=np.int64)
+    return Arrays(as_inputs(_decode([path for path, _ in paths])), labels, classes=as_told(classes))
 
 
 def _unsorted_pictures(root: Path, spec: Data) -> list[Path]:

@@ -12,11 +12,10 @@ from array import array
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from shared.data.classes import names_of, number_labels
-from shared.data.csv_lines import find_columns, labels_of, read_lines, require_text, split_paths
-from shared.data.examples import Examples, as_inputs
+from shared.data.sources.arrays import Arrays, as_inputs
+from shared.data.sources.csv_lines import find_columns, labels_of, read_lines, require_text, split_paths
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -26,7 +25,7 @@ CHECKED_EVERY = 1 << 18
 """Features between two looks at the memory that is left."""
 
 
-def read(spec: Data) -> Examples:
+def read(spec: Data) -> Arrays:
     """Return one split: inputs of shape (N, features), labels of shape (N,), and the clients if a column names them.
 
     Raises:
@@ -37,12 +36,12 @@ def read(spec: Data) -> Examples:
     inputs = as_inputs(np.frombuffer(features, dtype=np.float32).reshape(-1, columns))
     people = tuple(clients) if spec.client_column else None
     if not spec.reads_labels:
-        return Examples.unlabelled(inputs, people)
+        return Arrays.unlabelled(inputs, people)
     known = set(labels) if sibling is None or spec.classes else {*labels, *labels_of(sibling, spec)}
     number = number_labels(known, spec, path)
-    return Examples(
+    return Arrays(
         inputs,
-        torch.tensor([number[label] for label in labels], dtype=torch.int64),
+        np.array([number[label] for label in labels], dtype=np.int64),
         people,
         classes=names_of(number),
     )

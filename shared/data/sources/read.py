@@ -1,0 +1,98 @@
+"""Read a `Data` spec's examples: source, limit, partition, standardisation; with numpy, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from shared.data.classes import require_number
+from shared.data.partition import all_but, draw_balanced, take
+from shared.data.sources import csv, digits, folder, idx, npz
+from shared.data.sources.arrays import Arrays, held_out, shuffled_order
+from shared.data.spec import Data
+from shared.errors import ConfigError
+
+SOURCES: Mapping[str, Callable[[Data], Arrays]] = {
+    "csv": csv.read,
+    "digits": digits.read,
+    "folder": folder.read,
+    "idx": idx.read,
+    "npz": npz.read,
+}
+"""Every source's reader by its name in `Data.source`."""
+
+LIMIT_SEED = 0
+"""Draws the examples that `limit` keeps: one seed, so that devices agree on them."""
+
+
+def read_share(spec: Data) -> Arrays:
+    """Read the source, keep `limit` examples of it, then this device's share; those held out are among them.
+
+    The whole split is in memory as float32 until the share is taken: 190 MB for MNIST.
+
+    Raises:
+        ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
+    """
+    examples = read_whole(spec)
+    share = examples if spec.partition is None else take(examples, spec.partition)
+    return share if spec.is_labelled else share.without_labels()
+
+
+def read_held_out(spec: Data) -> Arrays:
+    """Return the examples that a device holds back to evaluate on; raise as `read_share`."""
+    return held_out(read_share(spec), spec.holdout)
+
+
+def read_whole(spec: Data) -> Arrays:
+    """Read the source and keep `limit` examples of it, and of these what is drawn or left: what the devices share.
+
+    Of examples without labels it still has those that the dealing goes by.
+
+    Raises:
+        ConfigError: A file is missing, damaged or not as expected.
+    """
+    place = spec.path or spec.source
+    try:
+        examples = SOURCES[spec.source](spec)
+    except MemoryError as error:
+        raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
+    _require_sound(examples, spec, place)
+    _standardise(examples, spec, place)
+    if spec.limit is not None and spec.limit < len(examples):
+        examples = examples.subset(np.sort(shuffled_order(len(examples), LIMIT_SEED)[: spec.limit]))
+    if spec.drawn:
+        examples = examples.subset(draw_balanced(examples.labels, spec.drawn))
+    if spec.without:
+        examples = examples.subset(all_but(len(examples), draw_balanced(examples.labels, spec.without)))
+    return examples
+
+
+def _standardise(examples: Arrays, spec: Data, place: str) -> None:
+    """Take the mean from the inputs and divide by the deviation, in place: there is room for one copy of a data set."""
+    channels = examples.inputs.shape[1]
+    for name, values in (("mean", spec.mean), ("std", spec.std)):
+        if len(values) not in (0, 1, channels):
+            raise ConfigError(
+                f"{place}: {name} has {len(values)} numbers, the inputs {channels} channels; correct {name}"
+            )
+    beside = (-1, *(1,) * (examples.inputs.ndim - 2))
+    inputs = examples.inputs
+    if spec.mean:
+        inputs -= np.array(spec.mean, dtype=np.float32).reshape(beside)
+    if spec.std:
+        inputs /= np.array(spec.std, dtype=np.float32).reshape(beside)
+
+
+def _require_sound(examples: Arrays, spec: Data, place: str) -> None:
+    if not len(examples) or not examples.inputs.size:
+        raise ConfigError(f"{place}: holds no examples; correct path")
+    if spec.reads_labels and (lowest := int(examples.labels.min())) < 0:
+        raise ConfigError(f"{place}: holds the label {lowest}; number the classes from 0")
+    if spec.classes and spec.reads_labels:
+        require_number(int(examples.labels.max()), spec.classes, Path(place))
+    inputs = examples.inputs
+    if not np.isfinite([inputs.min(), inputs.max()]).all():  # NaN and infinity show in them; no copy as of isfinite
+        row = next(row for row, one in enumerate(inputs) if not np.isfinite(one).all())
+        raise ConfigError(f"{place}: example {row} (from 0) holds NaN or infinity; remove or replace such values")
