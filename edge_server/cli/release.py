@@ -25,7 +25,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 if TYPE_CHECKING:
     from edge_server.release.run_model import RunModel
     from edge_server.release.store import StoredRelease
-    from shared.protocol.release import ReleaseManifest
+    from shared.protocol.release import Reduction, ReleaseManifest
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,7 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
     )
     help_ = "two graphs besides, below and above a cut; default: where the run was cut, or else the network's first"
     create.add_argument("--halves", type=int, nargs="?", const=0, metavar="CUT", help=help_)
+    _reduction_arguments(create)
     listing = verbs.add_parser("list", help="list the releases of a site")
     show = verbs.add_parser("show", help="show a release, and check that all of it is whole")
     out = verbs.add_parser("export", help="write a release as a folder: manifest, graphs, parameters, probes")
@@ -118,6 +119,16 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
         places.add(verb, form=True)
     for verb in (out, delete):
         places.add(verb)
+
+
+def _reduction_arguments(create: argparse.ArgumentParser) -> None:
+    smaller = create.add_mutually_exclusive_group()
+    help_ = "weights and activations of 8 bits, calibrated and measured on the server's examples"
+    smaller.add_argument("--int8", action="store_true", help=help_)
+    help_ = "weights travel as 16-bit floats, and boards expand them"
+    smaller.add_argument("--float16", action="store_true", help=help_)
+    help_ = "refuse it where that makes it less accurate by more, a share of the examples; default: 0.01"
+    create.add_argument("--max-drop", type=float, metavar="X", help=help_)
 
 
 def release(options: argparse.Namespace) -> int:
@@ -176,10 +187,16 @@ async def _until_signalled(serving: Coroutine[Any, Any, None]) -> None:
 
 def _create(options: argparse.Namespace) -> StoredRelease:
     with loading():
-        from edge_server.release.create import create_release  # noqa: PLC0415
+        from edge_server.release.create import MAX_DROP, Wanted, create_release  # noqa: PLC0415
 
+    if options.max_drop is not None and not (options.int8 or options.float16):
+        raise ConfigError("--max-drop is of --int8 and --float16; add one of them")
+    if options.max_drop is not None and not 0 <= options.max_drop <= 1:
+        raise ConfigError("--max-drop: give a share from 0 to 1")
     found = _read(options)
-    return create_release(found, options.data_dir, options.name or found.plan.name, options.halves)
+    kind = "int8" if options.int8 else "float16" if options.float16 else ""
+    drop = MAX_DROP if options.max_drop is None else options.max_drop
+    return create_release(found, options.data_dir, Wanted(options.name or found.plan.name, options.halves, kind, drop))
 
 
 def _list_releases(options: argparse.Namespace) -> None:
@@ -230,10 +247,21 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
         "classes": ", ".join(one.classes) or "numbers",
         "format": f"ONNX opset {one.opset}, IR version {one.ir_version}",
     }
+    if one.reduction:
+        rows["made smaller"] = _reduced(one.reduction)
     if one.halves:
         rows["halves"] = f"at cut {one.halves.cut}, features {_shape(one.halves.top.input.shape)}"
     rows |= {name: f"{_bytes(part.size)}, {part.sha256}" for name, part in one.parts.items()}
     write_text(sys.stdout, TextTable((TextColumn(""), TextColumn("", least=24)), list(rows.items())))
+
+
+def _reduced(told: Reduction) -> str:
+    """Return in words what made a release smaller, and what that did."""
+    seconds = (told.seconds_before, told.seconds_after)
+    times = [] if None in seconds else [" for ".join(f"{1e3 * one:.3g} ms" for one in reversed(seconds) if one)]
+    accuracy = f"accuracy {told.accuracy:.4f} for {told.accuracy_before:.4f} on {told.examples} examples"
+    sizes = f"parameters {_bytes(told.bytes_after)} for {_bytes(told.bytes_before)}"
+    return ", ".join([told.kind, accuracy, sizes, *times])
 
 
 def _prepared(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> str:

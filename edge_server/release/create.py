@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -19,14 +19,18 @@ from edge_server.release.graph import (
     OUTPUT,
     ByteRange,
     require_parity,
+    run_graph,
     trace_graph,
     without_weights,
 )
+from edge_server.release.reduce import compare, halved, quantize, require_accurate, servers_examples
 from edge_server.release.run_model import RunModel, make_probes
 from edge_server.release.store import StoredRelease, publish
+from shared.errors import ConfigError
 from shared.protocol.release import (
     PARAMETERS,
     ParameterSpec,
+    Reduction,
     ReleaseGraph,
     ReleaseManifest,
     ReleasePart,
@@ -38,6 +42,8 @@ from shared.runtime.clock import utc_stamp
 from shared.tensors import file
 from shared.tensors.tree import State, Tree
 
+MAX_DROP = 0.01
+"""By how much less accurate a smaller release may be, as a share of the examples."""
 HEADER_BYTES = 8
 """Of the length of a safetensors header, which stands before it."""
 
@@ -50,46 +56,127 @@ class _Parameters(NamedTuple):
     tensors: tuple[ParameterSpec, ...]
 
 
-def create_release(found: RunModel, data_dir: Path, name: str, cut: int | None = None) -> StoredRelease:
+class Wanted(NamedTuple):
+    """What a release is to be.
+
+    Attributes:
+        name: What applications will call it.
+        cut: Where to cut it for two graphs beside the whole one, as the model counts its cuts; 0 for where its run was
+            cut, or else its first; None for no halves.
+        kind: What makes it smaller: `int8` or `float16`; empty for nothing.
+        max_drop: By how much less accurate that may make it.
+    """
+
+    name: str
+    cut: int | None = None
+    kind: str = ""
+    max_drop: float = MAX_DROP
+
+
+class _Made(NamedTuple):
+    """The parts of a release that are made otherwise where it is made smaller.
+
+    Attributes:
+        graph: Of the whole network.
+        ir_version: Of its format.
+        parameters: The file that boards get.
+        outputs: Of the probes.
+        reduction: What made it smaller.
+    """
+
+    graph: ReleaseGraph
+    ir_version: int
+    parameters: _Parameters
+    outputs: Tensor
+    reduction: Reduction | None = None
+
+
+def create_release(found: RunModel, data_dir: Path, wanted: Wanted) -> StoredRelease:
     """Make a release of a model and keep it.
 
     Args:
         found: The model.
         data_dir: Folder of runs, in which releases lie too.
-        name: What applications will call it.
-        cut: Where to cut it for two graphs beside the whole one, as the model counts its cuts; 0 for where its run was
-            cut, or else its first; None for no halves.
+        wanted: What it is to be.
 
     Raises:
-        ConfigError: The name is none, the network cannot be exported or cut so, or nothing can be written.
+        ConfigError: The name is none, the network cannot be exported or cut so, or nothing can be written; made
+            smaller it is less accurate than it may be.
         Unwritable: The disk takes nothing more.
     """
-    check_name(name, "release")
-    probes = make_probes(found.model.layers, found.example, found.what)
-    parameters, parts = _encode(found.tree), dict[str, bytes]()
-    whole, ir_version = _graph(found, parameters, found.model.layers, (INPUT, OUTPUT), probes, parts)
-    shown: Tree = {"inputs": probes[0], "outputs": probes[1]}
+    check_name(wanted.name, "release")
+    if wanted.kind and wanted.cut is not None:
+        raise ConfigError(f"{found.what}: halves are of the network as it was trained; leave out --{wanted.kind}")
+    inputs, parts = make_probes(found.model.layers, found.example, found.what)[0], dict[str, bytes]()
+    made = _MAKERS[wanted.kind](found, inputs, parts, wanted.max_drop)
+    shown: Tree = {"inputs": inputs, "outputs": made.outputs}
     halves = None
-    if cut is not None:
-        halves, shown["features"] = _halves(found, parameters, cut, probes, parts)
+    if wanted.cut is not None:
+        halves, shown["features"] = _halves(found, made.parameters, wanted.cut, (inputs, made.outputs), parts)
     manifest = ReleaseManifest(
-        name=name,
+        name=wanted.name,
         version=0,
         created=utc_stamp(),
         model=found.plan.model,
         source=found.source,
-        graph=whole,
+        graph=made.graph,
         halves=halves,
-        parameters=_part(parameters.data, parts),
-        tensors=parameters.tensors,
+        reduction=made.reduction,
+        parameters=_part(made.parameters.data, parts),
+        tensors=made.parameters.tensors,
         preprocessing=found.preprocessing,
         classes=found.classes,
         probes=_part(file.encode(State(shown)), parts),
         opset=OPSET,
-        ir_version=ir_version,
+        ir_version=made.ir_version,
         versions=versions() | {one: version(one) for one in ("onnx", "onnxruntime")},
     )
     return publish(data_dir, manifest, parts)
+
+
+def _make_whole(found: RunModel, inputs: Tensor, parts: dict[str, bytes], _max_drop: float = 0.0) -> _Made:
+    """Return the network as it was trained."""
+    parameters = _encode(found.tree)
+    with torch.no_grad():
+        outputs = found.model.layers(inputs)
+    graph, ir_version = _graph(found, parameters, found.model.layers, (INPUT, OUTPUT), (inputs, outputs), parts)
+    return _Made(graph, ir_version, parameters, outputs)
+
+
+def _make_halved(found: RunModel, inputs: Tensor, parts: dict[str, bytes], max_drop: float) -> _Made:
+    """Return the network with weights that travel as 16 bits; its graph is that of the network as it was trained."""
+    rounded, tree = halved(found)
+    made, parameters = _make_whole(rounded, inputs, parts), _encode(tree)
+    data, names = parts[made.graph.part.sha256], made.graph.parameters
+    graphs = [(data, {name: one.tree[name] for name in names}) for one in (found, rounded)]
+    sizes = len(made.parameters.data), len(parameters.data)
+    told = compare("float16", graphs, servers_examples(found), sizes)
+    require_accurate(told, max_drop, found.what)
+    return made._replace(parameters=parameters, reduction=told)
+
+
+def _make_quantized(found: RunModel, inputs: Tensor, parts: dict[str, bytes], max_drop: float) -> _Made:
+    """Return the network with weights and activations of 8 bits."""
+    examples, before = servers_examples(found), dict[str, bytes]()
+    whole = _make_whole(found, inputs, before)
+    small = quantize(found, examples.calibration)
+    parameters = _encode(small.tree)
+    data = without_weights(small.graph, parameters.ranges)
+    trained = {name: found.tree[name] for name in whole.graph.parameters}
+    graphs = [(before[whole.graph.part.sha256], trained), (data, small.tree)]
+    told = compare("int8", graphs, examples, (len(whole.parameters.data), len(parameters.data)))
+    require_accurate(told, max_drop, found.what)
+    outputs = torch.from_numpy(run_graph(data, inputs, small.tree))
+    part, traced = _part(data, parts), small.graph
+    graph = ReleaseGraph(part=part, input=traced.input, output=traced.output, parameters=traced.parameters)
+    return _Made(graph, traced.proto.ir_version, parameters, outputs, told)
+
+
+_MAKERS: Mapping[str, Callable[[RunModel, Tensor, dict[str, bytes], float], _Made]] = {
+    "": _make_whole,
+    "float16": _make_halved,
+    "int8": _make_quantized,
+}
 
 
 def _encode(tree: Tree) -> _Parameters:

@@ -30,6 +30,7 @@ from shared.tensors.tree import Tree, tensor_bytes
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from onnxruntime import InferenceSession
 
 OPSET = 17
 """Read by ONNX Runtime 1.12 and later; boards may have 1.17 or newer. torch's exporter writes IR version 8 with it."""
@@ -198,12 +199,11 @@ def _serialised(proto: Any) -> bytes:
     return data
 
 
-def run_graph(data: bytes, inputs: Tensor, tree: Tree | None = None) -> NDArray[np.float32]:
-    """Return what ONNX Runtime computes, float32 of shape (B, ...), on one thread of the CPU.
+def open_graph(data: bytes, tree: Tree | None = None) -> InferenceSession:
+    """Return ONNX Runtime's session of a graph, on one thread of the CPU.
 
     Args:
         data: The graph.
-        inputs: float32 of shape (B, ...).
         tree: What is bound to it by name; none where it holds its parameters.
 
     Raises:
@@ -217,9 +217,24 @@ def run_graph(data: bytes, inputs: Tensor, tree: Tree | None = None) -> NDArray[
     if tree:
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(leaf.contiguous().numpy()) for leaf in tree.values()]
         options.add_external_initializers(list(tree), values)
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def run_session(session: InferenceSession, inputs: Tensor) -> NDArray[np.float32]:
+    """Return what a session computes of inputs, float32 of shape (B, ...)."""
     [outputs] = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
     return outputs  # type: ignore[no-any-return]
+
+
+def run_graph(data: bytes, inputs: Tensor, tree: Tree | None = None) -> NDArray[np.float32]:
+    """Return what ONNX Runtime computes, float32 of shape (B, ...); raise as `open_graph`.
+
+    Args:
+        data: The graph.
+        inputs: float32 of shape (B, ...).
+        tree: What is bound to it by name; none where it holds its parameters.
+    """
+    return run_session(open_graph(data, tree), inputs)
 
 
 def relative_error(found: NDArray[np.float32], expected: Tensor) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -21,6 +22,8 @@ GRAPH, BOTTOM, TOP = "graph.onnx", "bottom.onnx", "top.onnx"
 """Names of the parts in a folder."""
 MAX_MANIFEST_BYTES = 16 << 20
 BYTE_SCALE = 255.0
+Kind: TypeAlias = Literal["int8", "float16"]
+"""What makes a release smaller."""
 _REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:/([1-9]\d{0,8}))?")
 
 
@@ -85,7 +88,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: As the network names it.
-        dtype: As safetensors writes it: F32, I64.
+        dtype: As safetensors writes it: F32, I64; I8 and I32 of `int8`, F16 of `float16`.
         shape: None of them is a batch.
         sha256: Of its bytes: what is the same as in another release need not travel.
     """
@@ -135,6 +138,35 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
     measured_on: str = ""
 
 
+class Reduction(msgspec.Struct, frozen=True, kw_only=True):
+    """What made a release smaller, and what that took and gave, measured on the server that made it.
+
+    Attributes:
+        kind: `int8`: weights and activations of 8 bits, quantized. `float16`: the parameters' file holds 16-bit floats,
+            which a board expands to the graph's 32 before it binds them; all else is as without.
+        accuracy_before: Of the trained network on examples of the server's.
+        accuracy: Of this one on the same.
+        examples: How many these are.
+        calibrated_on: Others that ranges of activations were taken from; 0 where nothing needs them.
+        error: Largest difference of an output between the two on these examples, as a share of the largest output.
+        bytes_before: Size of the parameters' file without.
+        bytes_after: Its size.
+        seconds_before: Time of one example on one thread without; None where it is the same.
+        seconds_after: Its time.
+    """
+
+    kind: Kind
+    accuracy_before: float
+    accuracy: float
+    examples: int
+    calibrated_on: int
+    error: float
+    bytes_before: int
+    bytes_after: int
+    seconds_before: float | None = None
+    seconds_after: float | None = None
+
+
 class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A release.
 
@@ -146,11 +178,13 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
         source: Where it comes from.
         graph: The whole network.
         halves: The same in two halves, where that was asked for.
+        reduction: What made it smaller; None for the network as it was trained.
         parameters: The file of parameters, which the graphs and halves share.
         tensors: What is in it.
         preprocessing: What an application does to its inputs before.
         classes: Names of the classes in the order of the outputs; empty where they are numbers.
-        probes: File of ten made-up `inputs` with the `outputs` that PyTorch computes of them, and `features` of halves.
+        probes: File of ten made-up `inputs` with the `outputs` that PyTorch computes of them, and `features` of halves;
+            of `int8` with those that ONNX Runtime computed where it was made, from which another CPU's differ.
         opset: Of ONNX's operators.
         ir_version: Of ONNX's format.
         versions: Of what wrote it.
@@ -170,6 +204,7 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
     opset: int
     ir_version: int
     halves: SplitHalves | None = None
+    reduction: Reduction | None = None
     classes: tuple[str, ...] = ()
     versions: dict[str, str] = {}
     format: int = FORMAT

@@ -1,0 +1,196 @@
+"""Smaller releases: of 8 bits, and with weights that travel as 16; what they cost is measured, told and bounded."""
+
+from __future__ import annotations
+
+import json
+import subprocess  # noqa: TID251 - a board's process, which has no torch
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from edge_server.plan.sections import Chosen
+from edge_server.release import store
+from shared.data.spec import Data
+from shared.protocol.release import ReleaseManifest
+from tests.edge_server.harness import write_examples
+from tests.edge_server.processes import called
+from tests.edge_server.release.runs import leave_run
+
+pytest.importorskip("onnx")
+
+BOARD = """
+import json, sys
+import numpy as np
+import onnxruntime
+from safetensors.numpy import load_file
+
+manifest = json.load(open("manifest.json"))
+parameters, probes = load_file("parameters.safetensors"), load_file("probes.safetensors")
+names = manifest["graph"]["parameters"]
+half = manifest["reduction"]["kind"] == "float16"
+values = [parameters[name].astype(np.float32) if half else parameters[name] for name in names]
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = 1
+options.add_external_initializers(names, [onnxruntime.OrtValue.ortvalue_from_numpy(one) for one in values])
+with open("graph.onnx", "rb") as file:
+    session = onnxruntime.InferenceSession(file.read(), options, providers=["CPUExecutionProvider"])
+[found] = session.run(["output"], {"input": probes["inputs"]})
+error = np.abs(found - probes["outputs"]).max() / np.abs(probes["outputs"]).max()
+kinds = sorted({str(one.dtype) for one in parameters.values()})
+print(json.dumps([float(error), kinds, sorted({"torch", "onnx", "shared"} & set(sys.modules))]))
+"""
+CLASSES = {"features": 8, "hidden": 4, "classes": 3}
+
+
+@pytest.fixture
+def give(tmp_path, capsys):
+    """Gives `release` some words; returns its code, what it wrote and what it complained of."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = called("release", *words, "--data-dir", tmp_path)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def picks() -> dict[str, torch.Tensor]:
+    """Return a perceptron that answers with the largest of three features, whatever the last one is."""
+    first, second = torch.zeros(4, 8), torch.zeros(3, 4)
+    for number in range(3):
+        first[number, number] = second[number, number] = 1.0
+    return {"1.weight": first, "1.bias": torch.full((4,), 4.0), "3.weight": second, "3.bias": torch.zeros(3)}
+
+
+def leave_picks(folder: Path, outlier: float = 0.0, count: int = 400, **more: torch.Tensor) -> None:
+    """Leave a run of that network, with examples whose last feature is as large as told."""
+    folder.mkdir(exist_ok=True)
+    write_examples(folder, count)
+    arrays = dict(np.load(folder / "examples.npz"))
+    for split in ("train", "test"):
+        arrays[f"x_{split}"][:, 7] += outlier
+    np.savez(folder / "examples.npz", **arrays)
+    data = Data(source="npz", path=str(folder / "examples.npz"))
+    leave_run(folder, "mlp", model=Chosen(name="mlp", options=CLASSES), data=data, more={**picks(), **more})
+
+
+def made(give, *words: object) -> ReleaseManifest:
+    code, out, err = give("create", "last", *words, "--format", "json")
+    assert code == 0, err
+    return msgspec.convert(json.loads(out)["manifest"], ReleaseManifest)
+
+
+def on_a_board(folder: Path) -> tuple[float, list[str], list[str]]:
+    """Return what a board that has ONNX Runtime and numpy alone makes of an exported release."""
+    done = subprocess.run(  # noqa: S603 - ours
+        [sys.executable, "-c", BOARD], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    error, kinds, loaded = json.loads(done.stdout)
+    return error, kinds, loaded
+
+
+def test_eight_bits_on_a_board(tmp_path, give):
+    """Weights are bytes, the graph is given them by their names, accuracy and sizes are told, and measured apart."""
+    leave_picks(tmp_path)
+    one = made(give, "--int8", "--max-drop", 0.1)
+    told = one.reduction
+    assert (told.kind, told.examples, told.calibrated_on) == ("int8", 300, 100)
+    assert told.accuracy_before > 0.5
+    assert told.accuracy >= told.accuracy_before - 0.1
+    assert min(told.seconds_before, told.seconds_after) > 0
+    assert told.bytes_after == one.parameters.size
+    assert {spec.dtype for spec in one.tensors} >= {"I8", "I32"}
+    assert give("export", "tiny", tmp_path / "out")[0] == 0
+    error, kinds, loaded = on_a_board(tmp_path / "out")
+    assert error <= 1e-6
+    assert "int8" in kinds
+    assert loaded == []
+    code, shown, _ = give("show", "tiny")
+    assert code == 0
+    assert f"int8, accuracy {told.accuracy:.4f} for {told.accuracy_before:.4f} on 300 examples" in shown
+
+
+def test_the_same_release_is_not_made_twice_though_it_was_faster_that_time(tmp_path, give):
+    leave_picks(tmp_path)
+    assert [made(give, "--int8").version for _ in range(2)] == [1, 1]
+    assert made(give).version == 2
+
+
+def test_convolutions_and_batchnorm_of_eight_bits_are_a_quarter(tmp_path, give):
+    """BatchNorm goes into the convolution before it; weights of a network of some size are a quarter of its bytes."""
+    random = np.random.default_rng(1)
+    arrays = {f"x_{split}": random.normal(size=(40, 3, 16, 16)).astype(np.float32) for split in ("train", "test")}
+    np.savez(tmp_path / "p.npz", **arrays, y_train=np.arange(40) % 10, y_test=np.arange(40) % 10)
+    data = Data(source="npz", path=str(tmp_path / "p.npz"))
+    leave_run(tmp_path, "resnet20", model=Chosen(name="resnet20", options={"width": 8}), data=data)
+    one = made(give, "--int8", "--max-drop", 1)
+    assert 0.2 < one.reduction.bytes_after / one.reduction.bytes_before < 0.5
+    assert give("export", "tiny", tmp_path / "out")[0] == 0
+    error, _, loaded = on_a_board(tmp_path / "out")
+    assert error <= 1e-6
+    assert loaded == []
+
+
+def test_a_network_that_eight_bits_ruin_is_refused(tmp_path, give):
+    """Derivation: a feature of 10,000 has all of them rounded to multiples of about 79, those that count to none."""
+    leave_picks(tmp_path, outlier=1e4)
+    code, out, err = give("create", "last", "--int8")
+    assert (code, out) == (2, "")
+    assert "as int8 its accuracy on 300 examples is" in err
+    assert "--max-drop is 0.01" in err
+    assert store.all_releases(tmp_path) == []
+    assert made(give, "--int8", "--max-drop", 1).reduction.accuracy < 0.6
+
+
+def test_weights_that_travel_as_16_bits_are_half_and_have_the_same_graph(tmp_path, give):
+    """A board that expands them computes what PyTorch does with the same rounded ones."""
+    leave_picks(tmp_path)
+    whole, one = made(give), made(give, "--float16")
+    assert one.graph.part == whole.graph.part
+    assert {spec.dtype for spec in one.tensors} == {"F16"}
+    told = one.reduction
+    assert (told.kind, told.calibrated_on, told.seconds_before, told.seconds_after) == ("float16", 0, None, None)
+    assert told.bytes_before == whole.parameters.size > told.bytes_after
+    assert 0 <= told.error < 1e-2
+    assert give("export", one.reference, tmp_path / "out")[0] == 0
+    error, kinds, loaded = on_a_board(tmp_path / "out")
+    assert error <= 1e-5
+    assert kinds == ["float16"]
+    assert loaded == []
+    assert "float16, accuracy" in give("show", one.reference)[1]
+
+
+def test_weights_too_large_for_16_bits_are_refused(tmp_path, give):
+    leave_picks(tmp_path, **{"3.bias": torch.tensor([0.0, 1e6, 0.0])})
+    code, _, err = give("create", "last", "--float16")
+    assert code == 2
+    assert "3.bias holds numbers too large for 16 bits" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--max-drop", "0.1"), "--max-drop is of --int8 and --float16"),
+        (("--int8", "--max-drop", "nan"), "--max-drop: give a share from 0 to 1"),
+        (("--int8", "--max-drop", "-0.1"), "--max-drop: give a share from 0 to 1"),
+        (("--int8", "--halves"), "leave out --int8"),
+    ],
+)
+def test_words_that_make_no_sense_together(tmp_path, give, words, said):
+    leave_picks(tmp_path)
+    code, _, err = give("create", "last", *words)
+    assert code == 2
+    assert said in err
+
+
+def test_without_examples_of_the_servers_nothing_can_be_measured(tmp_path, give):
+    leave_run(tmp_path, "mlp")
+    code, _, err = give("create", "last", "--int8")
+    assert code == 2
+    assert "measured on [data], and its plan has none" in err
+    leave_picks(tmp_path / "few", count=9)
+    assert called("release", "create", "last", "--int8", "--data-dir", tmp_path / "few") == 2
