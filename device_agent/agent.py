@@ -159,7 +159,8 @@ class Agent:
             if task.measure_s:
                 await self._rest()
             with self._mark_busy(full_rate=False):
-                await self.trainer.ready()  # perhaps for one that an earlier process of ours began this very task with
+                # Perhaps for one that an earlier process of ours began this very task with.
+                await self.trainer.ready(task)
                 if not self._waits and not self.outbox.has(task.run, task.round, task.params.digest):
                     await self._train(task)
             event = "committed"
@@ -201,15 +202,17 @@ class Agent:
         return "failed"
 
     async def _train(self, task: Task) -> None:
-        frames.check(task.params, limit=self.download.policy.limit, remedy="raise link.max_payload_mb of this agent")
+        for one in filter(None, (task.params, task.graph)):
+            frames.check(one, limit=self.download.policy.limit, remedy="raise link.max_payload_mb of this agent")
         self.outbox.reserve(task.params.size if task.train else 0)
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None
         with explain_disk_errors(self.download.folder), self._mark_busy(full_rate=True):
+            graph, also = await self.download.fetch_graph(task.graph) if task.graph else (None, 0)
             params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")
-        cost = Cost(download_s=fetched - started, bytes_down=received, idle_w=idle_w)
+        cost = Cost(download_s=fetched - started, bytes_down=received + also, idle_w=idle_w)
         job = Job(
             task=task,
             params=str(params),
@@ -219,6 +222,7 @@ class Agent:
             frame_bytes=self.frame_bytes,
             cost=self.reporter.charged(cost, "download_joules", started, fetched),
             measuring=self.measuring,
+            graph=str(graph or ""),
         )
         self.outbox.commit(await self._train_with_retries(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)

@@ -33,6 +33,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         idle_s: Seconds without a task after which it is ended.
         memory_mb: Most memory it may take, in MiB; 0 for four fifths of the board's.
         threads: Threads of torch; 0 for torch's own choice.
+        trains: Whether this board is given tasks that train; `false` for one that has no room for that: it evaluates
+            rounds of plans with `evaluation.runtime = "onnx"`, as a board without torch does.
         device: What it computes with: `cpu`, `cuda` for the board's GPU, or `auto` for the GPU where torch reaches one.
             Files and examples stay in the CPU's memory; a batch is on the GPU while it is trained on. Not yet the
             default, since no GPU has run it here: `make bench NAME=gpu` on a board shows whether it may be.
@@ -43,6 +45,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle_s: float = 300.0
     memory_mb: int = 0
     threads: int = 0
+    trains: bool = True
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     models: list[str] = []
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import logging
 import os
 import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 from device_agent.build import compose
@@ -63,8 +63,8 @@ async def serve(config: AgentConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
         async with background(keep_lock(lock), *([inference.run()] if inference else [])):
-            if inference and (lack := _lacks_for_training(config)):
-                logger.info("this board serves models and takes no tasks: %s", lack)
+            if inference and config.data is None:
+                logger.info("this board serves models and takes no tasks: its file has no [data]")
                 await stopping.wait()
             else:
                 await _train(config, folder, stopping)
@@ -88,19 +88,16 @@ def _make_inference(config: AgentConfig, folder: Path) -> InferenceProcess | Non
     return InferenceProcess(settings, find, found)
 
 
-def _lacks_for_training(config: AgentConfig) -> str:
-    """Return what keeps this board from training; empty for nothing."""
-    if config.data is None:
-        return "its file has no [data]"
-    return "" if importlib.util.find_spec("torch") else "torch is not installed"
-
-
 async def _train(config: AgentConfig, folder: Path, stopping: asyncio.Event) -> None:
     """Serve tasks of the site's server until told to stop."""
     data = config.examples
     _require_examples(data)
     classes = await in_thread(_class_names, data)
-    session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex, classes=classes)
+    trains = config.trainer.trains and find_spec("torch") is not None
+    if not trains:
+        logger.info("this board trains nothing: it evaluates rounds by ONNX Runtime, where a plan says so")
+    us = folder / "session", config.device, config.site, uuid.uuid4().hex
+    session = Session(*us, classes=classes, trains=trains)
     trainer = TrainerProcess(
         folder / "trainer.lock",
         config.trainer.idle_s,
@@ -109,6 +106,7 @@ async def _train(config: AgentConfig, folder: Path, stopping: asyncio.Event) -> 
         config.log_level,
         config.trainer.models,
         config.trainer.device,
+        trains,
     )
     board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():

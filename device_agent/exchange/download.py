@@ -12,17 +12,21 @@ from device_agent.measurement.link_meter import LinkMeter
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Leave, Task, Transfer
+from shared.protocol.payload import digest
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
+from shared.runtime.durable import drop_oldest
 from shared.runtime.executor import Worker
 from shared.transfer import frames
 from shared.transfer.pace import Pace
 from shared.transfer.receiver import Policy, Receiver
-from shared.transfer.to_file import FileSink
+from shared.transfer.to_file import FileSink, view
 from shared.transport.base import Delivery, Inbox, Transport
 
 log = logging.getLogger(__name__)
 
+GRAPHS = "graphs"
+"""Folder of the graphs that tasks were evaluated by, under their digests."""
 AGAIN: Delivery = ("", b"")
 """Comes between frames when the server has given the task once more: it is there, and may have lost what we asked."""
 
@@ -69,6 +73,19 @@ class Download:
             WireError: As `receive`.
         """
         return await self.receive(task.params, f"parameters of round {task.round}", shared=task.shared)
+
+    async def fetch_graph(self, graph: Transfer) -> tuple[Path, int]:
+        """Return the file of a graph, and the bytes that came for it: none of one that is kept here whole.
+
+        Raises:
+            WireError: As `receive`.
+        """
+        kept = self.folder / GRAPHS / graph.digest.hex()
+        if await self.worker(_is_whole, kept, graph):
+            return kept, 0
+        path, received = await self.receive(graph, "a graph's frames", shared=False)
+        await self.worker(_keep, path, kept)
+        return kept, received
 
     async def receive(self, transfer: Transfer, what: str, *, shared: bool) -> tuple[Path, int]:
         """Return the file that holds a payload, and the bytes that came for it.
@@ -170,3 +187,15 @@ class Download:
                     return False
             except WireError as error:
                 log.warning("dropped a frame: %s", error)
+
+
+def _is_whole(path: Path, transfer: Transfer) -> bool:
+    """Tell whether a file is there and holds what a transfer describes."""
+    return path.exists() and path.stat().st_size == transfer.size and digest([view(path)]) == transfer.digest
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Put a graph that came beside those of other runs, of which the last few stay."""
+    kept.parent.mkdir(exist_ok=True)
+    path.replace(kept)
+    drop_oldest(kept.parent.iterdir())

@@ -23,6 +23,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         state: File that holds the device's state of this run, if there is one.
         draft: Folder of the outbox to write the update into.
         data: This device's examples.
+        graph: File that holds the network, where ONNX Runtime evaluates; empty where the trainer does all.
         frame_bytes: Size of the frames the update will travel in.
         cost: What the task cost before training.
         measuring: How to measure; None where nobody measures, as in replay.
@@ -36,6 +37,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes: int
     cost: Cost
     measuring: Measuring | None = None
+    graph: str = ""
 
 
 class Trainer(Protocol):
@@ -55,6 +57,6 @@ class Trainer(Protocol):
         """
         ...
 
-    async def ready(self) -> None:
-        """Return when no earlier process of this device still trains; begin to start one meanwhile."""
+    async def ready(self, task: Task, /) -> None:
+        """Return when no earlier process of this device still trains; begin to start one for a task meanwhile."""
         ...

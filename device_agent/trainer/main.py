@@ -40,6 +40,7 @@ from shared.runtime import malloc, memory, processes
 from shared.runtime.processes import loading
 
 if TYPE_CHECKING:
+    from device_agent.measurement.task_meter import ProcessMeter
     from device_agent.trainer.workspace import Workspace
 
 EXIT_GARBLED = 70
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--memory-mb", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--light", action="store_true", help="evaluate by ONNX Runtime alone, and never load torch")
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--models", nargs="*", default=[])
     options = parser.parse_args()
@@ -186,7 +188,10 @@ def main() -> None:
     memory.limit_data(limit)
     reader = MessageReader(sys.stdin.buffer)
     reader.start()
-    serve(reader, out, options.threads, (options.device, limit))
+    if options.light:
+        serve_evaluations(reader, out, options.threads)
+    else:
+        serve(reader, out, options.threads, (options.device, limit))
 
 
 def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str, int] = ("cpu", 0)) -> None:
@@ -200,24 +205,56 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str,
     """
     malloc.enable_huge_pages()
     with loading():
-        from device_agent.exchange import outbox  # noqa: PLC0415 - nothing heavy before it is known to be needed
-        from device_agent.measurement.board import Meters  # noqa: PLC0415
-        from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415
+        from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415 - heavy, and not always needed
         from shared.tensors.placement import is_broken  # noqa: PLC0415
 
         workspace = _prepare_workspace(threads, *device)
-    meters, exchange, broken = Meters(), PipeExchange(reader, out), False
+    exchange = PipeExchange(reader, out)
+
+    def do(job: Job, meter: ProcessMeter) -> None:
+        training = TrainingTask(job, workspace(), meter.task, reader.cancelled.is_set)
+        frees = training.algorithm.resources.frees_memory
+        malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if frees else malloc.STEPS)
+        perform_task(training, exchange=exchange)
+
+    _do_jobs(reader, out, do, is_broken)
+
+
+def serve_evaluations(reader: MessageReader, out: BinaryIO, threads: int) -> None:
+    """Do jobs in order that ONNX Runtime evaluates; any other fails, as does every one where it is not installed.
+
+    Args:
+        reader: Brings jobs.
+        out: The pipe to the agent.
+        threads: ONNX Runtime's, 0 for one.
+    """
+
+    def do(job: Job, meter: ProcessMeter) -> None:
+        from device_agent.trainer.evaluation import Watched, evaluate_by_graph, read_examples  # noqa: PLC0415
+
+        evaluate_by_graph(job, read_examples, Watched(meter.task, reader.cancelled.is_set, threads))
+
+    _do_jobs(reader, out, do, lambda _error: False)
+
+
+def _do_jobs(
+    reader: MessageReader,
+    out: BinaryIO,
+    do: Callable[[Job, ProcessMeter], None],
+    is_broken: Callable[[BaseException], bool],
+) -> None:
+    """Do jobs until the agent is gone, or an error has left the process of no more use."""
+    from device_agent.exchange import outbox  # noqa: PLC0415 - nothing heavy before it is known to be needed
+    from device_agent.measurement.board import Meters  # noqa: PLC0415
+
+    meters, broken = Meters(), False
     logger.debug("phase idle")
     while not broken and (job := reader.jobs.get()) is not None:  # else the agent starts another process
         answer: FromTrainer = Done()
         phase = "training" if job.task.train else "evaluating", job.task.run, job.task.round
         logger.debug("phase %s run=%s round=%d", *phase)
         try:
-            meter = meters.meter_for(job.measuring, job.cost.idle_w).task
-            training = TrainingTask(job, workspace(), meter, reader.cancelled.is_set)
-            frees = training.algorithm.resources.frees_memory
-            malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if frees else malloc.STEPS)
-            perform_task(training, exchange=exchange)
+            do(job, meters.meter_for(job.measuring, job.cost.idle_w))
             logger.debug("phase committing")
             outbox.commit(Path(job.draft))
             logger.debug("phase committed")

@@ -36,12 +36,16 @@ from device_agent.trainer.pipe_messages import (
     frame,
 )
 from shared.errors import TaskFailed, TrainerDied
-from shared.protocol.messages import Missed
+from shared.protocol.messages import Missed, Task
 from shared.runtime.processes import wait_or_kill
 
 log = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.1
+NO_ROOM = (
+    "ConfigError: this board has no torch, or its trainer.trains is false: it only evaluates, in plans with "
+    'evaluation.runtime = "onnx"'
+)
 
 
 class Conversation:
@@ -131,6 +135,7 @@ class TrainerProcess:
         log_level: What it says on the agent's standard error.
         models: Builders of the user's own that it may import.
         device: What it computes with: `auto`, `cpu` or `cuda`.
+        trains: Whether it is given jobs that need torch.
     """
 
     lock: Path
@@ -140,18 +145,32 @@ class TrainerProcess:
     log_level: str = "warning"
     models: Sequence[str] = ()
     device: str = "cpu"
+    trains: bool = True
+    _is_light: bool = False
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def ready(self) -> None:
-        """Wait for a trainer that an earlier agent left behind, then start our own; idle seconds count from here."""
+    async def ready(self, task: Task | None = None, /) -> None:
+        """Wait for a trainer that an earlier agent left behind, then start our own; idle seconds count from here.
+
+        A task of which ONNX Runtime evaluates a graph is done by the process that is there, or else by one that never
+        loads torch, which makes way for the next task that trains.
+
+        Raises:
+            TaskFailed: The board does not train.
+        """
         self._stop_idle_timer()
+        light = task is not None and task.graph is not None
+        if not light and not self.trains:
+            raise TaskFailed(NO_ROOM)
+        if self._is_light and not light:
+            self._dismiss()
         if not self._process or self._process.returncode is not None:
-            await self._start()
+            await self._start(light=light)
         self._start_idle_timer()
 
-    async def _start(self) -> None:
+    async def _start(self, *, light: bool) -> None:
         waited = False
         while (lock := _acquire(self.lock)) is None:
             if not waited:
@@ -159,7 +178,7 @@ class TrainerProcess:
             waited = True
             await asyncio.sleep(LOCK_POLL_S)
         arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
-        arguments += ["--device", self.device]
+        arguments += ["--device", self.device, *["--light"] * light]
         arguments += ["--log-level", self.log_level, "--models", *self.models]
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -171,7 +190,8 @@ class TrainerProcess:
             )
         finally:
             os.close(lock)
-        log.info("trainer started pid=%d", self._process.pid)
+        self._is_light = light
+        log.info("%s started pid=%d", "evaluator" if light else "trainer", self._process.pid)
 
     async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
         """Do a job in the child; a cancelled call makes the child give the job up.
@@ -181,7 +201,7 @@ class TrainerProcess:
             TrainerDied: It ended first; what it committed before is in the outbox all the same.
             SessionLost: As `exchange` says.
         """
-        await self.ready()
+        await self.ready(job.task)
         self._stop_idle_timer()
         process = self._process
         assert process is not None

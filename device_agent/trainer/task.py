@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import msgspec
+import torch
 
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
 from device_agent.trainer.draft import taken_back, write_payload, write_result, write_update
+from device_agent.trainer.evaluation import HeldOut, Watched, evaluate_by_graph
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import time_steps
@@ -130,6 +132,11 @@ class TrainingTask:
             return None
         return with_classes(own, job.task.assignment.classes)
 
+    def held_out_arrays(self, data: Data) -> HeldOut:
+        """Return the examples that the device holds back, in the memory of the workspace's."""
+        held_out = self.workspace.data(data)[1]
+        return held_out.inputs.numpy(), held_out.labels.numpy()
+
     def read_state(self) -> tuple[State, Memory]:
         """Return the algorithm's state, where the task computes, and the codec's memory; raise as `device_state`."""
         state, memory = device_state.read(Path(self.job.state))
@@ -194,6 +201,10 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
 
 
 def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result | None) -> None:
+    if task.job.graph:
+        watched = Watched(task.measure_block, task.is_superseded, torch.get_num_threads())
+        evaluate_by_graph(task.job, task.held_out_arrays, watched)
+        return
     if not task.algorithm.split or _only_evaluates(task.job.task):
         if task.job.task.assignment.measures_statistics:
             _perform_measurement(task)

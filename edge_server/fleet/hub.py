@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class Server:
     _gather: Collector | None = None
     _splitting: StepServer | None = None
     _tasks: dict[str, Task] = field(default_factory=dict)
-    _outgoing: dict[str, Broadcast] = field(default_factory=dict)
+    _outgoing: defaultdict[str, list[Broadcast]] = field(default_factory=lambda: defaultdict(list))
     _used_twice: set[str] = field(default_factory=set)
     _giving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -134,7 +134,9 @@ class Server:
             splitting: Serves the steps of a split round; None for any other.
         """
         self._gather, self._tasks, self._splitting = gather, tasks, splitting
-        self._outgoing = {device: one for one in outgoing for device in one.devices}
+        for one in outgoing:
+            for device in one.devices:
+                self._outgoing[device].append(one)
         serving = [splitting.serve(self.reachable)] if splitting else []
         try:
             async with background(*(one.run() for one in outgoing), gather.watch(), *serving):
@@ -143,7 +145,8 @@ class Server:
                         self._give_soon(device)
                 yield
         finally:
-            self._gather, self._tasks, self._outgoing, self._splitting = None, {}, {}, None
+            self._gather, self._tasks, self._splitting = None, {}, None
+            self._outgoing.clear()
 
     def admits(self, name: str, size: int) -> bool:
         """Tell whether a payload of so many bytes may come in on a topic: a longer one must be a frame that is awaited.
@@ -258,9 +261,8 @@ class Server:
                 raise WireError(f"{type(other).__name__} is not for the server", reason="unexpected")
 
     def _wanted(self, device: str, want: Want) -> None:
-        outgoing = self._outgoing.get(device)
-        if outgoing and outgoing.digest == want.digest:
-            outgoing.want(device, want)
+        if asked := [one for one in self._outgoing.get(device, ()) if one.digest == want.digest]:
+            asked[0].want(device, want)
         elif self._splitting:
             self._splitting.want(device, want)
 
@@ -376,8 +378,8 @@ class Server:
 
     def _dismiss(self, device: str) -> None:
         """Wait no longer for a device that has its payload, or is gone."""
-        if device in self._outgoing:
-            self._outgoing[device].dismiss(device)
+        for one in self._outgoing.get(device, ()):
+            one.dismiss(device)
 
     def _report_double(self, device: str) -> None:
         """Say once that an id is used twice; count every time that the two have thrown each other out."""

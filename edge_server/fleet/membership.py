@@ -212,9 +212,14 @@ class Muster:
         """Return who of them may be given a task."""
         return tuple(device for device in self.here(fleet) if device not in self.unmetered)
 
-    def training(self, fleet: Fleet) -> tuple[str, ...]:
-        """Return who of those may be given one that trains."""
-        staying = (device for device in self.ready(fleet) if device not in self.left)
+    def trainers(self, fleet: Fleet) -> tuple[str, ...]:
+        """Return who of those that are there trains: boards without torch evaluate alone."""
+        return tuple(device for device in self.here(fleet) if fleet.statuses[device].trains)
+
+    def training(self, fleet: Fleet, *, evaluates: bool = False) -> tuple[str, ...]:
+        """Return who of those may be given one that trains; or one that any of them evaluates."""
+        asked = (one for one in self.ready(fleet) if evaluates or fleet.statuses[one].trains)
+        staying = (device for device in asked if device not in self.left)
         able = [device for device in staying if self.broken.get(device) != fleet.statuses[device].instance]
         return tuple(self.silent.without(fleet, able))
 
@@ -255,7 +260,8 @@ async def wait_for_cohort(
                 if tell:
                     tell(here)
                 everybody = not (muster.left or muster.broken)
-                if len(here) >= cohort.min_devices and (everybody or muster.training(server.fleet)):
+                enough = len(muster.trainers(server.fleet)) >= cohort.min_devices
+                if enough and (everybody or muster.training(server.fleet)):
                     return True
                 server.changed.clear()
                 await server.changed.wait()

@@ -109,6 +109,10 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
             gives devices models of their own, each evaluates its own. A split network goes down whole for it, its top
             too. With a method that trains without labels this alone has devices that have some read them, of what they
             hold back, and only accuracy, loss and count go up.
+        runtime: What devices compute it with where a task of theirs is to evaluate alone: `torch`, in the trainer; or
+            `onnx`, ONNX Runtime, which needs a tenth of the memory and no torch. The graph goes to each device once;
+            the accuracy is the same within an example. Not for methods that give devices models of their own. Absent:
+            `torch`.
         statistics_batches: Of a network with BatchNorm: batches over which running statistics are measured anew,
             without training, before it is evaluated and after the last round; of all devices of the round together
             where the server evaluates, of each device where it evaluates a model of its own. 0: those that training
@@ -120,6 +124,7 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
     every: int = 1
     on_device: bool = False
     devices_every: int = 0
+    runtime: Literal["torch", "onnx"] | msgspec.UnsetType = msgspec.UNSET  # likewise
     statistics_batches: int | msgspec.UnsetType = msgspec.UNSET  # records of plans without it are those of before
     keep: Literal["best", "last"] = "best"
 

@@ -22,12 +22,14 @@ from pathlib import Path
 from device_agent.agent import Agent
 from device_agent.build import compose
 from device_agent.config import AgentConfig
+from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import Store
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, planned_data, share
 from edge_server.plan.server_config import LinkConfig
+from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.replay.devices.behaviour import Behaviour, Part
 from edge_server.replay.jobs import Jobs
 from edge_server.replay.trainer import ReplayTrainer, Scale
@@ -189,7 +191,7 @@ class Stage:
     def _put_away(self, folder: Path) -> None:
         """Keep a device's states; its other files are for the next to overwrite, at half the cost of making them."""
         (folder / ".params").unlink(missing_ok=True)  # it says which payload is here, and the next one has none yet
-        if not any((folder / "state").iterdir()):
+        if not any((folder / "state").iterdir()) and not (folder / GRAPHS).exists():
             self._spare.append(folder.rename(self.folder / f".spare-{self._entries}-{len(self._spare)}"))
             return
         shutil.rmtree(folder / "outbox", ignore_errors=True)
@@ -245,4 +247,6 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     worker = build_charging_worker(cast.server_s)
     server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
     async with background(stage.run()), server.listening():
-        return await run_plan(plan, run, server, store, LinkConfig(), started="", draw=cast.draw)
+        return await run_plan(
+            plan, run, server, store, LinkConfig(), started="", draw=cast.draw, export=make_evaluation_graph
+        )

@@ -32,7 +32,7 @@ from shared.models.cost import step_flops
 from shared.models.evaluate import build_skeleton
 from shared.protocol import payload
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Missed, Spec, steps_of
+from shared.protocol.messages import Missed, Spec, Task, steps_of
 from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.transfer import to_file
@@ -255,7 +255,7 @@ class ReplayTrainer:
     clock: Clock
     workspace: Workspace
 
-    async def ready(self) -> None:
+    async def ready(self, _task: Task, /) -> None:
         """There is nothing to wait for."""
 
     async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:

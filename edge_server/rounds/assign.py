@@ -88,6 +88,11 @@ def evaluates_everybody(plan: Plan, algorithm: Algorithm) -> bool:
     return bool(plan.evaluation.devices_every or algorithm.personal)
 
 
+def evaluates_alone(plan: Plan) -> bool:
+    """Tell whether devices evaluate without their trainers, so that those without torch can."""
+    return plan.evaluation.runtime == "onnx"
+
+
 class Assigned(NamedTuple):
     """What the devices of a round are told, and what was decided for them; None where nobody decides."""
 
@@ -145,7 +150,7 @@ class Assigning:
             log.warning("%s: %d of %d devices are here after %.0f s%s", what, here, least, plan.cohort.wait_s, rest)
             return Assigned({})
         devices = select_cohort(
-            self.muster.training(server.fleet),
+            self.muster.training(server.fleet, evaluates=purpose == "evaluate" and evaluates_alone(plan)),
             size=0 if purpose == "evaluate" and evaluates_everybody(plan, self.algorithm) else plan.cohort.size,
             seed=plan.seed,
             number=number,

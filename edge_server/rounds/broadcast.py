@@ -192,6 +192,7 @@ class Outgoing:
         sender: What devices ask for.
         shared: Whether there is more than one device, so that frames go to all at once.
         channel: On which the frames go.
+        alone: Whether each device is served by itself: of what few lack, most never ask.
         bytes_sent: Bytes handed to the broker.
     """
 
@@ -201,6 +202,7 @@ class Outgoing:
     devices: Sequence[str]
     sender: Sender
     patience_s: float
+    alone: bool = False
     bytes_sent: int = 0
     channel: str = "model"
     _fanout: Fanout = field(init=False)
@@ -209,8 +211,8 @@ class Outgoing:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        """Expect every device on the shared topic."""
-        self._fanout = Fanout(self.devices, patience_s=self.patience_s)
+        """Expect every device on the shared topic, unless they are served alone."""
+        self._fanout = Fanout(() if self.alone else self.devices, patience_s=self.patience_s)
 
     @property
     def transfer(self) -> Transfer:
@@ -225,7 +227,7 @@ class Outgoing:
     @property
     def shared(self) -> bool:
         """Whether the frames go out on the topic common to all."""
-        return len(self.devices) > 1
+        return len(self.devices) > 1 and not self.alone
 
     def want(self, device: str, want: Want) -> None:
         """Note what a device asks for.

@@ -82,6 +82,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
 
 def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> None:
     """Refuse that devices evaluate what they do not have, or on labels that they do not have."""
+    _check_runtime(plan, algorithm, path)
     name, evaluation = plan.algorithm.name, plan.evaluation
     if algorithm.split and (evaluation.on_device or plan.measure.seconds):
         raise ConfigError(
@@ -96,6 +97,23 @@ def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> No
     if evaluation.devices_every and plan.data and plan.data.labels:
         raise ConfigError(
             f'{path}: evaluation.devices_every: data.labels is "none", and devices evaluate on labels; take out one'
+        )
+
+
+def _check_runtime(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse that ONNX Runtime evaluates what only a trainer can put together, or what is never evaluated."""
+    name, evaluation = plan.algorithm.name, plan.evaluation
+    if evaluation.runtime != "onnx":
+        return
+    if algorithm.personal:
+        raise ConfigError(
+            f"{path}: evaluation.runtime: algorithm {name!r} gives devices models of their own, which only their "
+            "trainers put together; take it out"
+        )
+    if not (evaluation.devices_every or evaluation.on_device):
+        raise ConfigError(
+            f"{path}: evaluation.runtime says what devices evaluate with, and they evaluate nothing: set "
+            "evaluation.devices_every, or take it out"
         )
 
 

@@ -119,6 +119,11 @@ def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[Stat
     return algorithm.broadcast
 
 
+def _packed(tree: Tree) -> list[memoryview]:
+    """Return a tree as it goes out; a state read back from disk must go out under the same digest."""
+    return pack(dense().encode(dict(sorted(tree.items())), None)[0])
+
+
 log = logging.getLogger(__name__)
 
 PAYLOAD_SLACK_BYTES = 1 << 20
@@ -139,6 +144,7 @@ class Rounds:
         test: What the server evaluates with.
         labelled: What the server itself trains on, where the method does.
         device: What it trains and evaluates with; states between are on the CPU.
+        graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
         opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
         assigning: Tells devices what to do.
     """
@@ -155,6 +161,7 @@ class Rounds:
     muster: Muster = field(default_factory=Muster)
     labelled: Examples | None = None
     device: Device = CPU
+    graph: bytes = b""
     assigning: Assigning = field(init=False)
 
     def __post_init__(self) -> None:
@@ -324,6 +331,10 @@ class Rounds:
         tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
         if split:
             split.join(gather)
+        if purpose == "evaluate" and self.graph:
+            graph = self._outgoing([memoryview(self.graph)], list(tasks), alone=True)
+            tasks = {device: msgspec.structs.replace(one, graph=graph.transfer) for device, one in tasks.items()}
+            outgoing.append(graph)
         await self._gather_answers(gather, (tasks, outgoing, split), purpose)
         return gather
 
@@ -338,16 +349,16 @@ class Rounds:
 
     def _prepare(self, trees: dict[str, Tree]) -> list[Outgoing]:
         """Pack what goes down, and make room for what comes up."""
-        outgoing = [self._outgoing(tree, devices) for tree, devices in audiences(trees)]
+        outgoing = [self._outgoing(_packed(tree), devices) for tree, devices in audiences(trees)]
         keep_only(self.store.updates, trees)
         return outgoing
 
-    def _outgoing(self, tree: Tree, devices: list[str]) -> Outgoing:
-        ordered = dict(sorted(tree.items()))  # a state read back from disk must go out under the same digest
-        server, parts = self.server, pack(dense().encode(ordered, None)[0])
+    def _outgoing(self, parts: list[memoryview], devices: list[str], *, alone: bool = False) -> Outgoing:
+        server = self.server
         frame_bytes = frames.largest_frame(self.link.frame_bytes, server.transport.max_payload_bytes)
         sender, patience_s = Sender.of_parts(parts, frame_bytes), self.link.patience_s
-        return Outgoing(server.site, server.transport, server.clock, devices, sender, patience_s=patience_s)
+        us = server.site, server.transport, server.clock
+        return Outgoing(*us, devices, sender, patience_s=patience_s, alone=alone)
 
     def _task(self, number: int, device: str, told: Assignment, payload: Outgoing, purpose: Purpose) -> Task:
         plan = self.plan

@@ -24,6 +24,7 @@ from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import ended_runs, exists, is_empty
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
+from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.rounds.run import run_plan
 from edge_server.trial.progress import follow
 from edge_server.trial.wait_for_devices import wait_for_fleet, wait_without_end
@@ -102,7 +103,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                     await wait_without_end(server, plan, Muster(members))
                 async with _watched(folder, watcher):
                     us, stamp = (plan, name, server, store, config.link), utc_stamp()
-                    await run_plan(*us, started=stamp, members=members, device=device)
+                    await run_plan(*us, started=stamp, members=members, device=device, export=make_evaluation_graph)
                 return store.records()
 
 

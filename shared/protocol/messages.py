@@ -1,7 +1,4 @@
-"""The messages of a round. They carry bytes and descriptions of bytes, never tensors: no torch here.
-
-The messages of a split session, whose every step goes through the server; they carry no tensors either.
-"""
+"""The messages of a round, and of a split session whose steps go through the server: bytes, no tensors, no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ the values of an assignment: over how many it is to, at most."""
 MISSED_STEPS = "missed_steps"  # among the metrics of an update: steps of its split session that went on without it
 MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
 """Of the names of a device's classes, which it tells in one message."""
-
 BLOCK_BYTES = 1024
 """A payload travels in frames of whole blocks; what of it lacks is counted in them."""
 
@@ -187,6 +183,7 @@ class Status(Message, frozen=True, kw_only=True):
         ended: Of a server: its runs that are over, the newest first; a device may forget what it keeps of them.
         classes: In a device's birth the names of its classes in the order of their numbers, none where they are plain
             numbers; nil where nobody knows, and from versions that do not tell.
+        trains: Whether a device is given tasks that train; one without torch evaluates alone.
     """
 
     device: str
@@ -197,6 +194,7 @@ class Status(Message, frozen=True, kw_only=True):
     version: str = ""
     ended: tuple[str, ...] = ()
     classes: list[str] | None = None
+    trains: bool = True
 
     def __post_init__(self) -> None:
         """Refuse more names than any data set has: a server keeps those of all devices."""
@@ -212,6 +210,7 @@ class Task(Message, frozen=True, kw_only=True):
         shared: Whether its frames come on the topic common to all devices.
         cut_codec: How features and gradients of a split session are encoded.
         measure_s: Seconds of training steps to time; what they learn is thrown away. 0 for none.
+        graph: Of a task that evaluates: what by, with ONNX Runtime; fetched in frames where the device has none of it.
         deadline_s: Seconds the server will wait, counted from when it sent the task.
     """
 
@@ -228,6 +227,7 @@ class Task(Message, frozen=True, kw_only=True):
     train: bool = True
     evaluate: bool = False
     measure_s: float = 0.0
+    graph: Transfer | None = None
     deadline_s: float
 
 

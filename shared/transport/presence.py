@@ -36,6 +36,7 @@ class Session:
     instance: str
     ended: tuple[str, ...] = ()
     classes: Sequence[str] | None = None
+    trains: bool = True
     _last: int = 0
     _warned: bool = False
 
@@ -43,7 +44,8 @@ class Session:
         """Begin a new session: return its birth and its will, which carry the same number."""
         self._last = number = max(self._last, self._stored()) + 1
         self._store(number)
-        return build_presence(self.device, self.site, self.instance, number, ended=self.ended, classes=self.classes)
+        us = self.device, self.site, self.instance, number
+        return build_presence(*us, ended=self.ended, classes=self.classes, trains=self.trains)
 
     def _stored(self) -> int:
         try:
@@ -68,7 +70,7 @@ class Session:
         self._warned = True
 
 
-def build_presence(
+def build_presence(  # noqa: PLR0913 - what a birth says
     device: str,
     site: str,
     instance: str,
@@ -76,6 +78,7 @@ def build_presence(
     *,
     ended: tuple[str, ...] = (),
     classes: Sequence[str] | None = None,
+    trains: bool = True,
 ) -> Presence:
     """Build the birth and the will of a process's session.
 
@@ -86,10 +89,11 @@ def build_presence(
         number: Of the session; it only grows.
         ended: Of a server: its runs that are over.
         classes: Names of the device's classes, none for plain numbers; None where nobody knows.
+        trains: Whether the device is given tasks that train.
     """
     will = Status(device=device, session=number, instance=instance, online=False)
     names = None if classes is None else list(classes)
-    birth = replace(will, online=True, state="ready", version=_version(), ended=ended, classes=names)
+    birth = replace(will, online=True, state="ready", version=_version(), ended=ended, classes=names, trains=trains)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
 
 

@@ -44,7 +44,7 @@ def write_opposite(params: Path, into: Path) -> bytes:
 class Echo:
     """A trainer whose update has the size of the payload it was given."""
 
-    async def ready(self) -> None:
+    async def ready(self, _task: object, /) -> None:
         """It always is."""
 
     async def __call__(self, job: Job) -> None:

@@ -51,7 +51,7 @@ class Told(Way):
 class Nudge:
     """A trainer whose update is the payload it was given, but for the last number."""
 
-    async def ready(self) -> None:
+    async def ready(self, _task: object, /) -> None:
         """It always is."""
 
     async def __call__(self, job: Job) -> None:

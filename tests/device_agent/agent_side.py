@@ -116,7 +116,7 @@ class StubTrainer:
     jobs: list[Job] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
 
-    async def ready(self) -> None:
+    async def ready(self, _task: object, /) -> None:
         await asyncio.sleep(self.wait_s)
 
     async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:

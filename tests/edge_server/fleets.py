@@ -30,6 +30,7 @@ from edge_server.journal.records import AnyRecord
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.plan.server_config import LinkConfig
+from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.rounds.run import run_plan
 from edge_server.study.grid import Cell, cells
 from edge_server.study.spec import Study, load
@@ -102,7 +103,7 @@ class Trainer:
     broken: str = ""
     workspace: Workspace = field(default_factory=Workspace)
 
-    async def ready(self) -> None:
+    async def ready(self, _task: object, /) -> None:
         """There is nothing to wait for."""
 
     async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
@@ -151,13 +152,13 @@ class Site:
             for name in list(self._living):
                 await self.stop(name)
 
-    async def start(self, name: str, *, broken: str = "", compute_s: float = 0.0) -> None:
+    async def start(self, name: str, *, broken: str = "", compute_s: float = 0.0, trains: bool = True) -> None:
         """Run one agent until it is stopped; what it left in its folder, it finds again."""
         fleet: list[DevicePlan] = self.plan.device
         index = [device.name for device in fleet].index(name)
         place = self.folder / name
         place.mkdir(parents=True, exist_ok=True)
-        session = Session(place / "session", name, self.name, uuid.uuid4().hex)
+        session = Session(place / "session", name, self.name, uuid.uuid4().hex, trains=trains)
         stack = AsyncExitStack()
         self.network.memory.keep(topic(self.name, name, "task"))  # a broker does so for a session that is away
         connected = self.network.connected(f"{self.name}.{name}", session.presence, waits=False)
@@ -202,7 +203,8 @@ class Site:
                 broker = getattr(transport, "connected", None)  # memory has none that could go away
                 server = Server(self.name, transport, clock, inline, was_run=lambda run: run == RUN, broker=broker)
                 async with server.listening():
-                    state = await run_plan(self.plan, RUN, server, store, link, started="", device=self.device)
+                    about = {"started": "", "device": self.device, "export": make_evaluation_graph}
+                    state = await run_plan(self.plan, RUN, server, store, link, **about)
             return state, store.records()
         finally:
             store.close()

@@ -23,7 +23,7 @@ from shared.transport.presence import Session
 class Endless:
     """A trainer that keeps its device busy."""
 
-    async def ready(self) -> None:
+    async def ready(self, _task: object, /) -> None:
         """It always is."""
 
     async def __call__(self, job: Job) -> None:

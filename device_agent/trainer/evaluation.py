@@ -1,0 +1,211 @@
+"""Evaluate a round's model by ONNX Runtime, for boards that have no room for the trainer, or no torch at all.
+
+The network comes as a graph, once a run, the parameters with each task; they are bound to it by their names. So neither
+torch nor the package `onnx` is needed here, and the answer is that of `shared.models.evaluate.score` but for roundings
+of floats, which may turn an example whose two best classes are equally good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from device_agent.exchange import outbox
+from device_agent.measurement.task_meter import Spent
+from device_agent.trainer.interface import Job
+from shared.data.classes import with_classes
+from shared.data.sources.read import read_held_out
+from shared.data.spec import Data
+from shared.errors import ConfigError, Superseded, WireError
+from shared.protocol import evaluation_graph as graphs
+from shared.protocol import payload as payloads
+from shared.protocol.evaluation_graph import EvaluationGraph
+from shared.protocol.messages import Blob, Update
+from shared.runtime.durable import explain_disk_errors
+from shared.transfer import to_file
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+HeldOut: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
+"""Inputs of shape (N, ...) and labels of shape (N,)."""
+Floats: TypeAlias = Mapping[str, NDArray[np.float32]]
+
+BATCH_SIZE, BATCH_BYTES = 64, 4 << 20
+"""Most examples that are evaluated at a time, and most bytes of their inputs: what a network makes of them takes some
+tens of times as much."""
+REMEDY = "install it (pip install fieldfleet[infer]), or take evaluation.runtime out of the plan"
+
+
+class Watched(NamedTuple):
+    """How a task is watched while it is done.
+
+    Attributes:
+        measured: Measures a block of computing.
+        is_superseded: Whether the task is given up.
+        threads: Of ONNX Runtime; 0 for one.
+    """
+
+    measured: Callable[[], AbstractContextManager[Spent]]
+    is_superseded: Callable[[], bool]
+    threads: int = 0
+
+
+def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], watched: Watched) -> None:
+    """Evaluate what came with a task, and leave the update in its draft, durably; do not commit it.
+
+    Args:
+        job: The task, with the path of its graph.
+        held_out: Reads the examples that the device holds back.
+        watched: How it is measured, and whether it is given up.
+
+    Raises:
+        Superseded: The task is given up.
+        FieldFleetError: Graph, parameters or examples cannot be used, or ONNX Runtime is not installed.
+    """
+    task, metrics = job.task, dict[str, float]()
+    with watched.measured() as spent:
+        if job.data.is_labelled:
+            inputs, labels = held_out(with_classes(job.data, task.assignment.classes))
+            if len(labels):
+                metrics = _evaluate(job, inputs, labels, watched)
+    cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=0)
+    update = Update(
+        run=task.run,
+        round=task.round,
+        device=task.device,
+        params=None,
+        start=task.params.digest,
+        metrics=metrics,
+        cost=cost,
+    )
+    with explain_disk_errors(Path(job.draft)):
+        outbox.write(Path(job.draft), update)
+
+
+@lru_cache(maxsize=1)
+def read_examples(data: Data) -> HeldOut:
+    """Return the examples that a device holds back; read once, since they are few.
+
+    Raises:
+        ConfigError: They cannot be used.
+    """
+    found = read_held_out(data)
+    return found.inputs, found.labels
+
+
+def _evaluate(job: Job, inputs: NDArray[np.float32], labels: NDArray[np.int64], watched: Watched) -> dict[str, float]:
+    graph = graphs.decode(to_file.view(Path(job.graph)))
+    require_fit(graph, inputs, labels, job.data.path or job.data.source)
+    session = open_session(graph, read_floats(Path(job.params), graph.parameters), watched.threads)
+    hits, loss_sum = 0, 0.0
+    batch_size = max(1, min(BATCH_SIZE, BATCH_BYTES // inputs[0].nbytes))
+    for begin in range(0, len(labels), batch_size):
+        if watched.is_superseded():
+            raise Superseded("a newer task has come")
+        some, right = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
+        [logits] = session.run([graph.output.name], {graph.input.name: some})
+        hits += int((logits.argmax(1) == right).sum())
+        loss_sum += _cross_entropy(logits, right)
+    count = len(labels)
+    return {"eval_accuracy": hits / count, "eval_loss": loss_sum / count, "eval_examples": float(count)}
+
+
+def _cross_entropy(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
+    """Return the sum of -log softmax(logits)[label] over examples, logits of shape (B, classes)."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]).sum())
+
+
+def require_fit(graph: EvaluationGraph, inputs: NDArray[np.float32], labels: NDArray[np.int64], place: str) -> None:
+    """Refuse examples that a network cannot take, or that have more classes than it has outputs.
+
+    Args:
+        graph: The network.
+        inputs: Of shape (N, ...).
+        labels: Of shape (N,).
+        place: Where they come from, for the error.
+
+    Raises:
+        ConfigError: They do not fit.
+    """
+    shape, wanted, outputs = inputs.shape[1:], graph.input.shape[1:], graph.output.shape[-1]
+    if shape != wanted:
+        raise ConfigError(
+            f"{place}: model: the run's graph takes examples of shape {wanted}, not {shape}; correct its options, "
+            "or this device's [data]"
+        )
+    if (most := int(labels.max())) >= outputs:
+        raise ConfigError(f"{place}: model: {outputs} outputs for labels up to {most}; correct this device's [data]")
+
+
+def read_floats(path: Path, names: tuple[str, ...]) -> Floats:
+    """Return a round's parameters of some names, views of their file.
+
+    Args:
+        path: The file that came with a task.
+        names: Those that a graph is given.
+
+    Raises:
+        WireError: One is missing, is of another type, or is not finite; ONNX Runtime would take the last.
+    """
+    received = payloads.unpack(to_file.view(path))
+    if received.codec != "dense":
+        raise WireError(f"payload of codec {received.codec!r}, expected dense", reason="codec")
+    if missing := sorted(set(names) - received.blobs.keys()):
+        raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
+    return {name: _as_floats(name, received.blobs[name]) for name in names}
+
+
+def _as_floats(name: str, blob: Blob) -> NDArray[np.float32]:
+    if blob.dtype != "f32":
+        raise WireError(f"tensor {name!r} is {blob.dtype}, expected f32", reason="dtype")
+    array = np.frombuffer(blob.data, dtype="<f4").reshape(blob.shape)
+    if not np.isfinite(array).all():
+        raise WireError(f"tensor {name!r} holds NaN or infinity", reason="not-finite")
+    return array
+
+
+def open_session(graph: EvaluationGraph, parameters: Floats, threads: int = 0) -> InferenceSession:
+    """Return ONNX Runtime's session of a graph whose parameters are bound to it.
+
+    Args:
+        graph: The network.
+        parameters: All that it is given, by name.
+        threads: Of a layer; 0 for one.
+
+    Raises:
+        ConfigError: ONNX Runtime is not installed, or it does not take the graph: its operators are too new for it.
+        WireError: The parameters are not those of the graph.
+    """
+    try:
+        import onnxruntime  # noqa: PLC0415 - absent where no plan asks for it
+    except ImportError as error:
+        raise ConfigError(f'evaluation.runtime is "onnx", and ONNX Runtime is not here: {REMEDY}') from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = max(1, threads), 1
+    options.log_severity_level = 4  # what goes wrong is raised
+    options.enable_cpu_mem_arena = False  # it keeps what the largest batch took, and each task opens a session anew
+    options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of every weight
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(one) for one in parameters.values()]
+    options.add_external_initializers(list(parameters), values)
+    try:
+        return onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of its C++ code, by no common class
+        raise _refusal(error, graph, onnxruntime.__version__) from error
+
+
+def _refusal(error: Exception, graph: EvaluationGraph, version: str) -> ConfigError | WireError:
+    """Return what to say where ONNX Runtime opens no session."""
+    problem: Any = str(error).partition("\n")[0]
+    if "opset" in problem or "IR version" in problem or "ir_version" in problem:
+        return ConfigError(f"ONNX Runtime {version} reads no graph of opset {graph.opset} ({problem}): update it")
+    return WireError(f"ONNX Runtime {version} does not take the run's graph with these parameters: {problem}")
