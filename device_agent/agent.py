@@ -202,13 +202,13 @@ class Agent:
         return "failed"
 
     async def _train(self, task: Task) -> None:
-        for one in filter(None, (task.params, task.graph)):
+        for one in filter(None, (task.params, task.assignment.graph)):
             frames.check(one, limit=self.download.policy.limit, remedy="raise link.max_payload_mb of this agent")
         self.outbox.reserve(task.params.size if task.train else 0)
         power, started = self.reporter.power, self.clock()
         idle_w = power.idle_w() if power else None
         with explain_disk_errors(self.download.folder), self._mark_busy(full_rate=True):
-            graph, also = await self.download.fetch_graph(task.graph) if task.graph else (None, 0)
+            graph, also = await self.download.fetch_graph(task.assignment.graph) if task.assignment.graph else (None, 0)
             params, received = await self.download.fetch(task)
         fetched = self.clock()
         self._follow("fetched")

@@ -161,7 +161,7 @@ class TrainerProcess:
             TaskFailed: The board does not train.
         """
         self._stop_idle_timer()
-        light = task is not None and task.graph is not None
+        light = task is not None and task.assignment.graph is not None
         if not light and not self.trains:
             raise TaskFailed(NO_ROOM)
         if self._is_light and not light:

@@ -43,7 +43,7 @@ from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import seeded
 from shared.models.evaluate import Score, score
-from shared.protocol.messages import LOSSLESS, Assignment, Task, Update, mix
+from shared.protocol.messages import LOSSLESS, Assignment, Task, Transfer, Update, mix
 from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
@@ -117,6 +117,11 @@ def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[Stat
     if purpose == "evaluate" and (algorithm.server or algorithm.split) and not algorithm.personal:
         return lambda state, _device, _told: join_network(algorithm, model, state)
     return algorithm.broadcast
+
+
+def _with_graph(task: Task, graph: Transfer) -> Task:
+    """Return a task that is evaluated by a graph."""
+    return msgspec.structs.replace(task, assignment=msgspec.structs.replace(task.assignment, graph=graph))
 
 
 def _packed(tree: Tree) -> list[memoryview]:
@@ -333,7 +338,7 @@ class Rounds:
             split.join(gather)
         if purpose == "evaluate" and self.graph:
             graph = self._outgoing([memoryview(self.graph)], list(tasks), alone=True)
-            tasks = {device: msgspec.structs.replace(one, graph=graph.transfer) for device, one in tasks.items()}
+            tasks = {device: _with_graph(one, graph.transfer) for device, one in tasks.items()}
             outgoing.append(graph)
         await self._gather_answers(gather, (tasks, outgoing, split), purpose)
         return gather

@@ -118,6 +118,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         values: What the algorithm and the resource optimizer add: ratios, active neurons, bits, shares.
         classes: Names of the run's classes in the order of their numbers, where the device has told others or none; a
             device that has a class beyond them fails the task.
+        graph: Of a task that evaluates: what by, with ONNX Runtime; fetched in frames where the device has none of it.
     """
 
     seed: int
@@ -125,6 +126,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: int = 0
     values: dict[str, Value] = {}
     classes: list[str] = []
+    graph: Transfer | None = None
 
     def __post_init__(self) -> None:
         """Refuse a session that could not be."""
@@ -210,7 +212,6 @@ class Task(Message, frozen=True, kw_only=True):
         shared: Whether its frames come on the topic common to all devices.
         cut_codec: How features and gradients of a split session are encoded.
         measure_s: Seconds of training steps to time; what they learn is thrown away. 0 for none.
-        graph: Of a task that evaluates: what by, with ONNX Runtime; fetched in frames where the device has none of it.
         deadline_s: Seconds the server will wait, counted from when it sent the task.
     """
 
@@ -227,7 +228,6 @@ class Task(Message, frozen=True, kw_only=True):
     train: bool = True
     evaluate: bool = False
     measure_s: float = 0.0
-    graph: Transfer | None = None
     deadline_s: float
 
 

@@ -74,7 +74,8 @@ def evaluating(tmp_path, graph, make_task) -> Callable[..., dict[str, object]]:
 
 def task_of(make_task, graph: bytes, **fields):
     transfer = Transfer(digest=payload.digest([memoryview(graph)]), size=len(graph), frame_bytes=1024)
-    return make_task(train=False, evaluate=True, graph=transfer, **fields)
+    assignment = msgspec.structs.replace(make_task().assignment, graph=transfer)
+    return make_task(train=False, evaluate=True, assignment=assignment, **fields)
 
 
 def test_it_finds_what_the_trainer_finds(device, make_task, graph, evaluating):
