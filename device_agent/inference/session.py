@@ -36,7 +36,8 @@ PROVIDERS: Mapping[str, Sequence[str]] = {
 WARM_UPS = 3
 ERRORS_ALONE = 3
 """ONNX Runtime's level of severity."""
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "U8": "uint8"}
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16"}
+_DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def open_model(manifest: bytes, parts: Mapping[str, Path], settings: InferenceSe
     told = read_manifest(manifest, "manifest")
     what = f"release {told.reference}"
     graph = _whole(parts, GRAPH, told.graph.part, what)
-    tensors = _parameters(parts, told, what)
+    tensors = _expanded(_parameters(parts, told, what), told)
     options = _session_options(settings)
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in told.graph.parameters]
     options.add_external_initializers(list(told.graph.parameters), values)
@@ -175,6 +176,13 @@ def _parameters(parts: Mapping[str, Path], told: ReleaseManifest, what: str) -> 
         if not np.isfinite(one).all():
             raise CorruptFile(f"{what}: parameter {name!r} has numbers that are NaN or infinite")
     return tensors
+
+
+def _expanded(tensors: dict[str, NDArray[Any]], told: ReleaseManifest) -> dict[str, NDArray[Any]]:
+    """Return parameters as the graph takes them: those that travelled as 16 bits, as 32."""
+    if not told.reduction or told.reduction.kind != "float16":
+        return tensors
+    return {name: one.astype(np.float32) if one.dtype == np.float16 else one for name, one in tensors.items()}
 
 
 def _require_signature(session: Any, told: ReleaseManifest, what: str) -> None:

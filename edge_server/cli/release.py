@@ -187,16 +187,17 @@ async def _until_signalled(serving: Coroutine[Any, Any, None]) -> None:
 
 def _create(options: argparse.Namespace) -> StoredRelease:
     with loading():
-        from edge_server.release.create import MAX_DROP, Wanted, create_release  # noqa: PLC0415
+        from edge_server.release.create import MAX_DROP, Smaller, create_release  # noqa: PLC0415
 
     if options.max_drop is not None and not (options.int8 or options.float16):
         raise ConfigError("--max-drop is of --int8 and --float16; add one of them")
     if options.max_drop is not None and not 0 <= options.max_drop <= 1:
         raise ConfigError("--max-drop: give a share from 0 to 1")
     found = _read(options)
-    kind = "int8" if options.int8 else "float16" if options.float16 else ""
-    drop = MAX_DROP if options.max_drop is None else options.max_drop
-    return create_release(found, options.data_dir, Wanted(options.name or found.plan.name, options.halves, kind, drop))
+    smaller, drop = None, MAX_DROP if options.max_drop is None else options.max_drop
+    if options.int8 or options.float16:
+        smaller = Smaller("int8" if options.int8 else "float16", drop)
+    return create_release(found, options.data_dir, options.name or found.plan.name, options.halves, smaller)
 
 
 def _list_releases(options: argparse.Namespace) -> None:

@@ -29,6 +29,7 @@ from edge_server.release.store import StoredRelease, publish
 from shared.errors import ConfigError
 from shared.protocol.release import (
     PARAMETERS,
+    Kind,
     ParameterSpec,
     Reduction,
     ReleaseGraph,
@@ -56,20 +57,15 @@ class _Parameters(NamedTuple):
     tensors: tuple[ParameterSpec, ...]
 
 
-class Wanted(NamedTuple):
-    """What a release is to be.
+class Smaller(NamedTuple):
+    """What is to make a release smaller.
 
     Attributes:
-        name: What applications will call it.
-        cut: Where to cut it for two graphs beside the whole one, as the model counts its cuts; 0 for where its run was
-            cut, or else its first; None for no halves.
-        kind: What makes it smaller: `int8` or `float16`; empty for nothing.
+        kind: `int8` or `float16`.
         max_drop: By how much less accurate that may make it.
     """
 
-    name: str
-    cut: int | None = None
-    kind: str = ""
+    kind: Kind
     max_drop: float = MAX_DROP
 
 
@@ -91,30 +87,36 @@ class _Made(NamedTuple):
     reduction: Reduction | None = None
 
 
-def create_release(found: RunModel, data_dir: Path, wanted: Wanted) -> StoredRelease:
+def create_release(
+    found: RunModel, data_dir: Path, name: str, cut: int | None = None, smaller: Smaller | None = None
+) -> StoredRelease:
     """Make a release of a model and keep it.
 
     Args:
         found: The model.
         data_dir: Folder of runs, in which releases lie too.
-        wanted: What it is to be.
+        name: What applications will call it.
+        cut: Where to cut it for two graphs beside the whole one, as the model counts its cuts; 0 for where its run was
+            cut, or else its first; None for no halves.
+        smaller: What is to make it smaller; None for the network as it was trained.
 
     Raises:
         ConfigError: The name is none, the network cannot be exported or cut so, or nothing can be written; made
             smaller it is less accurate than it may be.
         Unwritable: The disk takes nothing more.
     """
-    check_name(wanted.name, "release")
-    if wanted.kind and wanted.cut is not None:
-        raise ConfigError(f"{found.what}: halves are of the network as it was trained; leave out --{wanted.kind}")
+    check_name(name, "release")
+    if smaller and cut is not None:
+        raise ConfigError(f"{found.what}: halves are of the network as it was trained; leave out --{smaller.kind}")
     inputs, parts = make_probes(found.model.layers, found.example, found.what)[0], dict[str, bytes]()
-    made = _MAKERS[wanted.kind](found, inputs, parts, wanted.max_drop)
+    us = found, inputs, parts
+    made = _MAKERS[smaller.kind](*us, smaller.max_drop) if smaller else _make_whole(*us)
     shown: Tree = {"inputs": inputs, "outputs": made.outputs}
     halves = None
-    if wanted.cut is not None:
-        halves, shown["features"] = _halves(found, made.parameters, wanted.cut, (inputs, made.outputs), parts)
+    if cut is not None:
+        halves, shown["features"] = _halves(found, made.parameters, cut, (inputs, made.outputs), parts)
     manifest = ReleaseManifest(
-        name=wanted.name,
+        name=name,
         version=0,
         created=utc_stamp(),
         model=found.plan.model,
@@ -134,7 +136,7 @@ def create_release(found: RunModel, data_dir: Path, wanted: Wanted) -> StoredRel
     return publish(data_dir, manifest, parts)
 
 
-def _make_whole(found: RunModel, inputs: Tensor, parts: dict[str, bytes], _max_drop: float = 0.0) -> _Made:
+def _make_whole(found: RunModel, inputs: Tensor, parts: dict[str, bytes]) -> _Made:
     """Return the network as it was trained."""
     parameters = _encode(found.tree)
     with torch.no_grad():
@@ -172,8 +174,7 @@ def _make_quantized(found: RunModel, inputs: Tensor, parts: dict[str, bytes], ma
     return _Made(graph, traced.proto.ir_version, parameters, outputs, told)
 
 
-_MAKERS: Mapping[str, Callable[[RunModel, Tensor, dict[str, bytes], float], _Made]] = {
-    "": _make_whole,
+_MAKERS: Mapping[Kind, Callable[[RunModel, Tensor, dict[str, bytes], float], _Made]] = {
     "float16": _make_halved,
     "int8": _make_quantized,
 }
