@@ -12,9 +12,8 @@ from edge_server.release.graph import (
     trace_graph,
     without_weights,
 )
-from edge_server.release.run_model import make_probes
+from edge_server.release.run_model import make_probes, test_examples
 from shared.errors import ConfigError
-from shared.models.base import Model
 from shared.models.build import initial
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol.evaluation_graph import EvaluationGraph
@@ -23,12 +22,8 @@ from shared.protocol.release import PARAMETERS
 KEY = "evaluation.runtime"
 
 
-def make_evaluation_graph(plan: Plan, model: Model) -> bytes:
+def make_evaluation_graph(plan: Plan) -> bytes:
     """Return the graph as it travels, empty where the plan has trainers evaluate; one network has one, byte for byte.
-
-    Args:
-        plan: The run's.
-        model: Its network; its `example` is the shape of one input as the server's own have it, or empty.
 
     Raises:
         ConfigError: The network cannot be exported, or nobody says what examples it is made for; or what that takes is
@@ -37,7 +32,8 @@ def make_evaluation_graph(plan: Plan, model: Model) -> bytes:
     if plan.evaluation.runtime != "onnx":
         return b""
     built, what = initial(plan.model, plan.seed), f"{KEY}: model {plan.model.name!r}"
-    example = model.example or built.example
+    examples = test_examples(plan)
+    example = built.example if examples is None else tuple(examples.inputs.shape[1:])
     if not example:
         raise ConfigError(f"{what} does not say what examples it is made for; add [data], or take {KEY} out")
     layers = built.layers.eval()

@@ -88,7 +88,7 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
     model = zeroed(plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()
-    examples = None if example else _test_examples(plan)
+    examples = None if example else test_examples(plan)
     shape = tuple(example) or (() if examples is None else tuple(examples.inputs.shape[1:])) or model.example
     if not shape:
         raise ConfigError(f"model {plan.model.name!r} does not say what examples it is made for; give --example")
@@ -145,7 +145,7 @@ def _whole(tree: Tree, like: Model, run: Run, number: int) -> Tree:
     return found
 
 
-def _test_examples(plan: Plan) -> Examples | None:
+def test_examples(plan: Plan) -> Examples | None:
     """Return the server's test data, which say what an input looks like; None where it has none."""
     if not plan.data:
         return None

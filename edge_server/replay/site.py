@@ -248,5 +248,5 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
     async with background(stage.run()), server.listening():
         return await run_plan(
-            plan, run, server, store, LinkConfig(), started="", draw=cast.draw, export=make_evaluation_graph
+            plan, run, server, store, LinkConfig(), started="", draw=cast.draw, graph=make_evaluation_graph(plan)
         )

@@ -336,10 +336,6 @@ class Rounds:
         tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
         if split:
             split.join(gather)
-        if purpose == "evaluate" and self.graph:
-            graph = self._outgoing([memoryview(self.graph)], list(tasks), alone=True)
-            tasks = {device: _with_graph(one, graph.transfer) for device, one in tasks.items()}
-            outgoing.append(graph)
         await self._gather_answers(gather, (tasks, outgoing, split), purpose)
         return gather
 
@@ -348,7 +344,12 @@ class Rounds:
         what, everybody = WHAT.get(purpose, f"round {gather.number}"), evaluates_everybody(self.plan, self.algorithm)
         waiting = Waiting(self.plan, self.server, self.store, self.muster, gather, what)
         waiting.begin()
-        async with self.server.round(gather, *served):
+        tasks, outgoing, split = served
+        if purpose == "evaluate" and self.graph:
+            graph = self._outgoing([memoryview(self.graph)], list(tasks), alone=True)
+            tasks = {device: _with_graph(one, graph.transfer) for device, one in tasks.items()}
+            outgoing = [*outgoing, graph]
+        async with self.server.round(gather, tasks, outgoing, split):
             await waiting.until_quorum(size=None if purpose == "evaluate" and everybody else self.plan.cohort.size)
         await gather.close()
 

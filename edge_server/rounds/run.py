@@ -52,7 +52,6 @@ from shared.data.classes import as_told, listed
 from shared.data.examples import Examples
 from shared.data.load import load
 from shared.errors import ConfigError, Infeasible, is_cause
-from shared.models.base import Model
 from shared.models.build import DRAW, blank, initial
 from shared.models.evaluate import require_fit
 from shared.protocol.messages import Report, Status
@@ -154,7 +153,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     members: Members = None,
     draw: str = DRAW,
     device: Device = CPU,
-    export: Callable[[Plan, Model], bytes] = lambda _plan, _model: b"",
+    graph: bytes = b"",
 ) -> State:
     """Run a plan to its end, or go on with it; return the final server state.
 
@@ -168,7 +167,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         members: The devices that may take part; None for whoever connects.
         draw: Who draws a new run's first weights; a run that was begun keeps its own.
         device: What the server trains and evaluates with.
-        export: Makes the graph that devices evaluate by, with ONNX Runtime; empty where their trainers do it.
+        graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
 
     Raises:
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
@@ -179,17 +178,14 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     begun = _begun(records, plan) or new
     test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
     labelled = await server.worker(load, plan.server_data) if plan.server_data else None
-    known = known_classes(plan, test, labelled, records)
     reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
-    model = replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:]))
     rounds = Rounds(
         *(run, settle_batches(begun.plan, begun.statistics_batches), server, store, algorithm, link),
-        model=model,
-        graph=await server.worker(export, plan, model),
-        test=test,
-        muster=Muster(members, classes=known, reads_labels=reads),
+        *(replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:])), test),
+        muster=Muster(members, classes=known_classes(plan, test, labelled, records), reads_labels=reads),
         labelled=labelled,
         device=device,
+        graph=graph,
     )
     if not records:
         require_record(store.folder)

@@ -102,8 +102,8 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                 if not watcher and not closed_rounds(store.records()):
                     await wait_without_end(server, plan, Muster(members))
                 async with _watched(folder, watcher):
-                    us, stamp = (plan, name, server, store, config.link), utc_stamp()
-                    await run_plan(*us, started=stamp, members=members, device=device, export=make_evaluation_graph)
+                    us, graph = (plan, name, server, store, config.link), await in_thread(make_evaluation_graph, plan)
+                    await run_plan(*us, started=utc_stamp(), members=members, device=device, graph=graph)
                 return store.records()
 
 

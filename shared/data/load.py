@@ -1,4 +1,7 @@
-"""Load a `Data` spec's examples as tensors to train on: what `sources.read` reads, and how it is augmented."""
+"""Load a `Data` spec's examples as tensors to train on: what `sources.read` reads, and how it is augmented.
+
+Whoever only evaluates on a board without torch reads arrays there; here they become tensors in the same memory.
+"""
 
 from __future__ import annotations
 

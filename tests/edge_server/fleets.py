@@ -203,7 +203,7 @@ class Site:
                 broker = getattr(transport, "connected", None)  # memory has none that could go away
                 server = Server(self.name, transport, clock, inline, was_run=lambda run: run == RUN, broker=broker)
                 async with server.listening():
-                    about = {"started": "", "device": self.device, "export": make_evaluation_graph}
+                    about = {"started": "", "device": self.device, "graph": make_evaluation_graph(self.plan)}
                     state = await run_plan(self.plan, RUN, server, store, link, **about)
             return state, store.records()
         finally:

@@ -51,8 +51,7 @@ def graph_of(model: Spec, folder: Path) -> bytes:
         model=f'name = "{model.name}"\noptions = {{ {options} }}',
         evaluation='every = 0\ndevices_every = 1\nruntime = "onnx"',
     )
-    plan = load(path, folder)
-    return make_evaluation_graph(plan, initial(plan.model, 0))
+    return make_evaluation_graph(msgspec.structs.replace(load(path, folder), data=msgspec.UNSET))
 
 
 @pytest.fixture

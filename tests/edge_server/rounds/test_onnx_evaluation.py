@@ -16,7 +16,6 @@ from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
-from shared.models.build import blank
 from shared.protocol import evaluation_graph as graphs
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.harness import write_examples, write_plan
@@ -71,7 +70,7 @@ def test_live_it_comes_to_what_trainers_find_and_the_graph_comes_once(network, b
     assert [one.loss for one in closed_rounds(records)] == [one.loss for one in closed_rounds(by_trainers)]
     costs = by_round(records)
     first, second = (costs[plan.evaluation.number(2, after)] for after in (1, 2))
-    size = len(make_evaluation_graph(plan, blank(plan.model)))
+    size = len(make_evaluation_graph(plan))
     for device in NAMES:
         assert first[device].bytes_down - second[device].bytes_down >= size
         assert [path.stat().st_size for path in (tmp_path / device / "graphs").iterdir()] == [size]
@@ -110,8 +109,8 @@ def test_a_device_without_torch_is_given_nothing_where_trainers_evaluate(tmp_pat
 
 def test_one_network_has_one_graph_whatever_it_has_learnt(tmp_path):
     plan = make_plan(tmp_path, f"every = 0\ndevices_every = 1{ONNX}")
-    data = make_evaluation_graph(plan, blank(plan.model))
-    assert data == make_evaluation_graph(msgspec.structs.replace(plan, seed=9), blank(plan.model))
+    data = make_evaluation_graph(plan)
+    assert data == make_evaluation_graph(msgspec.structs.replace(plan, seed=9))
     graph = graphs.decode(data)
     assert set(graph.parameters) == {"1.weight", "1.bias", "3.weight", "3.bias"}
     assert (graph.input.shape, graph.output.shape) == ((-1, 8), (-1, 3))
@@ -133,4 +132,4 @@ def test_without_its_packages_the_server_says_which_to_install(tmp_path, monkeyp
     plan = make_plan(tmp_path, f"every = 0\ndevices_every = 1{ONNX}")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"evaluation\.runtime needs onnx: pip install fieldfleet\[release\]"):
-        make_evaluation_graph(plan, blank(plan.model))
+        make_evaluation_graph(plan)
