@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import logging
 import math
 from collections import deque
 from collections.abc import Awaitable
@@ -18,6 +19,8 @@ import httptools
 import msgspec
 
 from shared.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 << 10
 IDLE_S, LINGER_S = 75.0, 2.0
@@ -78,6 +81,15 @@ class Response:
 def refusal(status: int, reason: str) -> Response:
     """Return an answer that says why there is none."""
     return Response(status, msgspec.json.encode({"error": reason}))
+
+
+def _failure(error: Exception) -> Response:
+    """Return the answer where giving one failed by no fault of the peer."""
+    if isinstance(error, MemoryError):
+        log.warning("a request found no memory: raise serve.memory_mb, or make serve.max_body_mb smaller")
+        return refusal(503, "out of memory; ask for less at once, or raise serve.memory_mb")
+    log.error("a request failed", exc_info=error)
+    return refusal(500, f"a fault of the server: {type(error).__name__}")
 
 
 class Shared(Protocol):
@@ -259,7 +271,10 @@ class Connection(asyncio.Protocol):
         while self._waiting and not (self._computing or self._is_blocked or self._refused):
             request, reserved = self._waiting.popleft()
             self.deadline = NEVER
-            answer = self._server.answer(request)
+            try:
+                answer = self._server.answer(request)
+            except Exception as error:  # noqa: BLE001 - whatever it is, this peer and the others are answered
+                answer = _failure(error)
             if isinstance(answer, Response):
                 self._server.release(reserved)
                 self._send(answer, keep=request.keep)
@@ -275,6 +290,8 @@ class Connection(asyncio.Protocol):
     async def _compute(self, answer: Awaitable[Response], request: Request, reserved: int) -> None:
         try:
             response = await answer
+        except Exception as error:  # noqa: BLE001 - as above
+            response = _failure(error)
         finally:
             self._computing = None
             self._server.release(reserved)

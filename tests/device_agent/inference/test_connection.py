@@ -237,6 +237,30 @@ def test_one_connection_too_many_is_told_so_and_the_next_finds_room(run):
     run(story)
 
 
+def test_a_fault_of_ours_is_one_answer_and_no_end(run, caplog):
+    """At once or on a thread; also where memory was too short."""
+
+    async def story(site, connect):
+        reader, writer = await connect()
+
+        async def failing():
+            raise KeyError("later")
+
+        def without_memory(_):
+            raise MemoryError
+
+        for answer, status in ((lambda _: failing(), 500), (lambda _: {}["x"], 500), (without_memory, 503)):
+            site.server.answer = answer
+            writer.write(b"POST /1 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc")
+            assert (await answer_of(reader))[0] == status
+        site.server.answer = site.answer
+        writer.write(b"GET /2 HTTP/1.1\r\n\r\n")
+        assert ((await answer_of(reader))[1], site.server._reserved) == ("/2", 0)
+        assert "a request failed" in caplog.text
+
+    run(story)
+
+
 def test_who_goes_before_the_answer_leaves_nothing_behind(run):
     async def story(site, connect):
         site.hold = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -128,6 +129,30 @@ def test_outputs_that_there_are_not_are_refused():
 def test_what_is_no_request_is_told(data, split):
     with pytest.raises(WireError):
         read_inference(data, split, GIVEN, WANTED, MOST)
+
+
+def test_damaged_requests_are_told_or_are_requests():
+    """By seeds: bytes changed, cut, doubled and put in; nothing else is ever raised, and no shape but the model's."""
+    draw = random.Random(1)
+    data = np.array(NUMBERS, "<f4").tobytes()
+    whole = [body({"data": NUMBERS}, id="x"), body({"parameters": {"binary_data_size": len(data)}}, data)]
+    taken = 0
+    for _ in range(4000):
+        content, split = draw.choice(whole)
+        spoiled = bytearray(content)
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(spoiled))
+            end = place + draw.randint(0, 8)
+            spoiled[place:end] = draw.choice(
+                [b"", draw.randbytes(4), spoiled[place:end] * 2, b"9" * 20, b"[[[", b"null", b"1e999", b'"']
+            )
+        try:
+            asked = read_inference(bytes(spoiled), split, GIVEN, WANTED, MOST)
+        except WireError:
+            continue
+        taken += 1
+        assert (asked.inputs.shape[1:], asked.inputs.dtype) == ((2, 3), np.float32)
+    assert taken > 0
 
 
 def test_whole_numbers_are_asked_for_where_the_model_takes_them():
