@@ -31,8 +31,9 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         patience_s: Seconds without a frame after which frames are asked for again, and seconds that one device may
             keep the others waiting on the shared topic before it is served alone.
         max_features_mb: MiB of one step's features that are taken of a device; they are held in memory.
-        kept_gradients_mb: MiB of gradients of one split round that are kept in memory until it ends, of all devices
-            together: a device whose trainer was killed does its steps again by them. Those behind it misses.
+        kept_gradients_mb: MiB of gradients of one split round that are kept until it ends, of all devices together: a
+            device whose trainer was killed does its steps again by them. Those behind it misses. The first 16 MiB are
+            in memory, others in a file of the run's folder.
     """
 
     frame_bytes: int = FRAME_BYTES

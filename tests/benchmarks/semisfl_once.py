@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,7 @@ def our_server(*, keeps: bool = False) -> Step:
     assert algorithm.split
     ups, serve, link = sent(model), algorithm.split.serve, LinkConfig()
     kept, shelf, codec = {device: KeptAnswers() for device in ups}, Shelf(link.kept_gradients_mb << 20), dense()
+    shelf.folder = Path(tempfile.gettempdir())
 
     def step() -> object:
         nonlocal state

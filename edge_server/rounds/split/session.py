@@ -151,7 +151,7 @@ class SplitRound:
 
     def join(self, gather: Gather) -> None:
         """Take the features of this round's devices from now on."""
-        self._gather = gather
+        self._gather, self.shelf.folder = gather, gather.store.updates
 
     def want(self, device: str, want: Want) -> None:
         """Send what a device asks for of its last gradient."""

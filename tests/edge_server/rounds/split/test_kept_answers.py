@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from edge_server.rounds.split.kept_answers import KeptAnswers, Shelf
+import pytest
+
+from edge_server.rounds.split import kept_answers
+from edge_server.rounds.split.kept_answers import FilePart, KeptAnswers, Shelf
 from shared.transfer.sender import Sender
 
 SIZE = 1000
@@ -60,3 +63,39 @@ def test_of_a_device_that_failed_meanwhile_nothing_is_kept() -> None:
     shelf, answers = Shelf(1 << 20), KeptAnswers()
     answers.put(1, gradient(1), shelf)
     assert (answers.of_step(1), shelf.used) == (None, 0)
+
+
+def whole(sender: Sender, *, at: int = 0, length: int = SIZE) -> bytes:
+    return b"".join(sender.source.read(at, length))
+
+
+def test_what_is_no_devices_last_lies_in_a_file_once_there_is_much(tmp_path, monkeypatch) -> None:
+    """To the byte, also in parts; and the file has no name, so that nothing of it is left when it is over."""
+    monkeypatch.setattr(kept_answers, "IN_MEMORY", 2 * SIZE)
+    shelf = Shelf(1 << 20, tmp_path / "updates")
+    first, second = kept(shelf, 1, 2, 3, 4), kept(shelf, 1, 2)
+    places = [isinstance(first.of_step(step).source, FilePart) for step in (1, 2, 3, 4)]
+    assert places == [False, False, True, False], "the last one is on its way"
+    assert [isinstance(second.of_step(step).source, FilePart) for step in (1, 2)] == [True, False]
+    for answers, steps in ((first, (1, 2, 3, 4)), (second, (1, 2))):
+        for step in steps:
+            assert answers.of_step(step).transfer == gradient(step).transfer
+            assert whole(answers.of_step(step)) == bytes([step]) * SIZE
+    assert whole(first.of_step(3), at=990, length=64) == bytes([3]) * 10
+    assert whole(first.of_step(3), at=SIZE) == b""
+    assert [*(tmp_path / "updates").iterdir()] == []
+
+
+def test_a_disk_that_takes_nothing_leaves_them_in_memory(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(kept_answers, "IN_MEMORY", 0)
+    (tmp_path / "updates").write_text("no folder")
+    answers = kept(Shelf(1 << 20, tmp_path / "updates"), 1, 2, 3)
+    assert [whole(answers.of_step(step)) for step in (1, 2, 3)] == [bytes([step]) * SIZE for step in (1, 2, 3)]
+    assert [one.message.partition(",")[0] for one in caplog.records] == ["gradients of this round stay in memory"]
+
+
+@pytest.mark.parametrize("limit", [0, SIZE])
+def test_what_has_no_room_is_not_written(tmp_path, monkeypatch, limit) -> None:
+    monkeypatch.setattr(kept_answers, "IN_MEMORY", 0)
+    answers = kept(Shelf(limit, tmp_path), 1, 2, 3)
+    assert [answers.of_step(step) is not None for step in (1, 2, 3)] == [limit > 0, False, True]
