@@ -110,6 +110,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
 def _prepare_computing(config: ServerConfig) -> Device:
     """Have this process compute as its file says; return what with."""
     malloc.tune()
+    malloc.share_pool()
     malloc.enable_huge_pages()
     torch.set_num_threads(config.threads or torch.get_num_threads())
     return choose_device(config.trainer.device)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGE_BYTES = 4 << 20
 KEPT_BYTES = 32 << 20
 
@@ -37,7 +38,19 @@ def tune(large_bytes: int = LARGE_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
 
     Other C libraries are left alone.
     """
+    _set({M_MMAP_THRESHOLD: large_bytes, M_TRIM_THRESHOLD: kept_bytes})
+
+
+def share_pool() -> None:
+    """Let all threads take their memory from one pool; call it before others are started.
+
+    By default each has a pool of its own, and what it frees is kept for it alone. A server folds each round on whichever
+    thread is free: of every leaf below `LARGE_BYTES`, as many copies were kept as there are threads.
+    """
+    _set({M_ARENA_MAX: 1})
+
+
+def _set(options: Mapping[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, large_bytes)
-        mallopt(M_TRIM_THRESHOLD, kept_bytes)
+    for option, value in options.items() if mallopt else ():
+        mallopt(option, value)

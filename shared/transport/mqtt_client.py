@@ -42,6 +42,7 @@ class BoundedClient(mqtt.Client):
         reads_ahead: Tells whether what came may be read before its turn: a message's own time is not told then.
         closed: Topics of which nothing is taken, as bytes.
         passed_by: Packets that were not taken.
+        read_bytes: Of all packets, as far as they were read.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class BoundedClient(mqtt.Client):
         **options: Any,
     ) -> None:
         self.most_bytes, self.admits, self.reads_ahead, self.closed = most_bytes, admits, reads_ahead, closed
-        self.passed_by = 0
+        self.passed_by = self.read_bytes = 0
         self._ahead = memoryview(b"")
         self._is_admitted: bool | None = None
         self._topic_end = 1 << 16  # MQTT writes a topic in 64 KiB at most
@@ -82,7 +83,9 @@ class BoundedClient(mqtt.Client):
                 del packet["packet"][self._topic_end + KEPT_BYTES :]
             if self.is_passing or not packet["packet"]:
                 bufsize = min(bufsize, CHUNK_BYTES)
-        return self._receive(bufsize)
+        data = self._receive(bufsize)
+        self.read_bytes += len(data)
+        return data
 
     def _receive(self, size: int) -> bytes:
         if not self._ahead:

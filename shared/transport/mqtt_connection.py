@@ -74,8 +74,9 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
 
 
 MISC_S = 1.0
-BREATH = 64
-"""Packets that are handled before whatever else the process has to do gets its turn."""
+BREATH, BREATH_BYTES = 64, 256 << 10
+"""Packets, and about as many bytes, that are handled before whatever else the process has to do gets its turn: what was
+read and waits takes memory, and a frame that is used at once is still in the processor's cache."""
 MQTT_5 = 5
 NO_ANSWER = "no answer"
 PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
@@ -281,12 +282,13 @@ class Connection:
     def _read(self) -> None:
         """Handle what has come, a breath of it at a time."""
         self._traffic.begins()
+        until = self.client.read_bytes + BREATH_BYTES
         try:
             for _ in range(BREATH):
                 self.client.loop_read()
-                if not self.client.has_more:
+                if not self.client.has_more or self.client.read_bytes >= until:
                     break
-            else:
+            if self.client.has_more:
                 self._loop.call_soon(self._read_on)
         except (
             OSError,

@@ -102,3 +102,39 @@ def test_steps_take_their_memory_once():
     """
     untuned, tuned = (int(asyncio.run(ask(how, {}, FAULTS))[0]) for how in ("untuned", "tuned"))
     assert tuned * 10 < untuned
+
+
+POOLS = """
+import ctypes, sys, threading
+from shared.runtime import malloc
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.mallinfo2.restype = Info
+malloc.tune()
+if sys.argv[1] == "shared":
+    malloc.share_pool()
+before, done, over = libc.mallinfo2().arena, threading.Semaphore(0), threading.Event()
+
+def use():
+    libc.free(libc.malloc(3 << 20))
+    done.release()
+    over.wait()
+
+for _ in range(4):
+    threading.Thread(target=use).start()
+    done.acquire()
+print((libc.mallinfo2().arena - before) >> 20)
+over.set()
+"""
+
+
+@NEEDS_GLIBC
+def test_threads_that_share_a_pool_keep_one_copy_of_what_each_frees():
+    """Each takes 3 MiB and frees them, one after the other; without the setting all of them are kept."""
+    assert int(*asyncio.run(ask("", {}, POOLS))) >= 12
+    assert int(*asyncio.run(ask("shared", {}, POOLS))) in (3, 4)

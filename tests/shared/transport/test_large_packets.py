@@ -13,7 +13,9 @@ from edge_server.fleet import broker
 from edge_server.fleet.embedded_broker import MOST_PACKET_BYTES
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
+from shared.transport.mqtt_connection import BREATH, Connection, Incoming
 from shared.transport.packet_limit import MOST_RECEIVED_BYTES
+from shared.transport.tcp_info import Traffic
 from tests.benchmarks.flooder import connected, packet
 from tests.machine import configured
 
@@ -120,6 +122,57 @@ def test_what_is_on_its_way_on_a_closed_topic_is_dropped_before_it_is_a_message(
                     assert await anext(inbox) == ("a/flood", b"confirmed")
                 assert len([data for data in heard if not data.strip(b"\0")]) < 400
                 assert device.connections == 1
+
+    real(use())
+
+
+class Line:
+    """A socket on which everything has come, and that gives some of it at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = memoryview(data)
+
+    def recv(self, size: int) -> bytes:
+        if not self._left:
+            raise BlockingIOError
+        taken, self._left = self._left[: min(size, 70_000)], self._left[min(size, 70_000) :]
+        return bytes(taken)
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+def test_a_frame_is_dealt_with_before_the_next_is_read(real):
+    """What was read and waits takes memory: a window of twenty devices is ten megabytes."""
+
+    async def use() -> None:
+        taken = list[bytes]()
+        incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
+        connection = Connection(Broker(version=3), "device", None, incoming)
+        frames = [bytes([number]) * (256 << 10) for number in range(1, 21)]
+        connection.client._sock = Line(b"".join(unconfirmed("a/good", one, retained=False) for one in frames))
+        for count in range(1, len(frames) + 1):
+            connection._read()
+            assert taken == frames[:count]
+
+    real(use())
+
+
+def test_small_packets_are_read_many_at_a_time(real):
+    """A turn of everything else for each of them would cost more than they do."""
+
+    async def use() -> None:
+        taken = list[bytes]()
+        incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
+        connection = Connection(Broker(version=3), "device", None, incoming)
+        connection.client._sock = Line(unconfirmed("a/good", b"word", retained=False) * (2 * BREATH))
+        connection._read()
+        assert len(taken) == BREATH
+        await asyncio.sleep(0)
+        assert len(taken) == 2 * BREATH
 
     real(use())
 
