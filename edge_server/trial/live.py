@@ -28,7 +28,9 @@ from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.rounds.run import run_plan
 from edge_server.trial.progress import follow
 from edge_server.trial.wait_for_devices import wait_for_fleet, wait_without_end
+from shared.algorithms import ALGORITHMS
 from shared.protocol.topics import SERVER
+from shared.registry import build
 from shared.runtime import malloc
 from shared.runtime.clock import monotonic, utc_stamp
 from shared.runtime.durable import explain_disk_errors
@@ -72,7 +74,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             server was at work at the site before.
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """
-    device = _prepare_computing(config)
+    device = _prepare_computing(config, plan)
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
     members = None if config.strangers else devices_of_plan(plan)
     _make(data_dir, folder)
@@ -107,10 +109,13 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                 return store.records()
 
 
-def _prepare_computing(config: ServerConfig) -> Device:
+def _prepare_computing(config: ServerConfig, plan: Plan) -> Device:
     """Have this process compute as its file says; return what with."""
-    malloc.tune()
-    malloc.share_pool()
+    algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+    if algorithm.split or algorithm.server:  # it takes steps, whose tensors come again and again
+        malloc.tune()
+    else:
+        malloc.tune_for_frames(config.link.frame_bytes)
     malloc.enable_huge_pages()
     torch.set_num_threads(config.threads or torch.get_num_threads())
     return choose_device(config.trainer.device)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGE_BYTES = 4 << 20
 KEPT_BYTES = 32 << 20
+LEAF_BYTES = 1 << 20
 
 STEPS = 32 << 20, 32 << 20
 """What `tune` is told where training steps are taken; glibc takes no more as the first of the two."""
@@ -41,16 +42,22 @@ def tune(large_bytes: int = LARGE_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
     _set({M_MMAP_THRESHOLD: large_bytes, M_TRIM_THRESHOLD: kept_bytes})
 
 
-def share_pool() -> None:
-    """Let all threads take their memory from one pool; call it before others are started.
+def tune_for_frames(frame_bytes: int) -> None:
+    """Keep freed frames, map what is longer one by one, and let all threads share one pool; call it before any starts.
 
-    By default each has a pool of its own, and what it frees is kept for it alone. A server folds each round on whichever
-    thread is free: of every leaf below `LARGE_BYTES`, as many copies were kept as there are threads.
+    For a server that only folds: it does so on whichever thread is free. With a pool a thread, each kept its copy of
+    every leaf that was not mapped; in one pool, frames settle where a leaf was, and the next round's finds no room
+    there. With twenty devices of 25 MB, a tensor of 3.3 MB among them, that was 0.6 model sizes.
+
+    Args:
+        frame_bytes: Of a usual frame.
     """
+    tune(max(LEAF_BYTES, 2 * frame_bytes))
     _set({M_ARENA_MAX: 1})
 
 
 def _set(options: Mapping[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for option, value in options.items() if mallopt else ():
-        mallopt(option, value)
+    if mallopt is not None:
+        for option, value in options.items():
+            mallopt(option, value)

@@ -115,13 +115,16 @@ class Info(ctypes.Structure):
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 libc.mallinfo2.restype = Info
-malloc.tune()
-if sys.argv[1] == "shared":
-    malloc.share_pool()
+if sys.argv[1] == "frames":
+    malloc.tune_for_frames(256 << 10)
+else:
+    malloc.tune()
 before, done, over = libc.mallinfo2().arena, threading.Semaphore(0), threading.Event()
 
 def use():
-    libc.free(libc.malloc(3 << 20))
+    frame, leaf = libc.malloc(1_000_000), libc.malloc(3 << 20)
+    libc.free(frame)
+    libc.free(leaf)
     done.release()
     over.wait()
 
@@ -134,7 +137,7 @@ over.set()
 
 
 @NEEDS_GLIBC
-def test_threads_that_share_a_pool_keep_one_copy_of_what_each_frees():
-    """Each takes 3 MiB and frees them, one after the other; without the setting all of them are kept."""
-    assert int(*asyncio.run(ask("", {}, POOLS))) >= 12
-    assert int(*asyncio.run(ask("shared", {}, POOLS))) in (3, 4)
+def test_threads_of_a_server_share_what_frames_leave_and_keep_no_leaves():
+    """Four, in turn, take and free 1 MB and 3 MiB: each keeps both by default; here they have 1 MB together."""
+    assert int(*asyncio.run(ask("", {}, POOLS))) >= 4 * 3
+    assert int(*asyncio.run(ask("frames", {}, POOLS))) <= 1
