@@ -20,6 +20,7 @@ from shared.transport.base import Broker
 MAX_MEMORY_MB = 1 << 20
 MAX_THREADS = 1024
 MAX_PORT, MAX_BATCH = 65535, 65536
+MAX_CUT_BITS, MAX_CUT_S = 16, 60.0
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ = 50.0
 PROFILE_SUFFIX = ".toml"
@@ -59,6 +60,27 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"memory_mb and threads must be 0, for the usual, or more, up to {most}")
 
 
+class CutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the upper half of a network is asked of the server, where `[serve] split = "cut"`.
+
+    Attributes:
+        codec: How features travel: `dense` as they are, `float16` in half the bytes, `quantize` by `bits` a magnitude.
+        bits: Of a magnitude, 1 to 16, by `quantize`.
+        deadline_s: Seconds that a request waits for the server.
+        whole: Whether the whole network is loaded too, and answers where the server cannot be had.
+    """
+
+    codec: Literal["dense", "float16", "quantize"] = "dense"
+    bits: int = 8
+    deadline_s: float = 2.0
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no request can travel by."""
+        if not 1 <= self.bits <= MAX_CUT_BITS or not 0 < self.deadline_s <= MAX_CUT_S:
+            raise ValueError(f"bits must be 1 to {MAX_CUT_BITS}, deadline_s above 0 up to {MAX_CUT_S:g}")
+
+
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The process that serves models to applications on this board, by the Open Inference Protocol.
 
@@ -77,6 +99,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_body_mb: Largest request, in MiB.
         max_batch: Most examples in a request.
         patience_s: Seconds in which a request must have come whole.
+        split: `cut` to run the lower half alone of releases that have halves, and to ask the server's
+            `edge-server serve-tops` for the rest; empty to run whole networks.
+        cut: How that is asked.
     """
 
     releases: list[str] = []
@@ -90,6 +115,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_body_mb: int = 16
     max_batch: int = 64
     patience_s: float = 10.0
+    split: Literal["", "cut"] = ""
+    cut: CutConfig = CutConfig()
 
     def __post_init__(self) -> None:
         """Refuse what no process can be given."""

@@ -8,14 +8,15 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 from device_agent.build import compose
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.diagnosis.checks import check_data
+from device_agent.exchange.remote_top import RemoteTop
 from device_agent.exchange.state_files import writable
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folders
@@ -29,6 +30,7 @@ from shared.data.classes import class_names
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.runtime import malloc, processes
+from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transport.mqtt import MqttTransport
@@ -65,9 +67,9 @@ async def serve(config: AgentConfig) -> None:
         async with background(keep_lock(lock), *([inference.run()] if inference else [])):
             if inference and config.data is None:
                 logger.info("this board serves models and takes no tasks: its file has no [data]")
-                await stopping.wait()
+                await _serve_alone(config, inference, stopping)
             else:
-                await _train(config, folder, stopping)
+                await _train(config, folder, stopping, inference)
     logger.info("stopped")
 
 
@@ -88,7 +90,37 @@ def _make_inference(config: AgentConfig, folder: Path) -> InferenceProcess | Non
     return InferenceProcess(settings, find, found)
 
 
-async def _train(config: AgentConfig, folder: Path, stopping: asyncio.Event) -> None:
+async def _serve_alone(config: AgentConfig, inference: InferenceProcess, stopping: asyncio.Event) -> None:
+    """Serve models until told to stop; the broker is needed only to have the upper halves of networks computed."""
+    if not (config.serve and config.serve.split):
+        await stopping.wait()
+        return
+    client = MqttTransport(config.broker, f"{config.site}.{config.device}")
+    async with client.running(), _asking_tops(config, client, inference, uuid.uuid4().hex):
+        await stopping.wait()
+
+
+@asynccontextmanager
+async def _asking_tops(
+    config: AgentConfig, transport: MqttTransport, inference: InferenceProcess | None, instance: str
+) -> AsyncIterator[None]:
+    """Let the inference process ask the server for upper halves while the block lasts, if its networks are cut."""
+    if inference is None or config.serve is None or not config.serve.split:
+        yield
+        return
+    place, most = (config.site, config.device, instance), config.link.frame_bytes
+    remote = RemoteTop(transport, *place, monotonic, most)
+    async with background(remote.run()):
+        inference.ask = remote
+        try:
+            yield
+        finally:
+            inference.ask = None
+
+
+async def _train(
+    config: AgentConfig, folder: Path, stopping: asyncio.Event, inference: InferenceProcess | None
+) -> None:
     """Serve tasks of the site's server until told to stop."""
     data = config.examples
     _require_examples(data)
@@ -110,7 +142,7 @@ async def _train(config: AgentConfig, folder: Path, stopping: asyncio.Event) -> 
     )
     board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-        await _run_agent(config, board, session, trainer, stopping)
+        await _run_agent(config, board, session, trainer, stopping, inference)
 
 
 def _require_examples(data: Data) -> None:
@@ -133,7 +165,12 @@ def _class_names(data: Data) -> tuple[str, ...] | None:
 
 
 async def _run_agent(
-    config: AgentConfig, board: Board, session: Session, trainer: TrainerProcess, stopping: asyncio.Event
+    config: AgentConfig,
+    board: Board,
+    session: Session,
+    trainer: TrainerProcess,
+    stopping: asyncio.Event,
+    inference: InferenceProcess | None,
 ) -> None:
     client_id = f"{config.site}.{config.device}"
     folder = Path(config.state_dir)
@@ -143,7 +180,8 @@ async def _run_agent(
         living = asyncio.create_task(agent.run(), name="agent")
         stop = asyncio.create_task(stopping.wait(), name="stop")
         try:
-            await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)
+            async with _asking_tops(config, transport, inference, session.instance):
+                await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             living.cancel()
             stop.cancel()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from device_agent.inference.collaborative.interface import Half, TopReply
 from shared.errors import FieldFleetError, InferenceRefused, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.collaborative import (
@@ -23,7 +24,6 @@ from shared.protocol.collaborative import (
     TO_DEVICE,
     TopAnswer,
     TopRequest,
-    TopTiming,
     check_answer,
 )
 from shared.protocol.messages import Message, Room, Status, Want
@@ -42,45 +42,6 @@ FIRST_PATIENCE_S, LAST_PATIENCE_S = 0.5, 4.0
 """Until a request is offered again that nothing is heard of; it doubles."""
 FIRST_REST_S, LAST_REST_S = 1.0, 30.0
 """For which a server that let a request's time pass is not asked again; it doubles, and ends when one is back."""
-
-
-@dataclass(frozen=True)
-class Half:
-    """Which half of which network is asked.
-
-    Attributes:
-        name: Of the release.
-        version: Of the release.
-        parameters: SHA-256 of its parameters, 32 bytes.
-    """
-
-    name: str
-    version: int
-    parameters: bytes
-
-
-@dataclass(frozen=True)
-class TopReply:
-    """What the server's half gave.
-
-    Attributes:
-        outputs: A payload of codec `dense`.
-        timing: Where the server's seconds went.
-        round_trip_s: From the first offer to the answer; without the server's seconds that is the link's.
-        bytes_up: Of messages and frames of this request.
-        bytes_down: Likewise.
-    """
-
-    outputs: bytes
-    timing: TopTiming
-    round_trip_s: float
-    bytes_up: int
-    bytes_down: int
-
-    @property
-    def link_s(self) -> float:
-        """Seconds that it was neither here nor worked on there."""
-        return max(0.0, self.round_trip_s - self.timing.waited_s - self.timing.compute_s)
 
 
 @dataclass

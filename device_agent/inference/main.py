@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -34,9 +35,25 @@ from shared.runtime import malloc, memory, processes
 from shared.runtime.clock import monotonic
 
 if TYPE_CHECKING:
+    from device_agent.inference.collaborative.pipe import TopPipe
     from device_agent.inference.models import ServedModels
 
 EXIT_GARBLED, EXIT_TAKEN = 70, 71
+
+
+class Opening(NamedTuple):
+    """What models are opened with.
+
+    Attributes:
+        settings: Of the process.
+        executor: Computes what takes long.
+        ask: The way to upper halves on the server; None where networks are whole.
+    """
+
+    settings: InferenceSettings
+    executor: ThreadPoolExecutor
+    ask: TopPipe | None
+
 
 logger = logging.getLogger("inference")
 
@@ -51,15 +68,16 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not get between the answers
     malloc.tune()
     memory.limit_data(settings.memory_bytes)
-    sys.exit(asyncio.run(serve(settings, out)))
+    sys.exit(asyncio.run(serve(settings, out, int(sys.argv[2]) if settings.cut else None)))
 
 
-async def serve(settings: InferenceSettings, out: int) -> int:
+async def serve(settings: InferenceSettings, out: int, tops: int | None = None) -> int:
     """Answer the agent and applications until the agent is gone; return the exit code.
 
     Args:
         settings: Of the process.
         out: The pipe to the agent.
+        tops: Descriptor of the socket on which the agent is asked for upper halves; None where none are.
     """
     from device_agent.inference.http.routes import Routes  # noqa: PLC0415 - after the limit of memory is set
     from device_agent.inference.http.server import HttpServer  # noqa: PLC0415
@@ -69,6 +87,7 @@ async def serve(settings: InferenceSettings, out: int) -> int:
     agent = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(agent), sys.stdin.buffer)
     with ThreadPoolExecutor(1, "inference") as executor:
+        opening = Opening(settings, executor, await _open_tops(tops))
         routes = Routes(models, executor, settings.max_batch)
         http = HttpServer(routes, settings.max_body_bytes, settings.patience_s, monotonic)
         try:
@@ -80,7 +99,7 @@ async def serve(settings: InferenceSettings, out: int) -> int:
         os.write(out, frame(Ready()))
         try:
             while (message := await _next_message(agent)) is not None:
-                os.write(out, frame(await _obey(message, models, settings)))
+                os.write(out, frame(await _obey(message, models, opening)))
         except msgspec.DecodeError as error:
             logger.critical("the agent sent what is no message: %s; ending", error)
             return EXIT_GARBLED
@@ -102,13 +121,13 @@ async def _next_message(agent: asyncio.StreamReader) -> ToInference | None:
     return message
 
 
-async def _obey(message: ToInference, models: ServedModels, settings: InferenceSettings) -> FromInference:
+async def _obey(message: ToInference, models: ServedModels, opening: Opening) -> FromInference:
     """Do what a message says, and return the answer to it."""
     name, version = message.name, message.version
     try:
         match message:
             case Load():
-                return await _load(message, models, settings)
+                return await _load(message, models, opening)
             case Switch():
                 models.switch(name, version)
                 return Switched(name, version)
@@ -122,14 +141,34 @@ async def _obey(message: ToInference, models: ServedModels, settings: InferenceS
         return LoadRefused(name, version, reason)
 
 
-async def _load(message: Load, models: ServedModels, settings: InferenceSettings) -> FromInference:
+async def _open_tops(descriptor: int | None) -> TopPipe | None:
+    """Return the way to upper halves on the server; None where none are asked for."""
+    if descriptor is None:
+        return None
+    from device_agent.inference.collaborative.pipe import TopPipe  # noqa: PLC0415 - most boards need none
+
+    pipe = TopPipe(*await asyncio.open_connection(sock=socket.socket(fileno=descriptor)))
+    pipe.hearing = asyncio.create_task(pipe.run(), name="upper halves")
+    return pipe
+
+
+async def _load(message: Load, models: ServedModels, opening: Opening) -> FromInference:
     """Open a model on a thread, while requests go on."""
     from device_agent.inference.session import open_model  # noqa: PLC0415 - see above
+    from shared.protocol.release import BOTTOM  # noqa: PLC0415 - see above
 
     models.require_room(message.name, message.version)
     parts = {name: Path(path) for name, path in message.parts.items()}
-    model = await asyncio.to_thread(open_model, message.manifest, parts, settings)
-    models.add(model)
+    settings, cut = opening.settings, opening.settings.cut
+    is_half = cut is not None and BOTTOM in parts
+    model = await asyncio.to_thread(open_model, message.manifest, parts, settings, is_half=is_half)
+    if cut is None or opening.ask is None or not is_half:
+        models.add(model)
+    else:
+        from device_agent.inference.collaborative.cut_model import build_cut_model  # noqa: PLC0415 - see above
+
+        whole = await asyncio.to_thread(open_model, message.manifest, parts, settings) if cut.whole else None
+        models.add(model, build_cut_model(model, whole, cut, opening.ask, opening.executor))
     return Loaded(message.name, message.version, model.seconds, model.provider)
 
 

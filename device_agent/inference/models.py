@@ -15,12 +15,19 @@ import numpy as np
 
 from device_agent.inference.messages import Figures, percentiles
 from device_agent.inference.session import OpenModel
-from shared.errors import ServingRefused
+from shared.errors import InferenceRefused, ServingRefused
+from shared.protocol.release import TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from device_agent.inference.collaborative.cut_model import CutAnswer, CutModel
+
 KEPT_SECONDS = 1024
+CUT_FIGURES, CUT_SECONDS = ("answered", "refused", "bytes_up", "bytes_down"), ("device_s", "link_s", "server_s")
+NOT_FINITE = "not-finite"
+OF_THE_MODEL = (NOT_FINITE, "failed")
+"""Reasons of a refusal that tell of the model, not of the way to the server."""
 MOST_VERSIONS = 2
 """Of a model at once: each takes twice the memory of its weights."""
 
@@ -34,7 +41,8 @@ class ServedVersion:
         requests: That it was given.
         errors: Of them, those that it failed.
         non_finite: Of the errors, those with an output that is no number.
-        seconds: Of the last requests, ONNX Runtime's alone.
+        seconds: Of the last requests, ONNX Runtime's alone; of a network that is cut, all that was done here.
+        cut: Has the server compute the upper half; None where `model` is the whole network.
     """
 
     model: OpenModel
@@ -42,6 +50,12 @@ class ServedVersion:
     errors: int = 0
     non_finite: int = 0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SECONDS))
+    cut: CutModel | None = None
+
+    @property
+    def output(self) -> TensorSpec:
+        """What an application is given."""
+        return self.cut.output if self.cut else self.model.output
 
     def run(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """Return the outputs for a batch.
@@ -70,6 +84,30 @@ class ServedVersion:
             raise ServingRefused("the model's output is no number: NaN or infinite")
         return outputs
 
+    async def run_cut(self, cut: CutModel, inputs: NDArray[Any]) -> CutAnswer:
+        """Return what the network makes of a batch, of which the server computes the upper half.
+
+        That the server cannot be had is no fault of the model, which is judged by its errors.
+
+        Args:
+            cut: Has it computed.
+            inputs: Of shape (B, ...) and the input's dtype.
+
+        Raises:
+            Unreachable: As `CutModel`.
+            InferenceRefused: Likewise.
+        """
+        self.requests += 1
+        try:
+            answer = await cut(inputs)
+        except InferenceRefused as error:
+            if error.reason in OF_THE_MODEL and np.isfinite(inputs).all():
+                self.errors += 1
+                self.non_finite += error.reason == NOT_FINITE
+            raise
+        self.seconds.append(answer.parts.device_s)
+        return answer
+
     def figures(self) -> Figures:
         """Return how it does."""
         told = self.model.manifest
@@ -77,6 +115,24 @@ class ServedVersion:
         return Figures(
             told.name, told.version, self.requests, self.errors, self.non_finite, p50_s=p50, p95_s=p95, p99_s=p99
         )
+
+
+def statistics(served: ServedVersion) -> dict[str, Any]:
+    """Return how a version does, as Triton's statistics extension names it; of a network that is cut, part by part."""
+    figures, cut = served.figures(), served.cut
+    about: dict[str, Any] = {name: getattr(figures, name) for name in ("errors", "p50_s", "p95_s", "p99_s")}
+    if cut:
+        parts: dict[str, Any] = {name: getattr(cut.figures, name) for name in CUT_FIGURES}
+        for name in CUT_SECONDS:
+            p50, p95, p99 = percentiles([getattr(one, name) for one in cut.figures.recent], (0.5, 0.95, 0.99))
+            parts[name] = {"p50": p50, "p95": p95, "p99": p99}
+        about["cut"] = parts
+    return {
+        "name": figures.name,
+        "version": str(figures.version),
+        "inference_count": figures.requests - figures.errors,
+        "parameters": about,
+    }
 
 
 class ServedModels:
@@ -113,11 +169,11 @@ class ServedModels:
         if len(others) >= MOST_VERSIONS:
             raise ServingRefused(f"versions {others} of {name!r} are loaded, and no more than two may be: unload one")
 
-    def add(self, model: OpenModel) -> None:
+    def add(self, model: OpenModel, cut: CutModel | None = None) -> None:
         """Take a version beside those there are; nobody who names none is answered by it yet."""
         told = model.manifest
         self.require_room(told.name, told.version)
-        served = ServedVersion(model)
+        served = ServedVersion(model, cut=cut)
         self._versions.setdefault(told.name, {})[told.version] = served
         answering = self._current.get(told.name)
         if answering and answering.model.manifest.version == told.version:

@@ -10,14 +10,17 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from device_agent.inference.collaborative.interface import AskTop, Half, TopReply
+from device_agent.inference.collaborative.pipe import relay
 from device_agent.inference.messages import (
     HEAD_BYTES,
     Ask,
@@ -36,7 +39,7 @@ from device_agent.inference.messages import (
 )
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
-from shared.errors import FieldFleetError, ServingDied, ServingRefused
+from shared.errors import FieldFleetError, ServingDied, ServingRefused, Unreachable
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.processes import terminate
 
@@ -61,6 +64,7 @@ class InferenceProcess:
         command: Starts it, without its settings.
 
     Attributes:
+        ask: The way to upper halves on the server, where networks are cut; None while there is none.
         ready: Whether the process is there and has what it served before.
         starts: How often it was started.
     """
@@ -80,6 +84,7 @@ class InferenceProcess:
         self._process: Process | None = None
         self._pending: deque[asyncio.Future[FromInference]] = deque()
         self.ready = asyncio.Event()
+        self.ask: AskTop | None = None
         self.starts = 0
 
     @property
@@ -159,10 +164,22 @@ class InferenceProcess:
         """Start the process, and hear it until it ends; return why it did."""
         self.starts += 1
         words = (*self._command, msgspec.json.encode(self._settings).decode())
-        process = self._process = await asyncio.create_subprocess_exec(
-            *words, stdin=PIPE, stdout=PIPE, start_new_session=True, env=os.environ | LEAN
-        )
+        ours, theirs = socket.socketpair() if self._settings.cut else (None, None)
+        tops = [theirs.fileno()] if theirs else []
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *(*words, *map(str, tops)),
+                stdin=PIPE,
+                stdout=PIPE,
+                start_new_session=True,
+                env=os.environ | LEAN,
+                pass_fds=tops,
+            )
+        finally:
+            if theirs:
+                theirs.close()
         log.info("inference process started pid=%d", process.pid)
+        relaying = asyncio.create_task(self._relay(ours), name="upper halves") if ours else None
         restoring: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(START_PATIENCE_S):
@@ -178,11 +195,24 @@ class InferenceProcess:
             process.kill()
         finally:
             self.ready.clear()
-            if restoring:
-                restoring.cancel()
+            for task in (restoring, relaying):
+                if task:
+                    task.cancel()
             self._fail_pending()
             await asyncio.shield(terminate(process))
         return _cause_of_death(process)
+
+    async def _relay(self, ours: socket.socket) -> None:
+        """Ask the server what the process asks for, until it is gone."""
+        try:
+            await relay(*await asyncio.open_connection(sock=ours), self._ask_top)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("upper halves cannot be asked for: %s", error)
+
+    async def _ask_top(self, half: Half, parts: Sequence[memoryview], deadline_s: float) -> TopReply:
+        if self.ask is None:
+            raise Unreachable("there is no connection to the site's broker yet")
+        return await self.ask(half, parts, deadline_s)
 
     def _answered(self, message: FromInference) -> None:
         if self._pending:

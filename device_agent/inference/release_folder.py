@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.release import GRAPH, MANIFEST, MAX_MANIFEST_BYTES, PARAMETERS, PROBES, read_manifest
+from shared.protocol.release import BOTTOM, GRAPH, MANIFEST, MAX_MANIFEST_BYTES, PARAMETERS, PROBES, read_manifest
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_folder(folder: Path) -> ReleaseFiles:
             f"serve.releases: {path}: {error.strerror}; name a folder that `edge-server release export` wrote"
         ) from error
     manifest = read_manifest(data, str(path))
-    parts = {name: folder / name for name in (GRAPH, PARAMETERS, PROBES)}
+    parts = {name: folder / name for name in (GRAPH, PARAMETERS, PROBES, *([BOTTOM] if manifest.halves else []))}
     return ReleaseFiles(manifest.name, manifest.version, data, parts)
 
 

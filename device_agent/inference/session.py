@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors import SafetensorError, safe_open
 
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.release import GRAPH, PARAMETERS, ReleaseManifest, ReleasePart, TensorSpec, read_manifest
+from shared.protocol.release import (
+    BOTTOM,
+    GRAPH,
+    PARAMETERS,
+    ReleaseGraph,
+    ReleaseManifest,
+    ReleasePart,
+    TensorSpec,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,22 +57,29 @@ class OpenModel:
         session: `onnxruntime.InferenceSession`.
         quick_s: Seconds of the fastest inference of one example, at its warm-up.
         seconds: What opening it took.
+        is_half: Whether it is the lower half alone, whose output are features.
     """
 
     manifest: ReleaseManifest
     session: Any
     quick_s: float
     seconds: float
+    is_half: bool = False
+
+    @property
+    def graph(self) -> ReleaseGraph:
+        """What computes."""
+        return self.manifest.halves.bottom if self.is_half and self.manifest.halves else self.manifest.graph
 
     @property
     def input(self) -> TensorSpec:
         """What goes in."""
-        return self.manifest.graph.input
+        return self.graph.input
 
     @property
     def output(self) -> TensorSpec:
         """What comes out."""
-        return self.manifest.graph.output
+        return self.graph.output
 
     @property
     def provider(self) -> str:
@@ -81,32 +96,39 @@ class OpenModel:
         return found  # type: ignore[no-any-return]
 
 
-def open_model(manifest: bytes, parts: Mapping[str, Path], settings: InferenceSettings) -> OpenModel:
+def open_model(
+    manifest: bytes, parts: Mapping[str, Path], settings: InferenceSettings, *, is_half: bool = False
+) -> OpenModel:
     """Open a model and run it a few times.
 
     Args:
         manifest: Of its release.
         parts: Its files, by the names that they have in a folder.
         settings: Of the process.
+        is_half: Open the lower half alone; nothing else of the parameters is taken into memory.
 
     Raises:
-        ConfigError: The release is of a newer format, or this ONNX Runtime does not run its graph.
+        ConfigError: The release has no halves, or is of a newer format, or this ONNX Runtime does not run its graph.
         CorruptFile: A file of it is damaged or gone, does not hold what the manifest says, or parameters are no
             numbers.
     """
     began = time.monotonic()
     told = read_manifest(manifest, "manifest")
     what = f"release {told.reference}"
-    graph = _whole(parts, GRAPH, told.graph.part, what)
-    tensors = _expanded(_parameters(parts, told, what), told)
+    if is_half and told.halves is None:
+        raise ConfigError(f"{what} has no halves: `edge-server release create --halves` makes one that has")
+    graph = told.halves.bottom if is_half and told.halves else told.graph
+    data = _whole(parts, BOTTOM if is_half else GRAPH, graph.part, what)
+    tensors = _expanded(_parameters(parts, told, what, graph.parameters if is_half else None), told)
     options = _session_options(settings)
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in told.graph.parameters]
-    options.add_external_initializers(list(told.graph.parameters), values)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in graph.parameters]
+    if values:  # a half may have none
+        options.add_external_initializers(list(graph.parameters), values)
     providers, fallen = choose_providers(settings.provider, onnxruntime.get_available_providers())
     try:
-        session = onnxruntime.InferenceSession(graph, options, providers=providers)
-        _require_signature(session, told, what)
-        quick_s = _warm_up(session, told)
+        session = onnxruntime.InferenceSession(data, options, providers=providers)
+        _require_signature(session, graph, what)
+        quick_s = _warm_up(session, graph)
     except (ConfigError, CorruptFile):
         raise
     except Exception as error:  # of its C++ code, by no common class
@@ -116,7 +138,7 @@ def open_model(manifest: bytes, parts: Mapping[str, Path], settings: InferenceSe
         fallen = f"{providers[0]} could not be loaded"
     if fallen:
         log.warning("serve.provider: %s: %s computes model %s", fallen, used, told.reference)
-    return OpenModel(told, session, quick_s, time.monotonic() - began)
+    return OpenModel(told, session, quick_s, time.monotonic() - began, is_half)
 
 
 def choose_providers(wanted: str, available: Sequence[str]) -> tuple[list[str], str]:
@@ -156,18 +178,27 @@ def _whole(parts: Mapping[str, Path], name: str, part: ReleasePart, what: str) -
     return data
 
 
-def _parameters(parts: Mapping[str, Path], told: ReleaseManifest, what: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors of the parameters' file: whole, as the manifest describes them, and finite."""
+def _parameters(
+    parts: Mapping[str, Path], told: ReleaseManifest, what: str, names: Sequence[str] | None
+) -> dict[str, NDArray[Any]]:
+    """Return tensors of the parameters' file, None for all: whole, as the manifest describes them, and finite."""
     path = parts[PARAMETERS]
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != told.parameters.sha256:
             raise CorruptFile(f"{what}: {path} is damaged: it does not have its digest")
-        tensors: dict[str, NDArray[Any]] = load_file(path)
+        with safe_open(path, framework="numpy") as file:
+            tensors: dict[str, NDArray[Any]] = {
+                name: file.get_tensor(name) for name in (file.keys() if names is None else names)
+            }
     except (OSError, SafetensorError) as error:
         raise CorruptFile(f"{what}: {path}: its parameters cannot be read: {error}") from error
-    described = {one.name: (_DTYPES.get(one.dtype, one.dtype), tuple(one.shape)) for one in told.tensors}
+    described = {
+        one.name: (_DTYPES.get(one.dtype, one.dtype), tuple(one.shape))
+        for one in told.tensors
+        if names is None or one.name in names
+    }
     found = {name: (str(one.dtype), one.shape) for name, one in tensors.items()}
     if found != described:
         odd = next(name for name in sorted(found.keys() | described) if found.get(name) != described.get(name))
@@ -185,9 +216,9 @@ def _expanded(tensors: dict[str, NDArray[Any]], told: ReleaseManifest) -> dict[s
     return {name: one.astype(np.float32) if one.dtype == np.float16 else one for name, one in tensors.items()}
 
 
-def _require_signature(session: Any, told: ReleaseManifest, what: str) -> None:
+def _require_signature(session: Any, graph: ReleaseGraph, what: str) -> None:
     """Refuse a graph whose input or output is not the manifest's; an extent that the graph leaves open fits any."""
-    for one, wanted in ((session.get_inputs(), told.graph.input), (session.get_outputs(), told.graph.output)):
+    for one, wanted in ((session.get_inputs(), graph.input), (session.get_outputs(), graph.output)):
         if [known.name for known in one] != [wanted.name]:
             raise CorruptFile(
                 f"{what}: its graph has {[known.name for known in one]}, and its manifest {wanted.name!r}"
@@ -199,13 +230,13 @@ def _require_signature(session: Any, told: ReleaseManifest, what: str) -> None:
             raise CorruptFile(f"{what}: {wanted.name!r} is {known}, and its manifest says {list(wanted.shape)}")
 
 
-def _warm_up(session: Any, told: ReleaseManifest) -> float:
+def _warm_up(session: Any, graph: ReleaseGraph) -> float:
     """Run it on zeros; return the seconds of the fastest run."""
-    zeros = np.zeros((1, *told.graph.input.shape[1:]), told.graph.input.dtype)
+    zeros = np.zeros((1, *graph.input.shape[1:]), graph.input.dtype)
     fastest = float("inf")
     for _ in range(WARM_UPS):
         began = time.monotonic()
-        session.run([told.graph.output.name], {told.graph.input.name: zeros})
+        session.run([graph.output.name], {graph.input.name: zeros})
         fastest = min(fastest, time.monotonic() - began)
     return fastest
 

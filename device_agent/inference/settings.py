@@ -27,6 +27,22 @@ MAX_SOCKET_PATH = 107
 _SUPPLIES = "sys/class/power_supply"
 
 
+class CutSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the upper halves of networks are asked of the server.
+
+    Attributes:
+        codec: Of features: `dense`, `float16` or `quantize`.
+        bits: Of a magnitude, by `quantize`.
+        deadline_s: Seconds that a request waits for the server.
+        whole: Whether whole networks are loaded too.
+    """
+
+    codec: str = "dense"
+    bits: int = 8
+    deadline_s: float = 2.0
+    whole: bool = False
+
+
 class InferenceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Argument of the inference process, as JSON.
 
@@ -42,6 +58,7 @@ class InferenceSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_batch: Examples of a request.
         patience_s: In which a request must have come.
         log_level: What it says on the agent's standard error.
+        cut: How the upper halves of networks are asked of the server; None to run whole networks.
     """
 
     port: int
@@ -55,6 +72,7 @@ class InferenceSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = 64
     patience_s: float = 10.0
     log_level: str = "warning"
+    cut: CutSettings | None = None
 
 
 def choose_settings(
@@ -77,6 +95,8 @@ def choose_settings(
     if len(socket.encode()) > MAX_SOCKET_PATH:
         raise ConfigError(f"serve.socket: {socket}: more than {MAX_SOCKET_PATH} bytes; name a shorter path")
     spins = config.threads > 1 and config.rate_hz >= SPINNING_FROM_HZ and not on_battery
+    told = config.cut
+    cut = CutSettings(codec=told.codec, bits=told.bits, deadline_s=told.deadline_s, whole=told.whole)
     return InferenceSettings(
         port=config.port,
         socket=socket,
@@ -89,6 +109,7 @@ def choose_settings(
         max_batch=config.max_batch,
         patience_s=config.patience_s,
         log_level=log_level,
+        cut=cut if config.split else None,
     )
 
 

@@ -7,21 +7,28 @@ import logging
 import re
 from collections.abc import Awaitable
 from concurrent.futures import Executor
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from device_agent.inference.http.connection import Request, Response, refusal
 from device_agent.inference.http.tensors import Asked, describe, read_inference, write_inference
-from device_agent.inference.models import ServedModels, ServedVersion
-from shared.errors import ServingRefused, WireError
+from device_agent.inference.models import NOT_FINITE, ServedModels, ServedVersion, statistics
+from shared.errors import InferenceRefused, ServingRefused, Unreachable, WireError
+
+if TYPE_CHECKING:
+    from device_agent.inference.collaborative.cut_model import CutModel
 
 log = logging.getLogger(__name__)
 
 QUICK_S = 0.002
 """What takes longer is computed on a thread, so that others are answered meanwhile; going there costs 0.1 ms."""
 PLATFORM = "onnxruntime_onnx"
-_MODEL = re.compile(r"/v2/models/([A-Za-z0-9._-]{1,64})(?:/versions/([1-9]\d{0,8}))?(/ready|/infer|)")
+PASSING = ("busy", "late", "unknown-release", "other-release")
+"""Reasons for which the server's half does not answer now, and may later."""
+_MODEL = re.compile(r"/v2/models/([A-Za-z0-9._-]{1,64})(?:/versions/([1-9]\d{0,8}))?(/ready|/infer|/stats|)")
 
 
 class Routes:
@@ -51,9 +58,7 @@ class Routes:
         if served is None:
             of = f"version {number} of model {name!r}" if number else f"model {name!r}"
             return refusal(404, f"{of} is not served here; there is {', '.join(self._models.names()) or 'none'}")
-        if found[3] == "/infer":
-            return self._infer(served, request)
-        return Response(200, b"" if found[3] else self._describe(served))
+        return self._infer(served, request) if found[3] == "/infer" else self._tell(served, found[3])
 
     def _of_server(self, path: str) -> Response:
         if path == "/v2":
@@ -65,6 +70,12 @@ class Routes:
             )
         is_well = path.endswith("live") or bool(self._models.names())
         return Response(200, b"") if is_well else refusal(503, "no model is served yet")
+
+    def _tell(self, served: ServedVersion, what: str) -> Response:
+        """Return what is asked about a model."""
+        if what == "/stats":
+            return Response(200, msgspec.json.encode({"model_stats": [statistics(served)]}))
+        return Response(200, b"" if what == "/ready" else self._describe(served))
 
     def _describe(self, served: ServedVersion) -> bytes:
         """Return the metadata of a model, with what an application must know to ask it."""
@@ -81,7 +92,7 @@ class Routes:
                 "versions": [str(one) for one in self._models.versions(told.name)],
                 "platform": PLATFORM,
                 "inputs": [describe(model.input)],
-                "outputs": [describe(model.output)],
+                "outputs": [describe(served.output)],
                 "parameters": about,
             }
         )
@@ -95,10 +106,12 @@ class Routes:
             return refusal(400, "Inference-Header-Content-Length is no number")
         try:
             asked = read_inference(
-                request.body, None if length is None else int(length), model.input, model.output, self._max_batch
+                request.body, None if length is None else int(length), model.input, served.output, self._max_batch
             )
         except WireError as error:
             return refusal(400, str(error))
+        if served.cut:
+            return _answered_cut(served, served.cut, asked)
         if model.quick_s * len(asked.inputs) <= QUICK_S:
             return _answered(served, asked)
         return asyncio.get_running_loop().run_in_executor(self._executor, _answered, served, asked)
@@ -115,6 +128,23 @@ def _answered(served: ServedVersion, asked: Asked) -> Response:
         log.warning("model %s: %s", told.reference, error)
         return refusal(500, str(error))
     body, json_bytes = write_inference(outputs, served.model.output, (told.name, told.version), asked)
+    return Response(200, body, json_bytes)
+
+
+async def _answered_cut(served: ServedVersion, cut: CutModel, asked: Asked) -> Response:
+    """Compute an answer of which the upper half is the server's; where that cannot be had, say so with 503."""
+    told = served.model.manifest
+    try:
+        answer = await served.run_cut(cut, asked.inputs)
+    except Unreachable as error:
+        return refusal(503, f"the server's half of the model is out of reach: {error}")
+    except InferenceRefused as error:
+        if error.reason == NOT_FINITE and not np.isfinite(asked.inputs).all():
+            return refusal(400, "the input holds numbers that are NaN or infinite")
+        log.warning("model %s: %s: %s", told.reference, error.reason, error)
+        return refusal(503 if error.reason in PASSING else 500, f"{error.reason}: {error}")
+    parts = {"computed_by": answer.by, **asdict(answer.parts)}
+    body, json_bytes = write_inference(answer.outputs, served.output, (told.name, told.version), asked, parts)
     return Response(200, body, json_bytes)
 
 

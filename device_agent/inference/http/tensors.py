@@ -167,7 +167,11 @@ def _from_json(tensor: _Tensor, shape: Sequence[int], spec: TensorSpec) -> NDArr
 
 
 def write_inference(
-    outputs: NDArray[Any], spec: TensorSpec, served: tuple[str, int], asked: Asked
+    outputs: NDArray[Any],
+    spec: TensorSpec,
+    served: tuple[str, int],
+    asked: Asked,
+    parameters: Mapping[str, Any] | None = None,
 ) -> tuple[bytes, int]:
     """Return the body of an answer, and how many bytes of it are JSON: 0 where all are.
 
@@ -176,6 +180,7 @@ def write_inference(
         spec: The model's output.
         served: Name and version of the model.
         asked: What it answers.
+        parameters: What else is said of the answer.
     """
     tensor: dict[str, Any] = {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": outputs.shape}
     data = b""
@@ -187,5 +192,7 @@ def write_inference(
     told: dict[str, Any] = {"model_name": served[0], "model_version": str(served[1])}
     if asked.id:
         told["id"] = asked.id
+    if parameters:
+        told["parameters"] = parameters
     head = msgspec.json.encode(told | {"outputs": [tensor]})
     return head + data, len(head) if asked.is_binary else 0

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from safetensors.numpy import load_file
 
-from device_agent.exchange.remote_top import Half
+from device_agent.inference.collaborative.interface import Half
 from edge_server.release.create import create_release
 from edge_server.release.run_model import read_model
 from edge_server.release.store import StoredRelease

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.exchange.remote_top import MOST_WAITING, RemoteTop, TopReply
+from device_agent.exchange.remote_top import MOST_WAITING, RemoteTop
+from device_agent.inference.collaborative.interface import TopReply
 from edge_server.plan.server_config import ServerConfig, TopsConfig
 from edge_server.release.store import delete_release
 from edge_server.release.top_server import service

@@ -1,0 +1,1 @@
+"""Collaborative inference: the lower half of a network here, the upper half on the server."""
