@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load
 
 from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.gates import judgement
 from device_agent.inference.gates.process import GateJob, GateProcess
 from device_agent.inference.settings import InferenceSettings
 from shared.data.spec import Data
+from shared.protocol.release import Reduction
 from shared.protocol.update import UpdateTerms
 from tests.device_agent.inference.linear_releases import damaged, linear_release, put
 
@@ -92,6 +94,26 @@ def test_what_is_wrong_with_a_model_is_refused_and_said(tmp_path, made, cause):
     assert re.match(cause, found.reason, re.DOTALL), found.reason
 
 
+def test_a_release_of_8_bits_may_differ_more_from_its_probes(tmp_path):
+    """Another processor computed them; the accuracy gate judges the rest. What is far off is refused all the same."""
+    manifest, parts = linear_release(2)
+    near = linear_release(2, outputs=load(parts[manifest.probes.sha256])["outputs"] * 1.05)
+    told = Reduction(
+        kind="int8",
+        accuracy_before=1.0,
+        accuracy=1.0,
+        examples=10,
+        calibrated_on=10,
+        error=0.01,
+        bytes_before=100,
+        bytes_after=30,
+    )
+    for number, (made, passes) in enumerate(((near, True), (linear_release(2, outputs=np.ones((10, 2))), False))):
+        reduced = msgspec.structs.replace(made[0], reduction=told), made[1]
+        assert (verdict(tmp_path / str(number), reduced).reason == "") == passes
+    assert verdict(tmp_path / "whole", near).reason.startswith("probes: ")
+
+
 def test_files_that_rot_on_the_disk_are_told(tmp_path):
     """Digests are compared with what lies there now; probes that cannot be read are no fault of the model."""
     made = linear_release(2)
@@ -140,6 +162,7 @@ def test_the_pure_judgements():
     assert judgement.judge_probes([expected, expected[:1]], expected) == ""
     assert judgement.judge_probes([expected + 3e-4], expected) == ""
     assert "1.0e-03" in judgement.judge_probes([expected + 4e-3], expected)
+    assert judgement.judge_probes([expected + 0.3], expected, judgement.MOST_ERROR_INT8) == ""
     assert "shape" in judgement.judge_probes([expected[:, :1]], expected)
 
 

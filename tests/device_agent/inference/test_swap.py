@@ -407,6 +407,29 @@ def test_a_candidate_under_which_agents_end_again_and_again_is_given_up(board, v
     virtually(story())
 
 
+def test_the_first_start_of_a_process_is_no_crash(board, virtually):
+    """An agent that is started in the trial of a first version asks before there is any process."""
+
+    async def story() -> None:
+        async with board.running():
+            await board.offer(1)
+            await board.reach("trial")
+        board.serving = LateServing(starts=0, loaded={NAME: {1}}, current={NAME: 1})
+        async with board.running():
+            await board.reach("committed")
+        assert board.serving.starts == 1
+
+    virtually(story())
+
+
+class LateServing(MemoryServing):
+    """Starts when it is asked for something."""
+
+    async def switch(self, name: str, version: int) -> None:
+        self.starts = 1
+        await super().switch(name, version)
+
+
 def test_a_start_that_finds_an_ended_phase_says_it_again(board, virtually):
     async def story() -> None:
         async with board.running():
