@@ -38,7 +38,7 @@ HeldOut: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int64]]
 """Inputs of shape (N, ...) and labels of shape (N,)."""
 Floats: TypeAlias = Mapping[str, NDArray[np.float32]]
 
-BATCH_SIZE, BATCH_BYTES = 64, 4 << 20
+BATCH_SIZE, BATCH_BYTES = 16, 4 << 20
 """Most examples that are evaluated at a time, and most bytes of their inputs: what a network makes of them takes some
 tens of times as much."""
 REMEDY = "install it (pip install fieldfleet[infer]), or take evaluation.runtime out of the plan"
