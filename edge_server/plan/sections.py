@@ -110,9 +110,9 @@ class EvaluationPlan(Section, frozen=True, kw_only=True):
             too. With a method that trains without labels this alone has devices that have some read them, of what they
             hold back, and only accuracy, loss and count go up.
         runtime: What devices compute it with where a task of theirs is to evaluate alone: `torch`, in the trainer; or
-            `onnx`, ONNX Runtime, without torch: of a small network with a quarter of the memory. The graph goes to each device once;
-            the accuracy is the same within an example. Not for methods that give devices models of their own. Absent:
-            `torch`.
+            `onnx`, ONNX Runtime, without torch: of a small network in a quarter of the memory. The graph goes to each
+            device once; the accuracy is the same within an example. Not for methods that give devices models of their
+            own. Absent: `torch`.
         statistics_batches: Of a network with BatchNorm: batches over which running statistics are measured anew,
             without training, before it is evaluated and after the last round; of all devices of the round together
             where the server evaluates, of each device where it evaluates a model of its own. 0: those that training
