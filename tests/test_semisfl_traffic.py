@@ -53,14 +53,20 @@ def play(network: Network, plan: Plan, folder) -> Traffic:
 
 
 BOTH, GRADIENT = 2 * FEATURES, FEATURES
+PLAIN = 4 * BOTH, 4 * GRADIENT
 BYTES = {
-    'name = "dense"': (4 * BOTH, 4 * GRADIENT),
     'name = "quantize"\noptions = { bits = 7 }': (BOTH + 2 * 8, GRADIENT + 8),
     FLOAT16: (2 * BOTH + 2, 4 * GRADIENT),
 }
 """Of a step's features and of its gradient, without the payloads' headers, by codec at the cut."""
 
 
+def sizes_of(traffic: Traffic) -> set[tuple[str, int]]:
+    """Return how long features and gradients are."""
+    return {(channel, size) for channel, size in traffic.sizes() if channel in SESSION}
+
+
+@pytest.mark.parametrize("network", ["mosquitto", "embedded"], indirect=True)
 def test_no_label_output_or_example_is_in_what_passes(network, pictures):
     """Of every payload, decoded; and every round's session passed, so that there was something to find."""
     plan = make_plan(pictures)
@@ -68,6 +74,7 @@ def test_no_label_output_or_example_is_in_what_passes(network, pictures):
     heard = [channel for channel, _ in traffic.trees()]
     assert set(heard) == {"model", "update", *SESSION}
     assert heard.count("features") == heard.count("gradient") == plan.rounds * STEPS * len(NAMES)
+    assert sizes_of(traffic) == set(zip(("features", "gradient"), PLAIN, strict=True))
     assert secrets_of(plan).leaks(traffic) == []
     metrics = {name for one in traffic.messages() if isinstance(one, Update) for name in one.metrics}
     assert metrics == {"missed_steps", "refused_batches"}
@@ -109,8 +116,7 @@ def test_features_and_gradients_have_the_bytes_of_the_codec_at_the_cut(pictures,
     """The codec changes nothing of what travels: it is found no sooner in its values than in the floats."""
     plan = make_plan(pictures, cut_codec=cut_codec)
     traffic = play(Network(), plan, pictures)
-    sizes = {(channel, size) for channel, size in traffic.sizes() if channel in SESSION}
-    assert sizes == set(zip(("features", "gradient"), BYTES[cut_codec], strict=True))
+    assert sizes_of(traffic) == set(zip(("features", "gradient"), BYTES[cut_codec], strict=True))
     assert secrets_of(plan).leaks(traffic) == []
 
 
