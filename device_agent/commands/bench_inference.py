@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -178,18 +179,19 @@ def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("ascii") + head + data
 
 
-def ask_for(path: str, request: bytes, seconds: float) -> list[float]:
+def ask_for(path: str, request: bytes, seconds: float, every_s: float = 0.0) -> list[float]:
     """Ask again and again over one connection; return the seconds that each request took.
 
     Args:
         path: Of the Unix socket.
         request: Whole.
         seconds: For how long.
+        every_s: From one request's begin to the next one's, where it was answered by then.
 
     Raises:
         ConfigError: An answer is a refusal.
     """
-    taken = list[float]()
+    taken, rest = list[float](), threading.Event()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         ends = time.perf_counter() + seconds
@@ -197,6 +199,8 @@ def ask_for(path: str, request: bytes, seconds: float) -> list[float]:
             connection.sendall(request)
             answer = _read_answer(connection)
             taken.append(time.perf_counter() - began)
+            if every_s > taken[-1]:
+                rest.wait(every_s - taken[-1])
             if not answer.startswith(b"HTTP/1.1 200 "):
                 raise ConfigError(f"the request was refused: {answer[-200:].decode('utf-8', 'replace')}")
     return taken
