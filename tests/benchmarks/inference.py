@@ -1,8 +1,8 @@
 """Inference on a board: ONNX Runtime beside PyTorch, what HTTP adds, the process's memory and start.
 
 All at batch 1 on one thread. ONNX Runtime and PyTorch take turns, so that a machine that has something else to do
-disturbs both; clients are threads of this process, over the Unix socket, with tensors as bytes. What HTTP adds is against what
-ONNX Runtime took in the same process for the same requests.
+disturbs both; clients are threads of this process, over the Unix socket, with tensors as bytes. What HTTP adds is
+against what ONNX Runtime took in the same process for the same requests.
 """
 
 from __future__ import annotations
