@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from device_agent.inference.collaborative.interface import AskTop, Half, TopReply
-from shared.errors import InferenceRefused, Unreachable
+from shared.errors import FieldFleetError, InferenceRefused, Unreachable
 from shared.protocol.collaborative import TopTiming
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ HEAD_BYTES = 4
 MAX_BYTES = 256 << 20
 """Of a message or a payload: more is said by nobody of ours."""
 UNREACHABLE = "unreachable"
+SLACK_S = 5.0
+"""Beyond a request's deadline, for an agent that has other things to do."""
 
 
 class TopAsked(msgspec.Struct, frozen=True, tag=True):
@@ -127,7 +129,10 @@ class TopPipe:
         self._waiting[number] = waiting
         try:
             _write(self._writer, asked, parts)
-            return await waiting
+            async with asyncio.timeout(deadline_s + SLACK_S):
+                return await waiting
+        except TimeoutError:
+            raise Unreachable("the agent does not answer") from None
         finally:
             del self._waiting[number]
 
@@ -187,7 +192,7 @@ async def _relay_one(asked: TopAsked, data: bytes, writer: asyncio.StreamWriter,
         reply = await ask(half, [memoryview(data)], asked.deadline_s)
     except InferenceRefused as error:
         _write(writer, TopFailed(asked.number, error.reason, str(error)))
-    except Unreachable as error:
+    except FieldFleetError as error:  # whatever it is, somebody waits for it
         _write(writer, TopFailed(asked.number, UNREACHABLE, str(error)))
     else:
         told = reply.timing, reply.round_trip_s, reply.bytes_up, reply.bytes_down

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from device_agent.commands.run import serve
 from device_agent.config import ServeConfig, load
+from device_agent.inference.collaborative import pipe as pipe_module
 from device_agent.inference.collaborative.interface import Half, TopReply
 from device_agent.inference.collaborative.pipe import TopPipe, relay
 from device_agent.inference.release_folder import read_folder
@@ -23,7 +24,7 @@ from device_agent.inference.session import open_model
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.store import export_release
 from edge_server.release.top_server import service
-from shared.errors import ConfigError, InferenceRefused, Unreachable
+from shared.errors import ConfigError, InferenceRefused, Unreachable, WireError
 from shared.protocol.collaborative import TopTiming
 from shared.protocol.release import PARAMETERS, PROBES
 from shared.protocol.topics import TOPS
@@ -195,11 +196,13 @@ def test_requests_pass_the_pipe_beside_one_another(real):
             raise InferenceRefused("too many", reason="busy")
         if data == b"gone":
             raise Unreachable("nobody is there")
+        if data == b"odd":
+            raise WireError("it says what nobody understands")
         return TopReply(data * 2, TopTiming(waited_s=1.0, compute_s=2.0), deadline_s, 10, 20)
 
     async def check():
         async with joined(ask) as (pipe, _, _):
-            words = (b"first", b"second", b"busy", b"gone", bytes(1 << 20))
+            words = (b"first", b"second", b"busy", b"gone", b"odd", bytes(1 << 20))
             told = await asyncio.gather(
                 *(pipe(HALF, [memoryview(one[:1]), memoryview(one[1:])], 4.0) for one in words), return_exceptions=True
             )
@@ -208,7 +211,8 @@ def test_requests_pass_the_pipe_beside_one_another(real):
         assert isinstance(told[2], InferenceRefused)
         assert told[2].reason == "busy"
         assert isinstance(told[3], Unreachable)
-        assert told[4].outputs == bytes(2 << 20)
+        assert isinstance(told[4], Unreachable)
+        assert told[5].outputs == bytes(2 << 20)
 
     real(check())
 
@@ -228,6 +232,20 @@ def test_an_agent_that_is_gone_leaves_nobody_waiting(real):
             await hearing
             with pytest.raises(Unreachable):
                 await pipe(HALF, [memoryview(b"features")], 60.0)
+
+    real(check())
+
+
+def test_an_agent_that_does_not_answer_is_waited_for_no_longer_than_the_deadline_and_a_little(real, monkeypatch):
+    async def ask(*_: object) -> TopReply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def check():
+        monkeypatch.setattr(pipe_module, "SLACK_S", 0.0)
+        async with joined(ask) as (pipe, _, _):
+            with pytest.raises(Unreachable, match="does not answer"):
+                await pipe(HALF, [memoryview(b"features")], 0.01)
 
     real(check())
 
