@@ -117,14 +117,19 @@ class InferenceProcess:
         self._current[name] = version
 
     async def unload(self, name: str, version: int) -> None:
-        """Have a version forgotten; it is not served after a start either.
+        """Have a version forgotten; it is not served after a start either. If it answers, another one does from now on.
 
         Raises:
             ServingDied: The process ended first, and comes back without it.
         """
-        self._loaded.get(name, {}).pop(version, None)
+        others = self._loaded.get(name, {})
+        others.pop(version, None)
         if self._current.get(name) == version:
             del self._current[name]
+            if others:  # such as the one of a folder, where the first that a rollout brought is taken back
+                self._current[name] = max(others)
+                if self.pid:
+                    await self.switch(name, max(others))
         if self.pid:
             await self._ask(Unload(name, version), Unloaded)
 
