@@ -25,7 +25,9 @@ LEAST_BYTES = 1 << 16
 """Of packets that are asked about; a shorter one costs less than the question."""
 KEPT_BYTES = 1 << 10
 """Of a packet that passes by, behind its topic: its number and its properties, as far as they are read."""
-CHUNK_BYTES = 1 << 16
+CHUNK_BYTES, HEAD_BYTES = 1 << 16, 1 << 10
+"""What is read ahead of its turn: of small packets, and behind a large one, where another is likely, whose bytes are
+better received where they are to lie."""
 PUBLISH, KIND = 0x30, 0xF0
 UNCONFIRMED = 0xF6
 """Of a packet's first byte: its kind, and which quality of service; QoS 0 asks for no answer."""
@@ -56,7 +58,7 @@ class BoundedClient(mqtt.Client):
     ) -> None:
         self.most_bytes, self.admits, self.reads_ahead, self.closed = most_bytes, admits, reads_ahead, closed
         self.passed_by = self.read_bytes = 0
-        self._ahead = memoryview(b"")
+        self._ahead, self._ahead_bytes = memoryview(b""), CHUNK_BYTES
         self._is_admitted: bool | None = None
         self._topic_end = 1 << 16  # MQTT writes a topic in 64 KiB at most
         super().__init__(*arguments, **options)
@@ -74,24 +76,27 @@ class BoundedClient(mqtt.Client):
     def _sock_recv(self, bufsize: int) -> bytes:
         """Receive bytes of a packet; paho asks for all that it lacks, and keeps what it is given."""
         packet = self._in_packet
+        is_large = packet["remaining_length"] > LEAST_BYTES
         if not packet["have_remaining"]:
             self._is_admitted = None
-        elif packet["remaining_length"] > LEAST_BYTES:
+        elif is_large:
             if self._is_admitted is None and packet["packet"]:
                 self._is_admitted = self._admit(packet["command"], packet["packet"], packet["remaining_length"])
             if self.is_passing:
                 del packet["packet"][self._topic_end + KEPT_BYTES :]
             if self.is_passing or not packet["packet"]:
                 bufsize = min(bufsize, CHUNK_BYTES)
-        data = self._receive(bufsize)
+        if packet["have_remaining"]:
+            self._ahead_bytes = HEAD_BYTES if is_large else CHUNK_BYTES
+        data = self._receive(bufsize, is_large=is_large)
         self.read_bytes += len(data)
         return data
 
-    def _receive(self, size: int) -> bytes:
+    def _receive(self, size: int, *, is_large: bool) -> bytes:
         if not self._ahead:
-            if size >= CHUNK_BYTES or not self.reads_ahead():
+            if is_large or size >= CHUNK_BYTES or not self.reads_ahead():
                 return super()._sock_recv(size)
-            self._ahead = memoryview(super()._sock_recv(CHUNK_BYTES))
+            self._ahead = memoryview(super()._sock_recv(self._ahead_bytes))
         if self.closed and not self._in_packet["command"]:
             self._drop_closed()
             if not self._ahead:
