@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from device_agent.commands.diagnosis import examine, record_board
+from device_agent.commands.diagnosis.board_text import format_columns
+from device_agent.commands.diagnosis.checks import Check, check_data
 from device_agent.config import AgentConfig, BoardConfig, load
-from device_agent.diagnosis import examine, record_board
-from device_agent.diagnosis.board_text import format_columns
-from device_agent.diagnosis.checks import Check, check_data
 from device_agent.hardware.files import is_folder
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from device_agent.commands.diagnosis import board_text, record_board
+from device_agent.commands.diagnosis.board_text import compute_rates
 from device_agent.config import BoardConfig, load
-from device_agent.diagnosis import board_text, record_board
-from device_agent.diagnosis.board_text import compute_rates
 from device_agent.hardware import tools
 from device_agent.hardware.files import is_folder
 from device_agent.measurement.board import Board, load_measuring, open_board, run_probes

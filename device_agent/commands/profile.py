@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.diagnosis import record_board
+from device_agent.commands.diagnosis import record_board
 from device_agent.exchange.state_files import writable
 from device_agent.profile.load import (
     SUFFIX,

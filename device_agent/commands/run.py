@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from device_agent.build import compose
+from device_agent.commands.diagnosis.checks import check_data
 from device_agent.config import AgentConfig, TargetConfig, load
-from device_agent.diagnosis.checks import check_data
 from device_agent.exchange.remote_top import RemoteTop
 from device_agent.exchange.state_files import writable
 from device_agent.inference.process import InferenceProcess

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from device_agent.diagnosis.board_text import format_columns
+from device_agent.commands.diagnosis.board_text import format_columns
 from tests.boards import units
 from tests.boards.clocks import BOUNDS, worst_step
 from tests.boards.compare import compare, load

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.diagnosis import record_board
+from device_agent.commands.diagnosis import record_board
 from tests.boards.compare import Expected, compare
 
 BOARDS = Path(__file__).parent.parent / "fixtures" / "boards"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from device_agent.diagnosis import record_board
+from device_agent.commands.diagnosis import record_board
 from device_agent.measurement.board import run_probes
 from device_agent.probes import PROBES, thermal
 from device_agent.profile.load import load_for_board

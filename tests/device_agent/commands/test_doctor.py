@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from device_agent.commands import doctor as command
+from device_agent.commands.diagnosis import examine
+from device_agent.commands.diagnosis.checks import Check
 from device_agent.config import BoardConfig
-from device_agent.diagnosis import examine
-from device_agent.diagnosis.checks import Check
 from device_agent.probes import runtime
 from edge_server.fleet.broker import free_port, running
 from shared.runtime.folder_lock import hold_lock

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from device_agent.diagnosis.checks import check_broker
+from device_agent.commands.diagnosis.checks import check_broker
 from device_agent.measurement.link_test import find_refusal
 from edge_server.fleet.broker import free_port, running
 from shared.transport.base import Broker

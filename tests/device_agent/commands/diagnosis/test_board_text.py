@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.diagnosis.board_text import format_columns, format_figure, format_table
+from device_agent.commands.diagnosis.board_text import format_columns, format_figure, format_table
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile

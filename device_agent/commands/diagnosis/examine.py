@@ -16,10 +16,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from device_agent.commands.diagnosis import checks
+from device_agent.commands.diagnosis.board_text import format_figure
+from device_agent.commands.diagnosis.checks import Check
 from device_agent.config import AgentConfig, BoardConfig, MeterConfig
-from device_agent.diagnosis import checks
-from device_agent.diagnosis.board_text import format_figure
-from device_agent.diagnosis.checks import Check
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.measurement import calibration_file
 from device_agent.measurement.link_test import find_refusal

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.diagnosis import record_board
-from device_agent.diagnosis.record_board import Expected, make_expected, record, save_expected
+from device_agent.commands.diagnosis import record_board
+from device_agent.commands.diagnosis.record_board import Expected, make_expected, record, save_expected
 from device_agent.hardware import tools
 from device_agent.measurement.board import run_probes
 from device_agent.probes import PROBES
 from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError, NoData
 
-BOARDS = Path(__file__).parents[2] / "fixtures" / "boards"
+BOARDS = Path(__file__).parents[3] / "fixtures" / "boards"
 LIVE = Path("/")
 
 

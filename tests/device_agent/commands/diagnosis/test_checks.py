@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.diagnosis import checks as doctor
+from device_agent.commands.diagnosis import checks as doctor
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Match, Permissions, Profile

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.diagnosis.board_text import compute_rates
+from device_agent.commands.diagnosis.board_text import compute_rates
 from shared.protocol.measurements import Reading
 
 

@@ -1,4 +1,4 @@
-"""Checks of a board, each with its remedy; pure, `device_agent.diagnosis.examine` gathers what they judge."""
+"""Checks of a board, each with its remedy; pure, `device_agent.commands.diagnosis.examine` gathers what they judge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.diagnosis.board_text import format_figure
+from device_agent.commands.diagnosis.board_text import format_figure
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.probes.throttle import NOW_FLAG, UNDERVOLTAGE_FLAG
