@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from device_agent.agent import Agent
 from device_agent.config import AgentConfig
+from device_agent.exchange.board_releases import BoardFiles, BoardReleases
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Charge, Reporter
 from device_agent.exchange.split_session import Splitting
 from device_agent.exchange.upload import Delivery
+from device_agent.inference.gates.process import GateProcess
+from device_agent.inference.process import InferenceProcess
+from device_agent.inference.release_folder import read_folders
+from device_agent.inference.settings import InferenceSettings, choose_settings, runs_on_battery
+from device_agent.inference.store import BoardStore
 from device_agent.measurement.board import Board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.interface import Trainer
@@ -70,6 +77,85 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         frame_bytes=config.link.frame_bytes,
         reporter=reporter,
         measuring=board.measuring if board else None,
+    )
+
+
+@dataclass(frozen=True)
+class BoardServing:
+    """What serves models on a board.
+
+    Attributes:
+        process: Does it.
+        settings: It was started with.
+        store: What rollouts brought.
+    """
+
+    process: InferenceProcess
+    settings: InferenceSettings
+    store: BoardStore
+
+
+def compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
+    """Compose what serves models on a board; None where its file has no `[serve]`.
+
+    Args:
+        config: As its file has it.
+        folder: Of its releases.
+
+    Raises:
+        ConfigError: A folder that it names holds no release.
+    """
+    if config.serve is None:
+        return None
+    on_battery = runs_on_battery(Path(config.board.root))
+    settings = choose_settings(config.serve, folder, config.log_level, on_battery=on_battery)
+    store = BoardStore(folder)
+    files = BoardFiles(store, read_folders(config.serve.releases))
+    return BoardServing(InferenceProcess(settings, files.find, files.served()), settings, store)
+
+
+def compose_releases(
+    config: AgentConfig, folder: Path, transport: Transport, serving: BoardServing, instance: str
+) -> BoardReleases:
+    """Compose a board's part in rollouts.
+
+    Args:
+        config: As its file has it.
+        folder: Of its releases and what it receives.
+        transport: Its way to the broker.
+        serving: What serves its models.
+        instance: That of the process's Status.
+    """
+    download = Download(
+        *(transport, config.site, config.device, folder, in_thread, monotonic),
+        policy=config.link.policy,
+        spool="release",
+        frames_on="parts",
+        wants_on="lacks",
+    )
+    gates = GateProcess(folder, serving.settings, config.data)
+    return BoardReleases(download, serving.store, serving.process, gates, instance)
+
+
+def compose_reporter(
+    config: AgentConfig, folder: Path, transport: Transport, board: Board, link: LinkMeter
+) -> Reporter:
+    """Compose the reports of a board that takes no tasks.
+
+    Args:
+        config: As its file has it.
+        folder: Whose disk is looked at.
+        transport: Its way to the broker.
+        board: Measures.
+        link: Measures the link from what passes.
+    """
+    sense = partial(_make_report, config.device, board, link, folder, monotonic)
+    return Reporter(
+        *(transport, config.site, config.device, monotonic, in_thread),
+        sense=sense,
+        report_s=config.report_s,
+        power=board.power,
+        charge=None,
     )
 
 

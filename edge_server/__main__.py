@@ -12,6 +12,7 @@ from pathlib import Path
 from edge_server.cli import commands, places
 from edge_server.cli import release as release_command
 from edge_server.cli import report as report_command
+from edge_server.cli import rollout as rollout_command
 from edge_server.cli import runs as runs_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
@@ -42,10 +43,11 @@ COMMANDS: Mapping[str, Command] = {
     "export": release_command.export,
     "release": release_command.release,
     "serve-tops": release_command.serve_tops,
+    "rollout": commands.rollout,
     "trace": trace_command.trace,
 }
 
-RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release", "serve-tops"})
+RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release", "rollout", "serve-tops"})
 """Commands that write runs, which are for their user alone; pages, tables and traces are for whoever may read them."""
 
 
@@ -122,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     release_command.release_arguments(releases)
     tops = verbs.add_parser("serve-tops", help="run the upper halves of releases on features that devices send")
     tops.add_argument("--config", type=Path, required=True, metavar="FILE", help="the server's file; see [tops]")
+    rollouts = verbs.add_parser("rollout", help="roll a release out to the boards of a site, wave by wave")
+    rollout_command.arguments(rollouts)
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
     add_general_options(parser)
     return parser

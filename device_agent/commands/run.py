@@ -8,19 +8,18 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from device_agent.build import compose
+from device_agent.agent import Agent
+from device_agent.build import BoardServing, compose, compose_releases, compose_reporter, compose_serving
 from device_agent.commands.diagnosis.checks import check_data
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.remote_top import RemoteTop
 from device_agent.exchange.state_files import writable
-from device_agent.inference.process import InferenceProcess
-from device_agent.inference.release_folder import ReleaseFiles, read_folders
-from device_agent.inference.settings import choose_settings, runs_on_battery
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.process import TrainerProcess
@@ -34,7 +33,7 @@ from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transport.mqtt import MqttTransport
-from shared.transport.presence import Session
+from shared.transport.presence import SERVES, Session
 
 logger = logging.getLogger(__name__)
 
@@ -59,68 +58,57 @@ def run(options: argparse.Namespace) -> int:
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
     folder = writable(Path(config.state_dir), "name a folder this user may write")
-    inference = _make_inference(config, folder)
+    serving = compose_serving(config, folder)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
-        async with background(keep_lock(lock), *([inference.run()] if inference else [])):
-            if inference and config.data is None:
+        async with background(keep_lock(lock), *([serving.process.run()] if serving else [])):
+            if serving and config.data is None:
                 logger.info("this board serves models and takes no tasks: its file has no [data]")
-                await _serve_alone(config, inference, stopping)
+                await _serve_alone(config, folder, serving, stopping)
             else:
-                await _train(config, folder, stopping, inference)
+                await _train(config, folder, serving, stopping)
     logger.info("stopped")
 
 
-def _make_inference(config: AgentConfig, folder: Path) -> InferenceProcess | None:
-    """Return what serves models; None where `[serve]` is absent."""
-    if config.serve is None:
-        return None
-    found = read_folders(config.serve.releases)
-    on_battery = runs_on_battery(Path(config.board.root))
-    settings = choose_settings(config.serve, folder, config.log_level, on_battery=on_battery)
-
-    def find(name: str, version: int) -> ReleaseFiles:
-        one = found.get(name)
-        if one is None or one.version != version:
-            raise ConfigError(f"no folder of serve.releases holds {name}/{version}")
-        return one
-
-    return InferenceProcess(settings, find, found)
-
-
-async def _serve_alone(config: AgentConfig, inference: InferenceProcess, stopping: asyncio.Event) -> None:
-    """Serve models until told to stop; the broker is needed only to have the upper halves of networks computed."""
-    if not (config.serve and config.serve.split):
-        await stopping.wait()
-        return
-    client = MqttTransport(config.broker, f"{config.site}.{config.device}")
-    async with client.running(), _asking_tops(config, client, inference, uuid.uuid4().hex):
-        await stopping.wait()
+async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing, stopping: asyncio.Event) -> None:
+    """Report, and take part in rollouts, until told to stop; the site's server gives such a board no tasks."""
+    session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex, trains=False, state=SERVES)
+    board = open_board(load_measuring(config.board, folder))
+    with _hold_target(config.board.target, board, folder), board.power or nullcontext():
+        async with MqttTransport(config.broker, _client_id(config), session.presence).running() as transport:
+            reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
+            reporter.instance = session.instance
+            releases = compose_releases(config, folder, transport, serving, session.instance)
+            tops = _asking_tops(config, transport, serving, session.instance)
+            async with background(reporter.run(), releases.run()), tops:
+                await stopping.wait()
 
 
 @asynccontextmanager
 async def _asking_tops(
-    config: AgentConfig, transport: MqttTransport, inference: InferenceProcess | None, instance: str
+    config: AgentConfig, transport: MqttTransport, serving: BoardServing | None, instance: str
 ) -> AsyncIterator[None]:
     """Let the inference process ask the server for upper halves while the block lasts, if its networks are cut."""
-    if inference is None or config.serve is None or not config.serve.split:
+    if serving is None or config.serve is None or not config.serve.split:
         yield
         return
     place, most = (config.site, config.device, instance), config.link.frame_bytes
     remote = RemoteTop(transport, *place, monotonic, most)
     async with background(remote.run()):
-        inference.ask = remote
+        serving.process.ask = remote
         try:
             yield
         finally:
-            inference.ask = None
+            serving.process.ask = None
 
 
-async def _train(
-    config: AgentConfig, folder: Path, stopping: asyncio.Event, inference: InferenceProcess | None
-) -> None:
+def _client_id(config: AgentConfig) -> str:
+    return f"{config.site}.{config.device}"
+
+
+async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None, stopping: asyncio.Event) -> None:
     """Serve tasks of the site's server until told to stop."""
     data = config.examples
     _require_examples(data)
@@ -142,7 +130,7 @@ async def _train(
     )
     board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-        await _run_agent(config, board, session, trainer, stopping, inference)
+        await _run_agent(config, board, session, (trainer, serving), stopping)
 
 
 def _require_examples(data: Data) -> None:
@@ -168,19 +156,18 @@ async def _run_agent(
     config: AgentConfig,
     board: Board,
     session: Session,
-    trainer: TrainerProcess,
+    works: tuple[TrainerProcess, BoardServing | None],
     stopping: asyncio.Event,
-    inference: InferenceProcess | None,
 ) -> None:
-    client_id = f"{config.site}.{config.device}"
-    folder = Path(config.state_dir)
-    async with MqttTransport(config.broker, client_id, session.presence).running() as transport:
+    folder, (trainer, serving) = Path(config.state_dir), works
+    async with MqttTransport(config.broker, _client_id(config), session.presence).running() as transport:
         agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
         agent.reporter.instance = session.instance
-        living = asyncio.create_task(agent.run(), name="agent")
+        releases = [compose_releases(config, folder, transport, serving, session.instance).run()] if serving else []
+        living = asyncio.create_task(_live(agent, *releases), name="agent")
         stop = asyncio.create_task(stopping.wait(), name="stop")
         try:
-            async with _asking_tops(config, transport, inference, session.instance):
+            async with _asking_tops(config, transport, serving, session.instance):
                 await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             living.cancel()
@@ -190,6 +177,11 @@ async def _run_agent(
             await trainer.close()  # one that was on its way meanwhile
     if isinstance(ended[0], Exception):
         raise ended[0]
+
+
+async def _live(agent: Agent, *beside: Coroutine[Any, Any, None]) -> None:
+    async with background(*beside):
+        await agent.run()
 
 
 @contextmanager

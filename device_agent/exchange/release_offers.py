@@ -62,6 +62,7 @@ class ReleaseOffers:
         swap: Takes what was fetched; None until it is there.
         runtime: Version of ONNX Runtime on this board; empty where nobody knows.
         instance: That of the process's Status.
+        health: Says how a version of a model does; None where nothing does.
     """
 
     download: Download
@@ -69,6 +70,7 @@ class ReleaseOffers:
     swap: Swap | None = None
     runtime: str = ""
     instance: str = ""
+    health: Callable[[str, int], Awaitable[dict[str, float]]] | None = None
     _records: dict[str, UpdateRecord] = field(default_factory=dict)
     _refusals: dict[str, ModelStatus] = field(default_factory=dict)
     _offer: Offer | None = None
@@ -263,8 +265,11 @@ class ReleaseOffers:
         name = topic(place.site, place.device, "release")
         while True:
             self._changed.clear()
+            health = {name: await self._health(record) for name, record in list(self._records.items())}
             known = {name: status_of(record) for name, record in self._records.items()} | self._refusals
-            models = tuple(known[one] for one in sorted(known))[:MOST_MODELS]
+            models = tuple(msgspec.structs.replace(known[one], figures=health.get(one, {})) for one in sorted(known))[
+                :MOST_MODELS
+            ]
             word = Releases(device=place.device, instance=self.instance, models=models)
             pause_s = ANNOUNCE_S
             try:
@@ -274,6 +279,10 @@ class ReleaseOffers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
+
+    async def _health(self, record: UpdateRecord) -> dict[str, float]:
+        """Return how the version that a board serves does."""
+        return await self.health(record.name, record.serving) if self.health and record.serving else {}
 
 
 def _log_fault(task: asyncio.Task[None]) -> None:

@@ -92,6 +92,11 @@ class InferenceProcess:
         """The process's; 0 while there is none."""
         return self._process.pid if self._process and self._process.returncode is None else 0
 
+    @property
+    def deaths(self) -> int:
+        """How often the process died since this agent started."""
+        return max(0, self.starts - bool(self.pid))
+
     async def load(self, name: str, version: int) -> None:
         """Have a version opened beside the one that answers.
 

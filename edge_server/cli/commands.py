@@ -184,6 +184,13 @@ def devices(options: argparse.Namespace) -> int:
     return show_devices(options)
 
 
+def rollout(options: argparse.Namespace) -> int:
+    """Roll a release out, watch that, or give it orders."""
+    from edge_server.cli.rollout import rollout as run_rollout  # noqa: PLC0415
+
+    return run_rollout(options, _cancelled_by_signals)
+
+
 def models(options: argparse.Namespace) -> int:
     """List the networks, or show what each cut of one means."""
     with loading():
@@ -273,8 +280,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     """Print the reference of a plan's keys."""
-    from edge_server.cli.plan_reference import as_markdown, plan_keys  # noqa: PLC0415
-    from edge_server.cli.plan_schema import plan_schema  # noqa: PLC0415 - torch, for the builders' options
+    from edge_server.cli.plan.reference import as_markdown, plan_keys  # noqa: PLC0415
+    from edge_server.cli.plan.schema import plan_schema  # noqa: PLC0415 - torch, for the builders' options
     from shared.runtime.text_table import TextColumn, TextTable, write_text  # noqa: PLC0415
 
     if options.format == "json":

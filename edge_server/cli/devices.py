@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.fleet.tables import absences_table, devices_table, plot, readings_table, short_text
+from edge_server.fleet.tables import absences_table, devices_table, model_lines, plot, readings_table, short_text
 from edge_server.fleet.view import Device, Look, device_rows, watch_site
 from edge_server.journal.report_history import FILE, KeptReport, latest_reports, reading_history
 from edge_server.plan.server_config import load
@@ -73,6 +73,9 @@ async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) ->
         now_utc_s = utc_seconds()
         kept = _kept(path, required=look is None)
         found = device_rows(look.fleet if look else None, kept, look.heard_now if look else {}, now_utc_s)
+        found = (
+            [msgspec.structs.replace(one, models=look.models.get(one.device, ())) for one in found] if look else found
+        )
         if options.device:
             found = _only(found, options.device)
         if options.format == "json":
@@ -133,7 +136,7 @@ def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc
         return
     [one] = found
     facts = (short_text(f"{name}: {fact}") for name, fact in sorted(one.facts.items()))
-    write_text(sys.stdout, readings_table(one), absences_table(one), *facts)
+    write_text(sys.stdout, readings_table(one), absences_table(one), *facts, *model_lines(one))
     if drawn:
         write_text(sys.stdout, *drawn)
 

@@ -115,6 +115,7 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("release", metavar="RELEASE", help=RELEASE)
     out.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     delete.add_argument("releases", nargs="+", metavar="NAME/VERSION", help="which; a version is not given again")
+    delete.add_argument("--force", action="store_true", help="although boards use it, as rollouts heard last")
     for verb in (create, listing, show):
         places.add(verb, form=True)
     for verb in (out, delete):
@@ -156,6 +157,8 @@ def release(options: argparse.Namespace) -> int:
             sys.stdout.write(f"{stored.manifest.reference}: {options.folder}\n")
         case _:
             for text in options.releases:
+                if not options.force:
+                    _require_unused(options.data_dir, text)
                 freed = store.delete_release(options.data_dir, text)
                 sys.stdout.write(f"deleted {text} ({_bytes(freed)})\n")
     return 0
@@ -183,6 +186,12 @@ async def _until_signalled(serving: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with suppress(asyncio.CancelledError):
         await task
+
+
+def _require_unused(data_dir: Path, text: str) -> None:
+    from edge_server.release.rollout.orders import require_unused  # noqa: PLC0415
+
+    require_unused(data_dir, text)
 
 
 def _create(options: argparse.Namespace) -> StoredRelease:

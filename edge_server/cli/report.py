@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.cli import places
 
 if TYPE_CHECKING:
+    from edge_server.journal.rollouts.state import RolloutState
     from edge_server.report.digest import Digest
 
 FORMATS = ("html", "csv", "json")
@@ -62,13 +63,14 @@ def report(options: argparse.Namespace) -> int:
         ConfigError: A run is not there, or holds no beginning.
         Unwritable: The disk does not take the file.
     """
+    from edge_server.journal.rollouts.state import rollouts_of  # noqa: PLC0415
     from edge_server.journal.runs import find  # noqa: PLC0415
     from edge_server.report.summarise import digest_run  # noqa: PLC0415
 
     found = [find(options.data_dir, run) for run in dict.fromkeys(options.runs)]
     runs = distinct([digest_run(run.records) for run in found])
     kind = options.format or kind_of(options.out)
-    text = WRITERS[kind](runs, options.target)
+    text = WRITERS[kind](runs, options.target, rollouts_of(options.data_dir, {run.folder.name for run in found}))
     out = options.out or (found[0].folder / PAGE if kind == "html" else None)
     if out is None:
         sys.stdout.write(text)
@@ -112,25 +114,29 @@ def write(path: Path, text: str) -> None:
         raise ConfigError(f"--out {path}: {error.strerror}; name a file in a folder that is there") from error
 
 
-def _page(runs: Sequence[Digest], targets: Sequence[float]) -> str:
+def _page(runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState]) -> str:
     from edge_server.report.page import page  # noqa: PLC0415
 
-    return page(runs, targets)
+    return page(runs, targets, rollouts)
 
 
-def _csv(runs: Sequence[Digest], targets: Sequence[float]) -> str:
+def _csv(runs: Sequence[Digest], targets: Sequence[float], _rollouts: Sequence[RolloutState]) -> str:
     from edge_server.report.csv_export import csv_of  # noqa: PLC0415
 
     return csv_of(runs, targets)
 
 
-def _json(runs: Sequence[Digest], targets: Sequence[float]) -> str:
+def _json(runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState]) -> str:
     import msgspec  # noqa: PLC0415
 
+    from edge_server.journal.rollouts.state import summarise  # noqa: PLC0415
     from edge_server.report.targets import comparison  # noqa: PLC0415
 
-    whole = {"schema": SCHEMA, "runs": runs, "targets": comparison(runs, targets)}
+    served = {"rollouts": [summarise(one) for one in rollouts]} if rollouts else {}
+    whole = {"schema": SCHEMA, "runs": runs, "targets": comparison(runs, targets), **served}
     return msgspec.json.encode(whole).decode() + "\n"
 
 
-WRITERS: Mapping[str, Callable[[Sequence[Digest], Sequence[float]], str]] = {"html": _page, "csv": _csv, "json": _json}
+Writer = Callable[["Sequence[Digest]", Sequence[float], "Sequence[RolloutState]"], str]
+
+WRITERS: Mapping[str, Writer] = {"html": _page, "csv": _csv, "json": _json}

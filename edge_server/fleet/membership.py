@@ -20,6 +20,7 @@ from edge_server.fleet.hub import Server
 from edge_server.fleet.state import Fleet
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import CohortPlan, Plan
+from shared.transport.presence import SERVES
 
 log = logging.getLogger(__name__)
 
@@ -181,9 +182,10 @@ class Muster:
         return self.members is None or device in self.members
 
     def here(self, fleet: Fleet) -> tuple[str, ...]:
-        """Return who is there and belongs to the run, in order of name."""
+        """Return who is there, trains and belongs to the run, in order of name."""
         others = self.mislabelled(fleet)
-        return tuple(device for device in fleet.online if self.takes(device) and device not in others)
+        here = (device for device in fleet.online if self.takes(device) and device not in others)
+        return tuple(device for device in here if fleet.statuses[device].state != SERVES)
 
     def mislabelled(self, fleet: Fleet) -> dict[str, str]:
         """Return the refusal of each device that is there and belongs to the run but for what its labels mean."""

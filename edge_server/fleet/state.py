@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.protocol.messages import Report, Status
+from shared.transport.presence import READY
 
 REMEMBERED = 16
 """How many processes of a device are told apart; each restart is a new one."""
@@ -82,7 +83,7 @@ class Fleet:
         heard = self.sessions[device]
         born = next((instance for instance in reversed(heard) if heard[instance]), "")
         status = msgspec.structs.replace(
-            known, instance=born, session=heard.get(born, 0), online=True, state="ready", version=""
+            known, instance=born, session=heard.get(born, 0), online=True, state=known.state or READY, version=""
         )
         self._set(status)
         return status

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from edge_server.fleet.view import Device
 from shared.protocol.measurements import Cost, Quality, Reading
+from shared.protocol.rollout import ModelStatus
 from shared.protocol.units import SECONDS, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
@@ -51,13 +52,15 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
         *("throt\ntled", "Mbit/s\nup/down", FREE.heading),
         *(column.heading for column in more),
     )
+    serves = [TextColumn("model", least=12)] * any(one.models for one in devices)
     columns = (
-        *(TextColumn("device", least=16), TextColumn("on"), TextColumn("board", least=12)),
+        *(TextColumn("device", least=16), TextColumn("on"), TextColumn("board", least=12), *serves),
         *(TextColumn(heading, right=True) for heading in (*figures, "s", "J", "age")),
     )
     rows = [
         (
             *(short_text(one.device), _online(one), short_text(one.board or NOTHING)),
+            *([", ".join(map(model_cell, one.models)) or NOTHING] if serves else []),
             *(cell(one, column) for column in COLUMNS),
             *(throttled(one), "/".join(cell(one, column) for column in LINK), cell(one, FREE)),
             *(cell(one, column) for column in more),
@@ -68,6 +71,24 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
     ]
     offline = [number for number, one in enumerate(devices) if one.online is False]
     return TextTable(columns, rows, "Devices", LEGEND, styles=dict.fromkeys(offline, "dim"))
+
+
+def model_cell(one: ModelStatus) -> str:
+    """Return which version of a model a device serves, and how it stands with another that it was offered."""
+    served = f"{one.name}/{one.committed}" if one.committed else f"{one.name}: none"
+    is_settled = one.state in ("", "committed", "superseded")
+    return short_text(served if is_settled else f"{served}, {one.candidate} {one.state}")
+
+
+def model_lines(device: Device) -> list[str]:
+    """Return what a device says of each of its models: version, the one before, and why another did not stay."""
+    lines = []
+    for one in device.models:
+        before = f", {one.previous} before" if one.previous else ""
+        figures = "".join(f", {name} {value:.4g}" for name, value in sorted(one.figures.items()))
+        reason = f": {one.reason}" if one.reason else ""
+        lines.append(short_text(f"model {model_cell(one)}{before}{figures}{reason}"))
+    return lines
 
 
 def cell(device: Device, column: Column) -> str:

@@ -18,8 +18,10 @@ from edge_server.fleet.state import Fleet
 from edge_server.journal.report_history import KeptReport
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
+from shared.protocol.clip import clip_releases
 from shared.protocol.measurements import Absent, Reading, Spent
 from shared.protocol.messages import Report, Status
+from shared.protocol.rollout import ModelStatus, Releases
 from shared.protocol.topics import ANY, is_name, parse_device, topic
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background
@@ -39,10 +41,12 @@ class Look:
 
     Attributes:
         heard_now: Calendar seconds of the reports that were made while we listened.
+        models: What each device serves.
     """
 
     fleet: Fleet = field(default_factory=Fleet)
     heard_now: dict[str, float] = field(default_factory=dict)
+    models: dict[str, tuple[ModelStatus, ...]] = field(default_factory=dict)
     is_settled: bool = False
 
     def take(self, name: str, data: bytes) -> None:
@@ -55,7 +59,10 @@ class Look:
         except WireError as error:
             log.debug("%s: %s", name, error)
             return
-        if not isinstance(message, Status | Report) or message.device != device:
+        if not isinstance(message, Status | Report | Releases) or message.device != device:
+            return
+        if isinstance(message, Releases):
+            self.models[device] = clip_releases(message).models
             return
         if self.fleet.observe(message) and isinstance(message, Report):
             self.heard_now.pop(device, None)
@@ -78,7 +85,7 @@ async def watch_site(broker: Broker, site: str) -> AsyncIterator[Look]:
                 await transport.connected.wait()
         except TimeoutError:
             raise Unreachable(f"no broker answers at {broker.host}:{broker.port}") from None
-        patterns = (topic(site, ANY, channel) for channel in ("status", "report"))
+        patterns = (topic(site, ANY, channel) for channel in ("status", "report", "release"))
         async with transport.subscribe(*patterns) as inbox:
             await _catch_up(look, inbox)
             async with background(_hear(look, inbox)):
@@ -109,6 +116,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             neither did: the broker, which keeps that report, does not say since when.
         age_s: Seconds since then.
         at: The report's own time, in seconds of the device's monotonic clock.
+        models: What it serves, and what came of the last offer of each.
     """
 
     device: str
@@ -121,6 +129,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, Absent] = {}
     facts: dict[str, str] = {}
     spent: Spent | None = None
+    models: tuple[ModelStatus, ...] = ()
 
     def lack(self, name: str) -> Absent | None:
         """Return why a figure is not there: its own absence or its probe's; None where nothing was said of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
+from edge_server.journal.rollouts.state import RolloutState
 from edge_server.report import formatting
 from edge_server.report.charts import key
 from edge_server.report.digest import Digest
@@ -12,6 +13,7 @@ from edge_server.report.html import Markup, document, element, joined
 from edge_server.report.sections.accuracy import accuracy
 from edge_server.report.sections.decisions import decisions
 from edge_server.report.sections.progress import progress
+from edge_server.report.sections.rollouts import rollouts as rollouts_section
 from edge_server.report.sections.spent import spent
 from edge_server.report.sections.timeline import timeline
 from edge_server.report.tables import clock, facts_table, names, summary, targets_table
@@ -21,16 +23,17 @@ WIDE = 3
 """Runs whose outcomes need the page's whole width."""
 
 
-def page(runs: Sequence[Digest], targets: Sequence[float] = ()) -> str:
+def page(runs: Sequence[Digest], targets: Sequence[float] = (), rollouts: Sequence[RolloutState] = ()) -> str:
     """Return the report of one run or of several side by side.
 
     Args:
         runs: The first is what the others are compared with.
         targets: Accuracies from 0 to 1; none for round ones that every run reached.
+        rollouts: Of releases of these runs.
     """
     wanted = list(targets) or usual_targets(runs)
     title = f"Run {runs[0].run}" if len(runs) == 1 else f"{len(runs)} runs side by side"
-    return document(title, _top(runs, title), *_sections(runs, wanted), _foot())
+    return document(title, _top(runs, title), *_sections(runs, wanted), *_served(rollouts), _foot())
 
 
 def _top(runs: Sequence[Digest], title: str) -> Markup:
@@ -70,6 +73,11 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
         _section("Decisions", _each(runs, decisions)),
         _section("Facts", facts_table(runs)),
     ]
+
+
+def _served(rollouts: Sequence[RolloutState]) -> list[Markup]:
+    note = "Releases of these runs that were offered to the boards of the site, as their journals have it."
+    return [_section("Rollouts", rollouts_section(rollouts), note)] if rollouts else []
 
 
 def _section(title: str, content: str, note: str = "") -> Markup:

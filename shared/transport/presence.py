@@ -20,6 +20,8 @@ from shared.transport.base import Presence
 log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 1 << 62
+READY, SERVES = "ready", "serves"
+"""What a device says in its birth: that it takes tasks, or that it only serves models."""
 
 
 @dataclass
@@ -27,7 +29,7 @@ class Session:
     """Counts the sessions of a device in a file, so that a late death cannot be taken for that of a new one.
 
     Where the file cannot be read or written, the numbers go on from those of this process; the server tells processes
-    apart by `instance`. Of a server, `ended` are its runs that are over.
+    apart by `instance`. Of a server, `ended` are its runs that are over. `state` is `READY` or `SERVES`.
     """
 
     counter: Path
@@ -37,6 +39,7 @@ class Session:
     ended: tuple[str, ...] = ()
     classes: Sequence[str] | None = None
     trains: bool = True
+    state: str = READY
     _last: int = 0
     _warned: bool = False
 
@@ -45,7 +48,7 @@ class Session:
         self._last = number = max(self._last, self._stored()) + 1
         self._store(number)
         us = self.device, self.site, self.instance, number
-        return build_presence(*us, ended=self.ended, classes=self.classes, trains=self.trains)
+        return build_presence(*us, ended=self.ended, classes=self.classes, trains=self.trains, state=self.state)
 
     def _stored(self) -> int:
         try:
@@ -79,6 +82,7 @@ def build_presence(  # noqa: PLR0913 - what a birth says
     ended: tuple[str, ...] = (),
     classes: Sequence[str] | None = None,
     trains: bool = True,
+    state: str = READY,
 ) -> Presence:
     """Build the birth and the will of a process's session.
 
@@ -90,10 +94,12 @@ def build_presence(  # noqa: PLR0913 - what a birth says
         ended: Of a server: its runs that are over.
         classes: Names of the device's classes, none for plain numbers; None where nobody knows.
         trains: Whether the device is given tasks that train.
+        state: `READY` or `SERVES`.
     """
-    will = Status(device=device, session=number, instance=instance, online=False)
+    lasting = "" if state == READY else state  # one that only serves is told from others when it is gone, too
+    will = Status(device=device, session=number, instance=instance, online=False, state=lasting)
     names = None if classes is None else list(classes)
-    birth = replace(will, online=True, state="ready", version=_version(), ended=ended, classes=names, trains=trains)
+    birth = replace(will, online=True, state=state, version=_version(), ended=ended, classes=names, trains=trains)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
 
 

@@ -32,6 +32,7 @@ async def drive(
     *,
     stays: bool = False,
     tell: Callable[[RolloutState, AnyRolloutRecord], None] = lambda _state, _record: None,
+    wait: Callable[[str], None] = lambda _why: None,
 ) -> RolloutState:
     """Drive a rollout until nothing is left to do; return what it came to.
 
@@ -40,6 +41,7 @@ async def drive(
         known: Returns the rollout, once its folder is held and the broker is there.
         stays: Whether to go on for boards that are away.
         tell: Is told of every record.
+        wait: Is told what is waited for, whenever that changes.
 
     Raises:
         ConfigError: Another process drives one, or its release is gone.
@@ -64,6 +66,7 @@ async def drive(
                 patience_s=config.link.patience_s,
                 stays=stays,
                 tell=lambda record: tell(state, record),
+                wait=wait,
             )
             await engine.run()
             return state

@@ -25,7 +25,16 @@ from edge_server.journal.rollouts.file import (
 )
 from edge_server.journal.rollouts.state import RolloutState, standing
 from edge_server.release.rollout.parts_out import PartsOut
-from edge_server.release.rollout.waves import Board, ChangeCourse, Decision, EndRollout, OpenWave, decide, to_take_back
+from edge_server.release.rollout.waves import (
+    AwaitBoards,
+    Board,
+    ChangeCourse,
+    Decision,
+    EndRollout,
+    OpenWave,
+    decide,
+    to_take_back,
+)
 from edge_server.release.store import StoredRelease
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
@@ -67,6 +76,7 @@ class RolloutEngine:
         patience_s: Seconds that one board may keep the others waiting.
         stays: Whether to go on for boards that are away, when nothing is left to do for those that are there.
         tell: Is told of every record.
+        wait: Is told what is waited for, whenever that changes.
     """
 
     site: str
@@ -80,12 +90,14 @@ class RolloutEngine:
     patience_s: float
     stays: bool = False
     tell: Callable[[AnyRolloutRecord], None] = lambda _record: None
+    wait: Callable[[str], None] = lambda _why: None
     fleet: Fleet = field(default_factory=Fleet)
     models: dict[str, ModelStatus] = field(default_factory=dict)
     parts: PartsOut = field(init=False)
     _pending: list[AnyRolloutRecord] = field(default_factory=list)
     _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
+    _why: str = ""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -161,11 +173,18 @@ class RolloutEngine:
         while records := self._records_of(decision):
             await self._write(*records)
             decision = decide(self.state, self.boards())
+        self._note_wait(decision)
         await self._say()
         self._dismiss()
         if self._pending:
             await self._write()
         return self.stays or not isinstance(decision, EndRollout)
+
+    def _note_wait(self, decision: Decision) -> None:
+        why = decision.why if isinstance(decision, AwaitBoards) else ""
+        if why and why != self._why:
+            self.wait(why)
+        self._why = why
 
     def _records_of(self, decision: Decision) -> list[AnyRolloutRecord]:
         """Return what a decision puts into the journal; nothing where it says nothing new."""

@@ -82,13 +82,7 @@ def begin_rollout(data_dir: Path, stored: StoredRelease, terms: RolloutPlan) -> 
     size = stored.path(stored.sha256).stat().st_size
     if size > MOST_MANIFEST_BYTES:
         raise ConfigError(f"release {stored.manifest.reference}: a manifest of {size} bytes is more than one message")
-    earlier = [state for name in rollout_names(data_dir) if (state := fold(read_rollout(data_dir, name)))]
-    for state in earlier:
-        if state.outcome is None:
-            raise ConfigError(
-                f"rollout {state.plan.deployment} of {state.plan.release} is under way ({state.mode}): "
-                "`edge-server rollout resume` goes on with it, `abort` or `back` ends it"
-            )
+    earlier = require_none_under_way(data_dir)
     plan = msgspec.structs.replace(
         terms,
         deployment=f"{_next_number(data_dir):04d}-{stored.manifest.name[:32]}-{stored.manifest.version}-{secrets.token_hex(2)}",
@@ -101,6 +95,23 @@ def begin_rollout(data_dir: Path, stored: StoredRelease, terms: RolloutPlan) -> 
     state = fold(journal.append(RolloutStarted(at=utc_stamp(), plan=plan)))
     assert state
     return KnownRollout(journal, state)
+
+
+def require_none_under_way(data_dir: Path) -> list[RolloutState]:
+    """Return the rollouts that were, all of which must be over.
+
+    Raises:
+        ConfigError: One is not.
+        CorruptFile: A journal is damaged.
+    """
+    earlier = [state for name in rollout_names(data_dir) if (state := fold(read_rollout(data_dir, name)))]
+    for state in earlier:
+        if state.outcome is None:
+            raise ConfigError(
+                f"rollout {state.plan.deployment} of {state.plan.release} is under way ({state.mode}): "
+                "`edge-server rollout resume` goes on with it, `abort` or `back` ends it"
+            )
+    return earlier
 
 
 def _next_number(data_dir: Path) -> int:

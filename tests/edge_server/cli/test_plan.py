@@ -19,8 +19,8 @@ import pytest
 
 from edge_server.__main__ import main
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan_reference import CHOICES, as_markdown, meanings, option_keys, plan_keys, type_words, unit_of
-from edge_server.cli.plan_schema import plan_schema
+from edge_server.cli.plan.reference import CHOICES, as_markdown, meanings, option_keys, plan_keys, type_words, unit_of
+from edge_server.cli.plan.schema import plan_schema
 from edge_server.plan.plan import Plan
 from shared.algorithms.local_training import STOPPING_OPTIONS, can_stop_early
 

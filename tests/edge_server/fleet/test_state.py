@@ -5,8 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_server.fleet.membership import Muster
 from edge_server.fleet.state import FRESH_REPORTS, REMEMBERED, Fleet
+from shared.protocol import wire
 from shared.protocol.messages import Report, Status
+from shared.transport.presence import READY, SERVES, build_presence
 
 
 def status(session: int, *, online: bool, device: str = "pi", instance: str = "a") -> Status:
@@ -210,3 +213,18 @@ def test_a_device_of_which_only_a_death_is_known_lives_until_it_dies():
     assert fleet.revive("pi").online
     assert fleet.observe(status(3, online=False, instance="b"))
     assert fleet.online == ()
+
+
+def test_a_board_that_only_serves_models_is_there_and_gets_no_tasks() -> None:
+    """Also where it was held for gone and speaks again, by its will alone."""
+    fleet = Fleet()
+    for name, state in (("a", READY), ("b", SERVES)):
+        presence = build_presence(name, "lab", name, 1, state=state)
+        fleet.observe(wire.decode_as(Status, presence.birth))
+        assert fleet.statuses[name].state == state
+    assert fleet.online == ("a", "b")
+    assert Muster().here(fleet) == ("a",)
+    fleet.observe(wire.decode_as(Status, presence.will))
+    assert fleet.revive("b")
+    assert fleet.online == ("a", "b")
+    assert Muster().here(fleet) == ("a",)

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan_reference import CHOICES, meanings, option_function, own_options, summary
+from edge_server.cli.plan.reference import CHOICES, meanings, option_function, own_options, summary
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen, OptimizerPlan
 

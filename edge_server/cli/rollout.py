@@ -1,0 +1,198 @@
+"""`edge-server rollout`: offer a release to the boards of a site, wave by wave; watch it, stop it, take it back."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edge_server.cli import places
+from shared.errors import ConfigError
+from shared.runtime import processes
+from shared.runtime.text_table import write_text
+
+if TYPE_CHECKING:
+    from edge_server.journal.rollouts.file import AnyRolloutRecord, Order
+    from edge_server.journal.rollouts.state import RolloutState
+    from edge_server.plan.server_config import ServerConfig
+    from edge_server.release.rollout.orders import KnownRollout
+
+log = logging.getLogger(__name__)
+
+EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+VERBS: dict[str, str] = {
+    "start": "begin to roll a release out",
+    "status": "show what came of a rollout so far",
+    "pause": "open no other wave",
+    "resume": "go on, after a pause, a failure that is to be passed over, or the end of the process",
+    "abort": "end it; boards that have the release keep it",
+    "back": "end it, and have its boards serve what they served before",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command and its verbs take."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, meaning in VERBS.items():
+        one = verbs.add_parser(verb, help=meaning)
+        if verb == "start":
+            _start_arguments(one)
+        else:
+            one.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
+        if verb in ("start", "resume", "back"):
+            one.add_argument("--stay", action="store_true", help="go on for boards that are away, until a signal comes")
+        places.add(one, form=True)
+
+
+def _start_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", metavar="RELEASE", help="NAME/VERSION, or NAME for its newest")
+    help_ = "boards of each profile that are first, 0 for none; default: %(default)s"
+    parser.add_argument("--canary", type=_count, default=1, metavar="N", help=help_)
+    help_ = "shares of the boards that have been offered it after each wave; default: 10%%,50%%,100%%"
+    parser.add_argument("--waves", type=_shares, default=(0.1, 0.5, 1.0), metavar="X%,...", help=help_)
+    help_ = "how long each board watches it before it commits it, such as 90s, 10m, 1h; default: 10m"
+    parser.add_argument("--soak", type=_seconds, default=600.0, metavar="T", help=help_)
+    help_ = "stop when so many boards refused it or went back; default: %(default)s"
+    parser.add_argument("--max-failures", type=_count, default=1, metavar="N", help=help_)
+    help_ = "what is done then: stop, or take it back from the boards that have it; default: %(default)s"
+    parser.add_argument("--on-failure", choices=("stop", "back"), default="stop", help=help_)
+    parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards so named, such as 'pi-*'")
+    help_ = "accuracy that may be lost on a board's own examples; default: %(default)s"
+    parser.add_argument("--max-drop", type=float, default=0.02, metavar="X", help=help_)
+    help_ = "longest p95 of an inference; default: 1.5 times the version before"
+    parser.add_argument("--max-latency-ms", type=float, default=0.0, metavar="MS", help=help_)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: give 0 or more")
+    return int(text)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """Return shares that only grow, of `10%,50%,100%`."""
+    try:
+        found = tuple(float(one.strip().removesuffix("%")) / 100 for one in text.split(","))
+    except ValueError:
+        found = ()
+    is_growing = all(0 < one <= 1 for one in found) and list(found) == sorted(set(found))
+    if not found or not is_growing:
+        raise argparse.ArgumentTypeError(f"{text!r}: give shares that grow, such as 10%,50%,100%")
+    return found
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: give 90s, 10m or 1h")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) -> int:
+    """Do what the verb says.
+
+    Args:
+        options: Of the command line.
+        received_by: Lets signals cancel the current task; returns the set of those that came.
+
+    Raises:
+        ConfigError: There is no such release or rollout, another one is under way, or there is no server's file.
+        CorruptFile: A journal or a release is damaged.
+        Unreachable: There is no broker.
+    """
+    from edge_server.release.rollout import orders  # noqa: PLC0415
+
+    processes.configure("warning", options.verbose)
+    if options.verb == "status":
+        known = orders.open_rollout(options.data_dir, options.rollout)
+        _show(options, known.state)
+        return EXIT_SHORT if known.state.outcome not in (None, "finished") else 0
+    if options.verb == "start":
+        return _drive(options, _start(options), received_by)
+    known = orders.open_rollout(options.data_dir, options.rollout)
+    order: Order = options.verb
+    orders.give_order(known, order)
+    if order == "pause" or orders.is_driven(options.data_dir):
+        sys.stdout.write(f"{known.state.plan.deployment}: {order} is ordered\n")
+        return 0
+    return _drive(options, lambda: known, received_by)
+
+
+def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
+    """Return what begins a rollout, once what can be said against it was looked at."""
+    from edge_server.journal.rollouts.file import RolloutPlan  # noqa: PLC0415
+    from edge_server.release.rollout.orders import begin_rollout, require_none_under_way  # noqa: PLC0415
+    from edge_server.release.store import find_release  # noqa: PLC0415
+
+    names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms")
+    told = {name: getattr(options, name) for name in names} | {"soak_s": options.soak}
+    try:
+        terms = msgspec.convert({"deployment": "", "release": "", "sha256": "", **told}, RolloutPlan)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"rollout start: {error}") from error
+    stored = find_release(options.data_dir, options.release)
+    require_none_under_way(options.data_dir)
+    return lambda: begin_rollout(options.data_dir, stored, terms)
+
+
+def _drive(options: argparse.Namespace, known: Callable[[], KnownRollout], received_by: Callable[[], set[int]]) -> int:
+    """Drive a rollout in this process until nothing is left to do."""
+    from edge_server.release.rollout import drive  # noqa: PLC0415
+
+    config = _config(options)
+
+    async def go() -> tuple[RolloutState | None, set[int]]:
+        received = received_by()
+        try:
+            return await drive.drive(config, known, stays=stays, tell=_tell, wait=_say), received
+        except asyncio.CancelledError:
+            return None, received
+
+    stays = getattr(options, "stay", False)
+    state, received = asyncio.run(go())
+    if state is None:
+        sys.stderr.write(f"edge-server: interrupted; `edge-server rollout resume --config {options.config}` goes on\n")
+        return EXIT_INTERRUPTED if signal.SIGINT in received else 0
+    _show(options, state)
+    wanted = {"abort": "aborted", "back": "taken-back"}.get(options.verb, "finished")
+    return 0 if state.outcome == wanted else EXIT_SHORT
+
+
+def _config(options: argparse.Namespace) -> ServerConfig:
+    from edge_server.plan.server_config import load  # noqa: PLC0415
+
+    if not options.config:
+        raise ConfigError(f"rollout {options.verb}: name the server's file, which says where the broker is: --config")
+    config = load(options.config)
+    return msgspec.structs.replace(config, data_dir=str(options.data_dir))
+
+
+def _tell(state: RolloutState, record: AnyRolloutRecord) -> None:
+    from edge_server.release.rollout.tables import record_line  # noqa: PLC0415
+
+    if line := record_line(state, record):
+        _say(line)
+
+
+def _say(why: str) -> None:
+    sys.stderr.write(why + "\n")
+    sys.stderr.flush()
+
+
+def _show(options: argparse.Namespace, state: RolloutState) -> None:
+    from edge_server.journal.rollouts.state import summarise  # noqa: PLC0415
+    from edge_server.release.rollout import tables  # noqa: PLC0415
+
+    if options.format == "json":
+        data = msgspec.json.encode(summarise(state))
+        sys.stdout.write(msgspec.json.format(data, indent=1).decode() + "\n")
+        return
+    write_text(sys.stdout, *tables.heading_lines(state), tables.boards_table(state))

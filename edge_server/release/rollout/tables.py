@@ -1,0 +1,86 @@
+"""A rollout for people: its progress, and each board with its wave, version and cause."""
+
+from __future__ import annotations
+
+from edge_server.journal.rollouts.file import (
+    AnyRolloutRecord,
+    BoardTold,
+    PartsSent,
+    RolloutEnded,
+    RolloutOrdered,
+    WaveOpened,
+)
+from edge_server.journal.rollouts.state import RolloutState, board_rows
+from shared.protocol.units import BYTES, choose_unit
+from shared.runtime.text_table import TextColumn, TextTable, printable_text
+
+BAR = 30
+NOTHING = "-"
+MOST_NAMED = 4
+
+
+def heading_lines(state: RolloutState) -> list[str]:
+    """Return what a rollout is of, how far it is, and why it stopped."""
+    rows, plan = board_rows(state), state.plan
+    done = sum(row.stands == "committed" for row in rows)
+    filled = BAR * done // len(rows) if rows else 0
+    failed = sum(row.stands == "failed" for row in rows)
+    lines = [
+        f"{plan.deployment}: {plan.release}, {state.outcome or state.mode}",
+        f"[{'#' * filled}{'.' * (BAR - filled)}] {done} of {len(rows)} boards serve it"
+        + f", {failed} failed" * bool(failed)
+        + f", {size_text(state.sent)} sent" * bool(state.sent),
+    ]
+    if state.cause:
+        lines.append(f"stopped: {printable_text(state.cause)}")
+    if state.behind:
+        lines.append(
+            f"away: {_named(state.behind)}; `edge-server rollout resume --stay` serves them when they are back"
+        )
+    return lines
+
+
+def boards_table(state: RolloutState) -> TextTable:
+    """Return one row a board."""
+    columns = (
+        *(TextColumn("device", least=12), TextColumn("profile", least=10), TextColumn("wave", right=True)),
+        *(TextColumn("state"), TextColumn("serves", right=True), TextColumn("cause", least=20)),
+    )
+    rows = [
+        (
+            *(row.device, row.profile or NOTHING, f"{row.wave}{' canary' if row.canary else ''}"),
+            *(row.state or row.stands, str(row.serves or NOTHING), row.reason or NOTHING),
+        )
+        for row in board_rows(state)
+    ]
+    return TextTable(columns, rows)
+
+
+def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
+    """Return a record on a line, for somebody who watches; empty for what says nothing to people."""
+    match record:
+        case WaveOpened():
+            kind = "canary" if record.canary else "wave"
+            return f"{kind} {len(state.waves)}: {_named(tuple(record.devices))}"
+        case BoardTold() if record.device in state.taken:
+            status = record.status
+            word = f"{status.state or 'nothing'} {status.name}/{status.candidate}"
+            return f"{record.device}: {word} {printable_text(status.reason)}".rstrip()
+        case PartsSent():
+            return f"{size_text(record.sent)} sent for {_named(record.devices)}"
+        case RolloutOrdered():
+            return f"{record.order}{': ' + record.cause if record.cause else ''}"
+        case RolloutEnded():
+            return f"{record.outcome}{'; away: ' + _named(record.behind) if record.behind else ''}"
+    return ""
+
+
+def _named(devices: tuple[str, ...]) -> str:
+    more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
+    return ", ".join(devices[:MOST_NAMED]) + more
+
+
+def size_text(count: int) -> str:
+    """Return bytes with a unit that people read."""
+    unit = choose_unit(count, BYTES, between=("GB", "kB"))
+    return f"{count / unit.size:.1f} {unit.name}"
