@@ -15,6 +15,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_S = 1.0, 60.0, 60.0
 """Before it is started again; twice as long each time, from the first again after it lived for so long."""
 START_PATIENCE_S = 120.0
+GONE_S = 2.0
+"""For a process to end after its pipe."""
 LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Numpy multiplies no matrices here: without these it takes 40 MB of the process's limit for each core's buffers."""
 A = TypeVar("A", Loaded, Switched, Unloaded, Figures)
@@ -198,6 +201,9 @@ class InferenceProcess:
                 restoring = asyncio.create_task(self._restore(), name="restore")
                 while (message := await _receive(process)) is not None:
                     self._answered(message)
+                with suppress(TimeoutError):  # a signal to one that dies of itself would hide what it died of
+                    async with asyncio.timeout(GONE_S):
+                        await process.wait()
         except TimeoutError:
             process.kill()
         except msgspec.DecodeError as error:
