@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edge_server.fleet import broker
+from edge_server.fleet.view import watch_site
 from edge_server.journal.rollouts.file import RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.plan.server_config import ServerConfig
@@ -65,6 +66,9 @@ def test_a_release_is_served_by_all_and_a_poisoned_one_ends_at_the_first_board(t
                 stored = publish(data_dir, manifest, parts)
                 return await drive(config, lambda: begin_rollout(data_dir, stored, TERMS))
 
+            async with watch_site(config.broker, "lab") as look:
+                while set(look.models) != {one.name for one in boards} or len(look.fleet.online) < len(boards):  # noqa: ASYNC110 - what boards say comes from the broker
+                    await asyncio.sleep(0.05)
             first = await roll_out(1)
             assert (first.outcome, set(first.taken)) == ("finished", {"pi-1", "pi-2"})
             assert [await asyncio.to_thread(one.answer) for one in boards] == [("1", [1 / 1024] * 2)] * 2
