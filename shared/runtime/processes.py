@@ -7,14 +7,15 @@ Children are ended by SIGTERM or by what they were told, and by SIGKILL where th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import signal
 import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from shared.runtime.logs import LimitRepeats
 
@@ -25,7 +26,7 @@ HEAVY = "torch"
 async def terminate(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
     """End a child process that was started here: politely, then not; return when it is gone."""
     if process.returncode is None:
-        process.terminate()
+        _send(process, signal.SIGTERM)
         await wait_or_kill(process, patience_s)
 
 
@@ -41,8 +42,18 @@ async def wait_or_kill(process: Process, patience_s: float = EXIT_PATIENCE_S) ->
 async def kill(process: Process) -> None:
     """End a process as a power cut does; return when it is gone."""
     if process.returncode is None:
-        process.kill()
+        _send(process, signal.SIGKILL)
         await process.wait()
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    """Send a signal to a child that asyncio has not told the end of.
+
+    Not by the child's own method: that looks first whether it has ended, and takes the exit status away from asyncio, which
+    then tells 255 of a process that a signal killed (CPython, `Popen.send_signal`).
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
 
 
 def configure(level: str, more: int = 0) -> None:
@@ -73,7 +84,7 @@ def keep_private() -> None:
     os.umask(0o077)
 
 
-@contextmanager
+@contextlib.contextmanager
 def loading() -> Iterator[None]:
     """Import heavy modules in the block: nothing is collected meanwhile, nor ever looked for among what they made.
 

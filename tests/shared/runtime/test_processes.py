@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 from asyncio.subprocess import PIPE, Process
 
 import pytest
@@ -51,3 +53,22 @@ async def terminate_soon(process: Process) -> None:
 )
 def test_a_child_ends(script: str, how, code: int) -> None:
     assert end(script, how) == code
+
+
+def test_of_a_child_that_was_killed_just_now_the_signal_is_told(monkeypatch) -> None:
+    """It has ended and asyncio does not know yet: to end it leaves its exit status to asyncio."""
+    known, reap = threading.Event(), os.waitpid
+
+    def late(pid: int, options: int) -> tuple[int, int]:
+        assert known.wait(LIMIT_S)
+        return reap(pid, options)
+
+    async def killed(process: Process) -> None:
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            asyncio.get_running_loop().call_soon(known.set)
+        await terminate(process)
+
+    monkeypatch.setattr(os, "waitpid", late)
+    assert end(READS, killed) == -signal.SIGKILL
