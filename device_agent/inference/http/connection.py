@@ -61,11 +61,12 @@ class Response:
     body: bytes
     json_bytes: int = 0
 
-    def encode(self, *, keep: bool) -> bytes:
+    def encode(self, *, keep: bool, is_head: bool = False) -> bytes:
         """Return it as it goes out.
 
         Args:
             keep: Whether the connection stays.
+            is_head: Whether a head alone was asked for: a body would be taken for the begin of the next answer.
         """
         lines = [f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}"]
         if self.json_bytes:
@@ -75,7 +76,7 @@ class Response:
         if not keep:
             lines.append("Connection: close")
         head = "\r\n".join([*lines, f"Content-Length: {len(self.body)}", "", ""])
-        return head.encode("ascii") + self.body
+        return head.encode("ascii") + (b"" if is_head else self.body)
 
 
 def refusal(status: int, reason: str) -> Response:
@@ -131,6 +132,7 @@ class _Arriving:
         body: Likewise.
         reserved: Bytes that were taken for it.
         has_head: Whether its head is whole.
+        seen: Bytes of its body when some last came.
     """
 
     url: bytes = b""
@@ -138,6 +140,7 @@ class _Arriving:
     body: bytearray = field(default_factory=bytearray)
     reserved: int = 0
     has_head: bool = False
+    seen: int = 0
 
 
 class Connection(asyncio.Protocol):
@@ -155,7 +158,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._waiting: deque[tuple[Request, int]] = deque()
         self._computing: asyncio.Task[None] | None = None
-        self._refused = self._is_blocked = False
+        self._refused = self._is_blocked = self._completed = False
         self.deadline = NEVER
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -175,16 +178,27 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        self._completed = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._refused:
                 self._refuse(400, f"this is no HTTP/1.1 request: {str(error)[:80]}")
             return
-        if self._arriving and not self._arriving.has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(431, f"a head of more than {MAX_HEAD_BYTES} bytes")
+        self._bound_what_is_no_body(len(data))
+
+    def _bound_what_is_no_body(self, size: int) -> None:
+        """Refuse a request whose head goes on and on, or what stands between and behind its chunks."""
+        arriving = self._arriving
+        if arriving is None or self._refused or self._completed:  # most of these bytes may be another request's
+            return
+        if arriving.has_head and len(arriving.body) > arriving.seen:
+            arriving.seen, self._head_bytes = len(arriving.body), 0
+            return
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            what = "extensions of chunks, or trailers," if arriving.has_head else "a head"
+            self._refuse(431, f"{what} of more than {MAX_HEAD_BYTES} bytes")
 
     def eof_received(self) -> bool:
         return self._computing is not None  # it may have closed its half and wait for the answer
@@ -212,14 +226,14 @@ class Connection(asyncio.Protocol):
             self._arriving.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._arriving and not self._refused:
+        if self._arriving and not self._arriving.has_head and not self._refused:  # else it is a trailer
             self._arriving.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         arriving = self._arriving
         if arriving is None or self._refused:
             return
-        arriving.has_head = True
+        arriving.has_head, self._head_bytes = True, 0
         if self._parser.should_upgrade():
             self._refuse(400, "no other protocol than HTTP/1.1 is spoken here")
             return
@@ -237,7 +251,7 @@ class Connection(asyncio.Protocol):
             arriving.body += body
 
     def on_message_complete(self) -> None:
-        arriving, self._arriving = self._arriving, None
+        arriving, self._arriving, self._completed = self._arriving, None, True
         if arriving is None or self._refused:
             return
         request = Request(
@@ -277,7 +291,7 @@ class Connection(asyncio.Protocol):
                 answer = _failure(error)
             if isinstance(answer, Response):
                 self._server.release(reserved)
-                self._send(answer, keep=request.keep)
+                self._send(answer, request)
             else:
                 self._computing = asyncio.ensure_future(self._compute(answer, request, reserved))
         if self._open.is_closing():
@@ -296,15 +310,15 @@ class Connection(asyncio.Protocol):
             self._computing = None
             self._server.release(reserved)
         if not self._refused:
-            self._send(response, keep=request.keep)
+            self._send(response, request)
             self._go_on()
 
-    def _send(self, response: Response, *, keep: bool) -> None:
+    def _send(self, response: Response, request: Request) -> None:
         if self._open.is_closing():
             return
         self.deadline = self._server.clock() + (self._server.patience_s if self._arriving else IDLE_S)
-        self._open.write(response.encode(keep=keep))
-        if not keep:
+        self._open.write(response.encode(keep=request.keep, is_head=request.method == "HEAD"))
+        if not request.keep:
             self._refused = True
             self._open.close()
 

@@ -112,7 +112,7 @@ def _require_shape(tensor: _Tensor, spec: TensorSpec, max_batch: int) -> tuple[i
     shape = tuple(tensor.shape)
     fits = len(shape) == len(spec.shape) and shape[1:] == tuple(spec.shape[1:]) and 1 <= shape[0] <= max_batch
     if not fits or tensor.datatype != DATATYPES[spec.dtype]:
-        told = f"datatype {tensor.datatype[:20]} and shape {list(shape[:8])}"
+        told = f"datatype {tensor.datatype[:20]} and shape {str(list(shape[:8]))[:80]}"
         raise WireError(f"input {tensor.name!r} has {told}; expected is {_expected(spec, max_batch)}")
     _require_supported(tensor.parameters)
     return shape
@@ -140,7 +140,7 @@ def _from_bytes(data: memoryview, tensor: _Tensor, shape: Sequence[int], spec: T
     told = tensor.parameters[BINARY_SIZE]
     if told != size or data.nbytes != size:
         raise WireError(
-            f"input {tensor.name!r} of shape {list(shape)} takes {size} bytes; it says {told!r}, and {data.nbytes} are "
+            f"input {tensor.name!r} of shape {list(shape)} takes {size} bytes; it says {repr(told)[:20]}, and {data.nbytes} are "
             "behind the JSON"
         )
     return np.require(np.frombuffer(data, dtype).reshape(shape), spec.dtype, ["C", "A"])

@@ -13,6 +13,7 @@ from device_agent.inference.http.server import HttpServer
 
 MOST, PATIENCE_S = 1000, 10.0
 PAUSE_S = 0.001
+CHUNKED = b"POST /1 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Site:
@@ -109,6 +110,41 @@ def test_requests_of_one_connection_are_answered_in_their_order(run):
     run(story)
 
 
+def test_a_head_alone_is_answered_by_a_head_alone(run):
+    """Else the body would be read as the begin of the next answer."""
+
+    async def story(_, connect):
+        reader, writer = await connect()
+        writer.write(b"HEAD /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n")
+        assert b"Content-Length: 2\r\n" in await reader.readuntil(b"\r\n\r\n")
+        status, text, head = await answer_of(reader)
+        assert (status, text, head[:5]) == (200, "/2", "HTTP/")
+
+    run(story)
+
+
+def test_trailers_are_no_headers(run):
+    async def story(site, connect):
+        reader, writer = await connect()
+        writer.write(CHUNKED + b"2\r\nab\r\n0\r\nContent-Encoding: gzip\r\n\r\n")
+        assert (await answer_of(reader))[0] == 200
+        assert list(site.seen[0].headers) == ["transfer-encoding"]
+
+    run(story)
+
+
+def test_a_head_that_comes_with_the_end_of_a_large_request_is_not_measured_by_it(run):
+    async def story(site, connect):
+        reader, writer = await connect()
+        most = site.server.max_body_bytes = 2 * MAX_HEAD_BYTES
+        writer.write(f"POST /1 HTTP/1.1\r\nContent-Length: {most}\r\n\r\n".encode() + b"x" * most + b"GET /2 HT")
+        assert (await answer_of(reader))[:2] == (200, "/1")
+        writer.write(b"TP/1.1\r\n\r\n")
+        assert (await answer_of(reader))[:2] == (200, "/2")
+
+    run(story)
+
+
 def test_what_says_that_it_is_too_large_is_refused_before_it_comes(run):
     """Nothing of the body is kept; in chunks, nothing beyond the limit."""
 
@@ -153,6 +189,8 @@ def test_many_large_bodies_at_once_are_one_too_many(run):
         (b"POST /1 HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"GET /1 HTTP/1.1\r\nA: " + b"x" * MAX_HEAD_BYTES, 431),
         (b"GET /" + b"x" * MAX_HEAD_BYTES, 431),
+        (CHUNKED + b"1\r\na\r\n0\r\n" + b"A: b\r\n" * 4 * MAX_HEAD_BYTES, 431),
+        (CHUNKED + b"1;" + b"x" * 2 * MAX_HEAD_BYTES, 431),
     ],
 )
 def test_what_is_no_request_is_refused(data, status, run):

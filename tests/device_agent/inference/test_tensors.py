@@ -96,6 +96,8 @@ def test_the_output_goes_back_as_it_is_asked_for(keys, binary):
         (({"data": FLAT}, b"more"), "4 bytes behind the JSON"),
         (({"parameters": {"binary_data_size": 24}}, b"x" * 23), "takes 24 bytes; it says 24, and 23"),
         (({"parameters": {"binary_data_size": "24"}}, b"x" * 24), "it says '24'"),
+        (({"parameters": {"binary_data_size": "7" * 1000}}, b"x" * 24), "it says '7{19}, and"),
+        (({"shape": [1, 10**1000]}, b""), "and shape .{80}; expected"),
         (({"parameters": {"binary_data_size": 8}}, b"x" * 8), "takes 24 bytes"),
         (({"parameters": {"shared_memory_region": "here"}, "data": FLAT},), "shared_memory_region"),
     ],
