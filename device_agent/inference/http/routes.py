@@ -55,6 +55,8 @@ class Routes:
             return self._of_server(request.path)
         name, number = found[1], int(found[2] or 0)
         served = self._models.find(name, number)
+        if served is None and not self._models.names():
+            return refusal(503, "no model is served yet")  # it has just been started: there may be in a moment
         if served is None:
             of = f"version {number} of model {name!r}" if number else f"model {name!r}"
             return refusal(404, f"{of} is not served here; there is {', '.join(self._models.names()) or 'none'}")
