@@ -49,8 +49,8 @@ async def kill(process: Process) -> None:
 def _send(process: Process, number: signal.Signals) -> None:
     """Send a signal to a child that asyncio has not told the end of.
 
-    Not by the child's own method: that looks first whether it has ended, and takes the exit status away from asyncio, which
-    then tells 255 of a process that a signal killed (CPython, `Popen.send_signal`).
+    Not by the child's own method: that looks first whether it has ended, and takes the exit status away from asyncio,
+    which then tells 255 of a process that a signal killed (CPython, `Popen.send_signal`).
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, number)

@@ -140,8 +140,8 @@ def _from_bytes(data: memoryview, tensor: _Tensor, shape: Sequence[int], spec: T
     told = tensor.parameters[BINARY_SIZE]
     if told != size or data.nbytes != size:
         raise WireError(
-            f"input {tensor.name!r} of shape {list(shape)} takes {size} bytes; it says {repr(told)[:20]}, and {data.nbytes} are "
-            "behind the JSON"
+            f"input {tensor.name!r} of shape {list(shape)} takes {size} bytes; it says {repr(told)[:20]}, "
+            f"and {data.nbytes} are behind the JSON"
         )
     return np.require(np.frombuffer(data, dtype).reshape(shape), spec.dtype, ["C", "A"])
 

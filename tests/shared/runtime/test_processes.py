@@ -66,7 +66,7 @@ def test_of_a_child_that_was_killed_just_now_the_signal_is_told(monkeypatch) -> 
     async def killed(process: Process) -> None:
         if process.returncode is None:
             os.kill(process.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - at once
             asyncio.get_running_loop().call_soon(known.set)
         await terminate(process)
 
