@@ -82,6 +82,7 @@ class Agent:
     frame_bytes: int
     reporter: Reporter
     measuring: Measuring | None = None
+    keeps_own: bool = False
     phase: Phase = "idle"
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _newest: Task | None = None
@@ -223,6 +224,7 @@ class Agent:
             cost=self.reporter.charged(cost, "download_joules", started, fetched),
             measuring=self.measuring,
             graph=str(graph or ""),
+            keeps_own=self.keeps_own,
         )
         self.outbox.commit(await self._train_with_retries(job))
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)

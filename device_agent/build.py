@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from device_agent.agent import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.board_releases import BoardFiles, BoardReleases
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
+from device_agent.exchange.own_model import OwnModelServing
 from device_agent.exchange.reports import Charge, Reporter
 from device_agent.exchange.split_session import Splitting
 from device_agent.exchange.upload import Delivery
@@ -88,11 +91,17 @@ class BoardServing:
         process: Does it.
         settings: It was started with.
         store: What rollouts brought.
+        own: Has the model of the device's own served; None where networks are cut: upper halves are the release's.
     """
 
     process: InferenceProcess
     settings: InferenceSettings
     store: BoardStore
+    own: OwnModelServing | None
+
+    def running(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what runs as long as the agent does."""
+        return [self.process.run(), *([self.own.run()] if self.own else [])]
 
 
 def compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
@@ -111,7 +120,9 @@ def compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
     settings = choose_settings(config.serve, folder, config.log_level, on_battery=on_battery)
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(config.serve.releases))
-    return BoardServing(InferenceProcess(settings, files.find, files.served()), settings, store)
+    process = InferenceProcess(settings, files.find, files.served())
+    own = None if config.serve.split else OwnModelServing(folder / "state", process)
+    return BoardServing(process, settings, store, own)
 
 
 def compose_releases(

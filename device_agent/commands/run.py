@@ -63,7 +63,7 @@ async def serve(config: AgentConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
-        async with background(keep_lock(lock), *([serving.process.run()] if serving else [])):
+        async with background(keep_lock(lock), *(serving.running() if serving else [])):
             if serving and config.data is None:
                 logger.info("this board serves models and takes no tasks: its file has no [data]")
                 await _serve_alone(config, folder, serving, stopping)
@@ -163,6 +163,9 @@ async def _run_agent(
     async with MqttTransport(config.broker, _client_id(config), session.presence).running() as transport:
         agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
         agent.reporter.instance = session.instance
+        if serving and serving.own:
+            agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
+            serving.own.changed.set()  # there may be one of a trainer that outlived its agent
         releases = [compose_releases(config, folder, transport, serving, session.instance).run()] if serving else []
         living = asyncio.create_task(_live(agent, *releases), name="agent")
         stop = asyncio.create_task(stopping.wait(), name="stop")

@@ -1,8 +1,9 @@
 """Updates on disk until the server has settled them.
 
-An entry is a folder `<run>@<round>`: `update` (the message and its digest), `payload` (its bytes, if any) and `state`
-(the device's state after this task, if it changed). It is written under another name and renamed once it is whole, so
-that training and its consequences happen together or not at all.
+An entry is a folder `<run>@<round>`: `update` (the message and its digest), `payload` (its bytes, if any), `state`
+(the device's state after this task, if it changed) and `own` (the model of its own, if the board serves it). It is
+written under another name and renamed once it is whole, so that training and its consequences happen together or not at
+all.
 
 An update is never dropped before it is settled: where there is no room, the next task fails. Reports of failures are
 dropped, oldest first.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from shared.transfer import to_file
 
 log = logging.getLogger(__name__)
 
-UPDATE, PAYLOAD, STATE = "update", "payload", "state"
+UPDATE, PAYLOAD, STATE, OWN = "update", "payload", "state", "own"
 SPARE = ".spare"
 DIGEST_BYTES = 16
 LIMIT_BYTES = 4096 << 20
@@ -62,12 +63,17 @@ class Outbox:
         states: Where the device's states lie.
         limit: Most bytes of updates that may wait.
 
+    Attributes:
+        states: As above.
+        own_changed: Called when a newer model of the device's own lies beside its states.
+
     Raises:
         Unwritable: The folders are not there and cannot be made.
     """
 
     def __init__(self, folder: Path, states: Path, limit: int = LIMIT_BYTES) -> None:
         self._folder, self.states, self._limit = folder, states, limit
+        self.own_changed: Callable[[], None] = lambda: None
         self._make_folders()
         try:
             self._promote(*self._waiting())
@@ -223,10 +229,13 @@ class Outbox:
             log.warning("update %s is corrupt (%s) and cannot be set aside: %s", path.name, cause, error)
 
     def _promote(self, *entries: Path) -> None:
-        """Make the states that came with entries the device's own."""
+        """Make the states and models that came with entries the device's own."""
         for entry in entries:
             if (entry / STATE).exists():
                 states.promote(entry / STATE, self.states)
+            if (entry / OWN).exists():
+                states.promote_own(entry / OWN, self.states)
+                self.own_changed()
 
 
 def open_payload(draft: Path) -> BinaryIO:

@@ -61,6 +61,25 @@ def promote(state: Path, states: Path) -> None:
         sync(states)
 
 
+OWN = ".own"
+"""The newest model of the device's own, of whatever run; no run has such a name."""
+
+
+def promote_own(own: Path, states: Path) -> None:
+    """Make the model that a task left the newest of the device's own.
+
+    Args:
+        own: In the folder of the task's update.
+        states: Where they lie.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    with explain_disk_errors(states):
+        own.replace(states / OWN)
+        sync(states)
+
+
 def forget(states: Path, ended: Iterable[str]) -> None:
     """Remove what is kept of runs that are over, but for the newest state of the one that ended last.
 

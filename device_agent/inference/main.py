@@ -161,7 +161,8 @@ async def _load(message: Load, models: ServedModels, opening: Opening) -> FromIn
     parts = {name: Path(path) for name, path in message.parts.items()}
     settings, cut = opening.settings, opening.settings.cut
     is_half = cut is not None and BOTTOM in parts
-    model = await asyncio.to_thread(open_model, message.manifest, parts, settings, is_half=is_half)
+    own = None if is_half or not message.own else Path(message.own)
+    model = await asyncio.to_thread(open_model, message.manifest, parts, settings, is_half=is_half, own=own)
     if cut is None or opening.ask is None or not is_half:
         models.add(model)
     else:

@@ -22,12 +22,14 @@ class Load(msgspec.Struct, frozen=True, tag=True):
         version: Of it.
         manifest: Its release's, as `shared.protocol.release.write_manifest` makes it.
         parts: Paths of its files, by the names that they have in a folder.
+        own: File of the device's own parameters, which answer in place of the release's; empty for these.
     """
 
     name: str
     version: int
     manifest: bytes
     parts: dict[str, str]
+    own: str = ""
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):

@@ -121,6 +121,8 @@ def statistics(served: ServedVersion) -> dict[str, Any]:
     """Return how a version does, as Triton's statistics extension names it; of a network that is cut, part by part."""
     figures, cut = served.figures(), served.cut
     about: dict[str, Any] = {name: getattr(figures, name) for name in ("errors", "p50_s", "p95_s", "p99_s")}
+    if served.model.own:
+        about["own_model"] = served.model.own
     if cut:
         parts: dict[str, Any] = {name: getattr(cut.figures, name) for name in CUT_FIGURES}
         for name in CUT_SECONDS:

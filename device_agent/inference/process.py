@@ -16,7 +16,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -56,6 +56,19 @@ LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 A = TypeVar("A", Loaded, Switched, Unloaded, Figures)
 
 
+class OwnParameters(Protocol):
+    """Where the device's own parameters lie, which answer in place of a release's.
+
+    Attributes:
+        changed: To be set when there are newer ones.
+    """
+
+    changed: asyncio.Event
+
+    def path_for(self, files: ReleaseFiles) -> str:
+        """Return the file of those for a release; empty where its own answer."""
+
+
 class InferenceProcess:
     """The process and what it serves.
 
@@ -68,6 +81,7 @@ class InferenceProcess:
 
     Attributes:
         ask: The way to upper halves on the server, where networks are cut; None while there is none.
+        own: The device's own parameters; None where the releases' answer.
         ready: Whether the process is there and has what it served before.
         starts: How often it was started.
     """
@@ -88,6 +102,7 @@ class InferenceProcess:
         self._pending: deque[asyncio.Future[FromInference]] = deque()
         self.ready = asyncio.Event()
         self.ask: AskTop | None = None
+        self.own: OwnParameters | None = None
         self.starts = 0
 
     @property
@@ -111,7 +126,7 @@ class InferenceProcess:
         except FieldFleetError as error:
             raise ServingRefused(str(error)) from error
         await self._up()
-        await self._ask(_load_message(files), Loaded)
+        await self._ask(self._load_message(files), Loaded)
         self._loaded.setdefault(name, {})[version] = files
 
     async def switch(self, name: str, version: int) -> None:
@@ -123,6 +138,22 @@ class InferenceProcess:
         await self._up()
         await self._ask(Switch(name, version), Switched)
         self._current[name] = version
+
+    def answering(self) -> list[ReleaseFiles]:
+        """Return the versions that answer."""
+        return [self._loaded[name][version] for name, version in self._current.items() if version in self._loaded[name]]
+
+    async def reload(self, files: ReleaseFiles) -> bool:
+        """Have a version that answers opened anew; no request fails meanwhile. Tell whether it still answered.
+
+        Raises:
+            ServingRefused: It cannot be; it answers as before. `ServingDied` where the process ended over it.
+        """
+        await self._up()
+        if files not in self.answering():
+            return False
+        await self._ask(self._load_message(files), Loaded)
+        return True
 
     async def unload(self, name: str, version: int) -> None:
         """Have a version forgotten; it is not served after a start either. If it answers, another one does from now on.
@@ -247,7 +278,7 @@ class InferenceProcess:
         for name, versions in [(name, dict(versions)) for name, versions in self._loaded.items()]:
             for files in versions.values():
                 try:
-                    told = await self._ask(_load_message(files), Loaded)
+                    told = await self._ask(self._load_message(files), Loaded)
                     if self._current.get(name) == files.version:
                         await self._ask(Switch(name, files.version), Switched)
                     log.info("serving %s/%d, opened in %.2f s by %s", name, files.version, told.seconds, told.provider)
@@ -275,9 +306,9 @@ class InferenceProcess:
             return answer
         raise ServingRefused(answer.reason if isinstance(answer, LoadRefused) else f"it answered {answer!r}")
 
-
-def _load_message(files: ReleaseFiles) -> Load:
-    return Load(files.name, files.version, files.manifest, {name: str(path) for name, path in files.parts.items()})
+    def _load_message(self, files: ReleaseFiles) -> Load:
+        parts = {name: str(path) for name, path in files.parts.items()}
+        return Load(files.name, files.version, files.manifest, parts, self.own.path_for(files) if self.own else "")
 
 
 async def _receive(process: Process) -> FromInference | None:

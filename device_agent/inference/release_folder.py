@@ -1,13 +1,38 @@
-"""Files of a release on the board: a folder as `edge-server release export` writes it."""
+"""Files of a release on the board: a folder as `edge-server release export` writes it; a model of the device's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from shared.errors import ConfigError, CorruptFile
+from shared.protocol.messages import Spec
 from shared.protocol.release import BOTTOM, GRAPH, MANIFEST, MAX_MANIFEST_BYTES, PARAMETERS, PROBES, read_manifest
+
+OWN = "own_model"
+"""Under which a file of a device's own parameters says what they are of."""
+MAX_HEADER_BYTES = 16 << 20
+
+
+class OwnModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file of a device's own parameters says of them, which are beside it as safetensors.
+
+    Attributes:
+        model: The network and its options.
+        run: That it was trained in.
+        round: The last one that it learnt from.
+        contents: Digest of the parameters, see `own_digest`.
+    """
+
+    model: Spec
+    run: str
+    round: int
+    contents: str
 
 
 @dataclass(frozen=True)
@@ -63,3 +88,29 @@ def read_folders(folders: Iterable[str]) -> dict[str, ReleaseFiles]:
             raise ConfigError(f"serve.releases: two folders hold model {one.name!r}; name one of them")
         found[one.name] = one
     return found
+
+
+def own_digest(parameters: Mapping[str, bytes | memoryview]) -> str:
+    """Return the SHA-256 of a device's own parameters, by their names, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, data in sorted(parameters.items()):
+        digest.update(f"{name}\n{len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def read_own(path: Path) -> OwnModel | None:
+    """Return what a file says of a device's own parameters, which are not read; None where there is no file.
+
+    Raises:
+        CorruptFile: It cannot be read, or says nothing of the kind.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, MAX_HEADER_BYTES)))
+        return msgspec.json.decode(header["__metadata__"][OWN], type=OwnModel)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        raise CorruptFile(f"{path}: it does not say what parameters it holds: {error}") from error

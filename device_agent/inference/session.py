@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime
 from safetensors import SafetensorError, safe_open
 
+from device_agent.inference.release_folder import OwnModel, own_digest, read_own
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.release import (
@@ -58,6 +59,7 @@ class OpenModel:
         quick_s: Seconds of the fastest inference of one example, at its warm-up.
         seconds: What opening it took.
         is_half: Whether it is the lower half alone, whose output are features.
+        own: Run and round of the device's own parameters, which answer in place of the release's; empty for these.
     """
 
     manifest: ReleaseManifest
@@ -65,6 +67,7 @@ class OpenModel:
     quick_s: float
     seconds: float
     is_half: bool = False
+    own: str = ""
 
     @property
     def graph(self) -> ReleaseGraph:
@@ -97,7 +100,12 @@ class OpenModel:
 
 
 def open_model(
-    manifest: bytes, parts: Mapping[str, Path], settings: InferenceSettings, *, is_half: bool = False
+    manifest: bytes,
+    parts: Mapping[str, Path],
+    settings: InferenceSettings,
+    *,
+    is_half: bool = False,
+    own: Path | None = None,
 ) -> OpenModel:
     """Open a model and run it a few times.
 
@@ -106,6 +114,8 @@ def open_model(
         parts: Its files, by the names that they have in a folder.
         settings: Of the process.
         is_half: Open the lower half alone; nothing else of the parameters is taken into memory.
+        own: File of the device's own parameters; where they cannot take the place of the release's, these stay, and
+            the log says why.
 
     Raises:
         ConfigError: The release has no halves, or is of a newer format, or this ONNX Runtime does not run its graph.
@@ -120,6 +130,7 @@ def open_model(
     graph = told.halves.bottom if is_half and told.halves else told.graph
     data = _whole(parts, BOTTOM if is_half else GRAPH, graph.part, what)
     tensors = _expanded(_parameters(parts, told, what, graph.parameters if is_half else None), told)
+    tensors, own_is = _own_in_place(tensors, own, what) if own else (tensors, "")
     options = _session_options(settings)
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in graph.parameters]
     if values:  # a half may have none
@@ -138,7 +149,7 @@ def open_model(
         fallen = f"{providers[0]} could not be loaded"
     if fallen:
         log.warning("serve.provider: %s: %s computes model %s", fallen, used, told.reference)
-    return OpenModel(told, session, quick_s, time.monotonic() - began, is_half)
+    return OpenModel(told, session, quick_s, time.monotonic() - began, is_half, own_is)
 
 
 def choose_providers(wanted: str, available: Sequence[str]) -> tuple[list[str], str]:
@@ -214,6 +225,40 @@ def _expanded(tensors: dict[str, NDArray[Any]], told: ReleaseManifest) -> dict[s
     if not told.reduction or told.reduction.kind != "float16":
         return tensors
     return {name: one.astype(np.float32) if one.dtype == np.float16 else one for name, one in tensors.items()}
+
+
+def _own_in_place(tensors: dict[str, NDArray[Any]], path: Path, what: str) -> tuple[dict[str, NDArray[Any]], str]:
+    """Return the device's own parameters with their run and round; the release's where they cannot take their place."""
+    try:
+        own, found = _read_own(path)
+        _require_alike(found, tensors)
+    except (CorruptFile, OSError, SafetensorError, TypeError) as error:
+        log.warning("%s: its own parameters answer, not the device's: %s", what, error)
+        return tensors, ""
+    return found, f"{own.run}@{own.round}"
+
+
+def _read_own(path: Path) -> tuple[OwnModel, dict[str, NDArray[Any]]]:
+    """Return the device's own parameters, whole, with what they are of."""
+    own = read_own(path)
+    if own is None:
+        raise CorruptFile(f"{path} is gone")
+    with safe_open(path, framework="numpy") as file:
+        found = {name: file.get_tensor(name) for name in list(file.keys())}
+    if own_digest({name: one.tobytes() for name, one in found.items()}) != own.contents:
+        raise CorruptFile(f"{path} is damaged: it does not have its digest")
+    return own, found
+
+
+def _require_alike(own: Mapping[str, NDArray[Any]], tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse parameters that the graph would not take, or that are no numbers."""
+    told, wanted = ({name: (str(one.dtype), one.shape) for name, one in some.items()} for some in (own, tensors))
+    if told != wanted:
+        odd = next(name for name in sorted(told.keys() | wanted) if told.get(name) != wanted.get(name))
+        raise CorruptFile(f"parameter {odd!r} is {told.get(odd)}, and the release's {wanted.get(odd)}")
+    for name, one in sorted(own.items()):
+        if not np.isfinite(one).all():
+            raise CorruptFile(f"parameter {name!r} has numbers that are NaN or infinite")
 
 
 def _require_signature(session: Any, graph: ReleaseGraph, what: str) -> None:

@@ -6,7 +6,11 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+import safetensors.torch
+
 from device_agent.exchange import outbox
+from device_agent.inference.release_folder import OWN, OwnModel, own_digest
 from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
 from shared.algorithms.base import Result
@@ -18,7 +22,7 @@ from shared.protocol.messages import Payload, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
 from shared.tensors.placement import CPU, state_on, to_device
-from shared.tensors.tree import State
+from shared.tensors.tree import State, Tree, tensor_bytes
 
 log = logging.getLogger("trainer")
 
@@ -46,6 +50,25 @@ def write_result(job: Job, state: State, memory: Memory, result: Result) -> Tran
     if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
         device_state.write(Path(job.draft) / outbox.STATE, state_on(state, CPU), memory)
     return write_payload(job, payload)
+
+
+def write_own(job: Job, tree: Tree) -> None:
+    """Write the model of the device's own, for the board to serve; `write_update` makes it durable.
+
+    Args:
+        job: It came of.
+        tree: Its parameters.
+
+    Raises:
+        Unwritable: The disk takes nothing more.
+    """
+    leaves = {name: leaf.contiguous() for name, leaf in to_device(tree, CPU).items()}
+    contents = own_digest({name: tensor_bytes(leaf) for name, leaf in leaves.items()})
+    own = OwnModel(model=job.task.model, run=job.task.run, round=job.task.round, contents=contents)
+    data = safetensors.torch.save(leaves, {OWN: msgspec.json.encode(own).decode()})
+    path = Path(job.draft) / outbox.OWN
+    with explain_disk_errors(path):
+        path.write_bytes(data)
 
 
 def write_payload(job: Job, payload: Payload) -> Transfer:

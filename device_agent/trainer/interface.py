@@ -24,6 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         draft: Folder of the outbox to write the update into.
         data: This device's examples.
         graph: File that holds the network, where ONNX Runtime evaluates; empty where the trainer does all.
+        keeps_own: Whether a model of the device's own is left in the draft too: the board serves it.
         frame_bytes: Size of the frames the update will travel in.
         cost: What the task cost before training.
         measuring: How to measure; None where nobody measures, as in replay.
@@ -38,6 +39,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     measuring: Measuring | None = None
     graph: str = ""
+    keeps_own: bool = False
 
 
 class Trainer(Protocol):

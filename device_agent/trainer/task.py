@@ -20,14 +20,14 @@ import torch
 
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
-from device_agent.trainer.draft import taken_back, write_payload, write_result, write_update
+from device_agent.trainer.draft import taken_back, write_own, write_payload, write_result, write_update
 from device_agent.trainer.evaluation import HeldOut, Watched, evaluate_by_graph
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import time_steps
 from device_agent.trainer.workspace import TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, Outcome, Result, Session
+from shared.algorithms.base import Algorithm, Outcome, Personal, Result, Session
 from shared.algorithms.local_training import require_finite
 from shared.codecs import CODECS
 from shared.codecs.base import Memory
@@ -237,15 +237,30 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
             metrics = _evaluate(task, start)
         if job.task.train:
             state, result, transfer = _train(task, start, trained)
-        if algorithm.personal and job.task.evaluate:
-            own = task.read_state()[0] if state is None else state
-            used = algorithm.personal.parameters(task.model, own, start, job.task.assignment)
-            metrics = _evaluate(task, task.measure_statistics(used)[0])
+        if algorithm.personal and (job.task.evaluate or job.keeps_own):
+            metrics = _use_own(task, algorithm.personal, state, start)
     if job.task.measure_s:
         with seeded(job.task.assignment.seed):
             step = _measure(task, start)
     cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
     write_update(job, result, transfer, metrics, cost, step, trained_on=task.trained_on)
+
+
+def _use_own(task: TrainingTask, personal: Personal, state: State | None, start: Tree) -> dict[str, float]:
+    """Evaluate the model of the device's own, and keep it where the board serves it.
+
+    Args:
+        task: It is used in.
+        personal: How its method makes it.
+        state: The device's after training; None where it did not train.
+        start: What came.
+    """
+    job = task.job
+    own = task.read_state()[0] if state is None else state
+    used, _ = task.measure_statistics(personal.parameters(task.model, own, start, job.task.assignment))
+    if job.keeps_own and (job.task.train or own.tree):  # before its first training it has none
+        write_own(job, used)
+    return _evaluate(task, used)
 
 
 def _perform_measurement(task: TrainingTask) -> None:

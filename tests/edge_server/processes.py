@@ -201,6 +201,7 @@ class Fleet:
     stack: AsyncExitStack
     running: broker.PrivateBroker
     data: str
+    more: dict[str, dict[str, object]] = field(default_factory=dict)
     agents: dict[str, ExitStack] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -216,6 +217,7 @@ class Fleet:
         data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
         keys = {"device": name, "state_dir": str(self.folder / name), "data": data, "trainer": {"threads": 1}}
         keys["log_level"] = "debug"  # what its trainer does is seen there alone
+        keys |= self.more.get(name, {})
         self.agents[name] = stack = ExitStack()
         path = self.config(self.folder / f"{name}.json", **keys)
         self.processes[name] = stack.enter_context(started("device_agent", "run", "--config", path, log=self.log(name)))
@@ -297,12 +299,18 @@ class Field:
 
 
 @contextmanager
-def waiting(folder: Path, data: str = TINY["data"]) -> Iterator[Fleet]:
-    """Run a broker with two agents that wait for a server, while the block lasts; `data` is a plan's section."""
+def waiting(folder: Path, data: str = TINY["data"], **more: dict[str, object]) -> Iterator[Fleet]:
+    """Run a broker with two agents that wait for a server, while the block lasts.
+
+    Args:
+        folder: Theirs.
+        data: A plan's section.
+        **more: What else an agent's file says, by its name.
+    """
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         running = runner.run(stack.enter_async_context(broker.running(folder)))
-        here = Fleet(folder, runner, stack, running, data)
+        here = Fleet(folder, runner, stack, running, data, more)
         for name in "ab":
             here.agent(name)
         try:
