@@ -1,0 +1,114 @@
+"""A device that holds a model of its own serves it: agent, trainer and inference process over mosquitto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from device_agent.trainer import device_state
+from edge_server.fleet import broker
+from edge_server.journal.records import RunOpened
+from edge_server.plan.sections import Chosen
+from shared.algorithms.local_training import personal_model
+from shared.models.build import initial
+from shared.protocol.messages import Assignment, Hyper
+from shared.protocol.release import PROBES
+from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
+from tests.edge_server.release.runs import leave_run
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+NETWORK = {"features": 64, "hidden": 8, "classes": 10}
+TOLERANCE = 1e-5
+
+
+class Personal(Field):
+    """A field of two short rounds in which every device keeps a network of its own."""
+
+    rounds = 2
+
+    def sections(self) -> dict[str, str]:
+        """Return the plan of the run."""
+        return {
+            "algorithm": 'name = "fedspu"',
+            "hyper": "local_epochs = 2\nbatch_size = 8\nlearning_rate = 0.05",
+            "optimizer": 'name = "clusters"\noptions = { keep = "0.5,1" }',
+        }
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Personal]:
+    """Return a broker with two agents, of which one serves a release of the network that the plan trains."""
+    from edge_server.release.create import create_release  # noqa: PLC0415 - it imports onnx
+    from edge_server.release.run_model import read_model  # noqa: PLC0415
+    from edge_server.release.store import export_release  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("own")
+    run = leave_run(folder / "runs", "mlp", model=Chosen(name="mlp", options=NETWORK))
+    export_release(create_release(read_model(run), folder / "runs", "digits"), folder / "release")
+    serve = {"serve": {"releases": [str(folder / "release")], "port": 0}}
+    with waiting(folder, a=serve) as fleet:
+        yield Personal(fleet, folder)
+
+
+def test_a_device_serves_its_own_model_after_training_and_after_a_restart(site: Personal) -> None:
+    """What an application is answered is what PyTorch computes with the parameters in the device's state."""
+    state_dir, folder = site.fleet.folder / "a", site.folder
+    probes = load_file(folder / "release" / PROBES)
+    socket = str(state_dir / "serve.sock")
+    with site.server("run") as process:
+        assert process.wait(PATIENCE_S) == 0
+    run = next(one.run for one in site.records("run") if isinstance(one, RunOpened))
+
+    def serves_own() -> bool:
+        told = _answer(socket, "/v2/models/digits/stats")
+        return (
+            bool(told) and told["model_stats"][0]["parameters"].get("own_model") == f"{run}@3"
+        )  # after two rounds of training comes an evaluation
+
+    until(serves_own, "the model of the last round served")
+    expected = _own_outputs(site, state_dir / "state" / run, probes["inputs"])
+    largest = np.abs(expected).max()
+    assert np.abs(expected - probes["outputs"]).max() > 100 * TOLERANCE * largest  # not the release's
+    assert np.abs(_infer(socket, probes["inputs"]) - expected).max() <= TOLERANCE * largest
+    site.fleet.kill_agent("a")
+    (state_dir / "serve.sock").unlink(missing_ok=True)  # of the process before
+    site.fleet.agent("a")
+    until(serves_own, "the same after a restart")
+    assert np.abs(_infer(socket, probes["inputs"]) - expected).max() <= TOLERANCE * largest
+
+
+def _own_outputs(site: Personal, path: Any, inputs: np.ndarray) -> np.ndarray:
+    plan = site.plan("again")
+    model = initial(plan.model, plan.seed)
+    state, _ = device_state.read(path)
+    own = personal_model(model, state, {}, Assignment(seed=1, hyper=Hyper()))
+    with torch.no_grad():
+        outputs = torch.func.functional_call(model.layers.eval(), own, (torch.from_numpy(inputs),))
+    return outputs.numpy()
+
+
+def _answer(socket: str, url: str, told: object = None) -> dict[str, Any]:
+    """Return an answer over the Unix socket, empty where nobody gives one yet."""
+    from tests.device_agent.inference.test_process import asked  # noqa: PLC0415
+
+    try:
+        code, answer = asked(socket, "GET" if told is None else "POST", url, told)
+    except OSError:
+        return {}
+    return answer if code == 200 else {}
+
+
+def _infer(socket: str, inputs: np.ndarray) -> np.ndarray:
+    tensor = {"name": "input", "shape": inputs.shape, "datatype": "FP32", "data": inputs.ravel().tolist()}
+    [output] = _answer(socket, "/v2/models/digits/infer", {"inputs": [tensor]})["outputs"]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
