@@ -34,7 +34,11 @@ class UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self._path)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.sock.close()
+            raise
 
 
 def asked(path: str, method: str, url: str, told: object = None) -> tuple[int, dict]:
