@@ -114,16 +114,14 @@ def open_model(
         parts: Its files, by the names that they have in a folder.
         settings: Of the process.
         is_half: Open the lower half alone; nothing else of the parameters is taken into memory.
-        own: File of the device's own parameters; where they cannot take the place of the release's, these stay, and
-            the log says why.
+        own: File of the device's own parameters. Where they cannot be taken, the release's are, and the log says why.
 
     Raises:
         ConfigError: The release has no halves, or is of a newer format, or this ONNX Runtime does not run its graph.
         CorruptFile: A file of it is damaged or gone, does not hold what the manifest says, or parameters are no
             numbers.
     """
-    began = time.monotonic()
-    told = read_manifest(manifest, "manifest")
+    began, told = time.monotonic(), read_manifest(manifest, "manifest")
     what = f"release {told.reference}"
     if is_half and told.halves is None:
         raise ConfigError(f"{what} has no halves: `edge-server release create --halves` makes one that has")
