@@ -58,7 +58,7 @@ on_board() { (run_on_board "$@"); }
 run_on_board() { # in place of this process, so that a signal to it arrives there
     exec proot -q qemu-aarch64-static -0 -r "$ROOT" -b /dev -b /proc -b /sys \
         -b "$BOARD/wheels" -b "$BOARD/dist" -b "$BOARD/site" -w / \
-        /usr/bin/env -i PATH=/opt/agent/bin:/usr/bin:/bin HOME=/root LANG=C.UTF-8 "$@"
+        /usr/bin/env -i PATH=/opt/device/bin:/usr/bin:/bin HOME=/root LANG=C.UTF-8 "$@"
 }
 
 make_root() {
@@ -95,9 +95,11 @@ install_agent() {
     quietly .venv/bin/python -m pip --disable-pip-version-check wheel -q --no-deps -w "$BOARD/dist" .
     wheel=$(ls "$BOARD"/dist/*.whl)
     say "installing $(basename "$wheel") on the board"
-    if [ ! -x "$ROOT/opt/agent/bin/pip" ]; then quietly on_board python3 -m venv /opt/agent; fi
-    quietly on_board pip uninstall -q -y fieldfleet
-    quietly on_board pip install -q --no-index --find-links "$BOARD/wheels" "fieldfleet[device] @ file://$wheel"
+    for extra in device infer; do # the second in an environment without torch, as a board has that only serves
+        if [ ! -x "$ROOT/opt/$extra/bin/pip" ]; then quietly on_board python3 -m venv "/opt/$extra"; fi
+        quietly on_board "/opt/$extra/bin/pip" uninstall -q -y fieldfleet
+        quietly on_board "/opt/$extra/bin/pip" install -q --no-index --find-links "$BOARD/wheels" "fieldfleet[$extra] @ file://$wheel"
+    done
 }
 
 mkdir -p "$BOARD/wheels" "$BOARD/dist" "$BOARD/site"

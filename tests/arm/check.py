@@ -1,4 +1,4 @@
-"""What an emulated ARM board must do as this machine does: examine itself, draw the same weights, train in a fleet.
+"""What an emulated ARM board must do as this machine does: examine itself, draw the same weights, train, serve.
 
 `make arm` runs it after `board.sh`. The fleet is one agent on the board and one on this machine, over mosquitto on
 loopback; what came of it is read with the product's own commands.
@@ -12,17 +12,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
+from edge_server.fleet.broker import free_port
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.models import MODELS
 from shared.models.build import DRAW
+from shared.protocol.release import PROBES
 from tests.compat.sides import ROOT, mosquitto
 
 SITE = ROOT / "build" / "arm" / "site"
@@ -32,6 +37,7 @@ DEVICES = ("arm", "x86")
 METHODS = {"fedavg": "", "fedspu": "keep = 0.5"}
 """With their options: of a network's half, the other half stays each device's own."""
 ROUNDS = 3
+PARITY = 1e-5
 PATIENCE_S = 900.0
 """Emulation is slow, and perhaps the machine is busy: a guard against hanging, no bound of anything."""
 DATA = {"source": "npz", "path": str(SITE / "digits.npz"), "limit": 240, "holdout": 0.2, "validation": 0.1}
@@ -158,6 +164,41 @@ def train(port: int, method: str) -> str:
     return f"{ROUNDS} rounds aggregated with both updates; loss {losses}"
 
 
+def serve() -> str:
+    """Serve a release of the last run from an environment without torch, within 1e-5 of what PyTorch computed here."""
+    runs, folder, port = SITE / "runs-fedavg", SITE / "release", free_port()
+    output(*here("edge_server", "release", "create", "last", "--name", "arm", "--data-dir", str(runs)))
+    output(*here("edge_server", "release", "export", "arm", str(folder), "--data-dir", str(runs)))
+    output(*BOARD, "/opt/infer/bin/python", "-c", "import torch", code=1)
+    keys = {"device": "serving", "state_dir": str(SITE / "serving")}
+    config = write("serving", {**keys, "serve": {"releases": [str(folder)], "port": port, "memory_mb": 1000}})
+    probes = load_file(folder / PROBES)
+    with running("serving", (*BOARD, "/opt/infer/bin/device-agent", "run", "--config", config)):
+        answer = ask(port, probes["inputs"])
+    outputs = np.array(answer["data"]).reshape(answer["shape"])
+    error = float(np.abs(outputs - probes["outputs"]).max() / np.abs(probes["outputs"]).max())
+    assert error <= PARITY, f"outputs differ by {error:.1e} of the largest"
+    return f"{len(outputs)} outputs by ONNX Runtime without torch, off by {error:.1e} of the largest"
+
+
+def ask(port: int, inputs: np.ndarray) -> dict[str, Any]:
+    """Return the model's output for inputs, once it is served."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as link:
+            try:
+                link.request("GET", "/v2/models/arm")
+                model = json.load(link.getresponse())
+                tensor = {**model["inputs"][0], "shape": inputs.shape, "data": inputs.ravel().tolist()}
+            except (OSError, KeyError):
+                assert time.monotonic() < until, f"nothing is served; see {SITE / 'serving.log'}"
+                time.sleep(1)
+                continue
+            link.request("POST", "/v2/models/arm/infer", json.dumps({"inputs": [tensor]}))
+            answer: dict[str, Any] = json.load(link.getresponse())
+            return answer["outputs"][0]
+
+
 def main() -> int:
     """Run all checks, print each with what it found, and say how many failed."""
     shutil.rmtree(SITE, ignore_errors=True)
@@ -184,8 +225,9 @@ def main() -> int:
             stack.enter_context(running(f"agent-{name}", command))
         for method in METHODS:
             check(method, lambda method=method: train(port, method))
+        check("serve", serve)
     sys.stdout.write(
-        f"arm: {failed} of {len(METHODS) + 3} checks failed; logs in {SITE}\n" if failed else "arm: all ok\n"
+        f"arm: {failed} of {len(METHODS) + 4} checks failed; logs in {SITE}\n" if failed else "arm: all ok\n"
     )
     return bool(failed)
 
