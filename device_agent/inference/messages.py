@@ -5,11 +5,12 @@ Every message of the agent is answered by one of the process, in their order; `R
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
+
+from shared.tensors.counts import ceil_share
 
 HEAD_BYTES = 4
 
@@ -127,7 +128,7 @@ def percentiles(seconds: Iterable[float], shares: Sequence[float]) -> list[float
         shares: In (0, 1].
     """
     ordered = sorted(seconds)
-    return [ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0 for share in shares]
+    return [ordered[max(0, ceil_share(share, len(ordered)) - 1)] if ordered else 0.0 for share in shares]
 
 
 ToInference: TypeAlias = Load | Switch | Unload | Ask

@@ -57,7 +57,7 @@ async def serve(inbox: Inbox, transport: MqttTransport, parameters: bytes, cut, 
             return
 
 
-@pytest.mark.parametrize(("command", "part"), [("run", "agent"), ("probe", "diagnosis.record_board")])
+@pytest.mark.parametrize(("command", "part"), [("run", "agent"), ("probe", "commands.diagnosis.record_board")])
 def test_importing_a_command_loads_nothing_heavy(command: str, part: str) -> None:
     """A fresh interpreter: neither torch nor what comes with it, so that an idle agent stays small."""
     code = f"import device_agent.__main__, device_agent.commands.{command}, sys; print(' '.join(sys.modules))"

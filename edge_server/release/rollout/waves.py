@@ -8,7 +8,6 @@ release or failed to. Boards that are away neither count nor block; one that is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 from edge_server.journal.rollouts.file import Order, Outcome
 from edge_server.journal.rollouts.state import Mode, RolloutState, standing
 from shared.protocol.rollout import ModelStatus
+from shared.tensors.counts import ceil_share
 
 MOST_NAMED = 4
 _OUTCOMES: Mapping[Mode, Outcome] = {"stopped": "stopped", "aborted": "aborted", "going-back": "taken-back"}
@@ -108,7 +108,7 @@ def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[s
             return AwaitBoards(f"the first boards of {', '.join(sorted(unproven))} are gone and have not committed it")
     known = len(taken) + len(fresh)
     for share in plan.waves:
-        if (room := math.ceil(share * known) - len(taken) - len(has_it)) > 0:
+        if (room := ceil_share(share, known) - len(taken) - len(has_it)) > 0:
             return OpenWave(dict(list(candidates.items())[:room]), canary=False)
     return EndRollout("finished", behind)
 

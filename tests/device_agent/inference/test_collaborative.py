@@ -87,7 +87,8 @@ class Board:
         tensor = {"name": "input", "shape": inputs.shape, "datatype": "FP32", "data": inputs.ravel().tolist()}
         while True:
             status, answer = await self.ask("POST", "models/digits/infer", {"inputs": [tensor]})
-            if {status, answer.get("parameters", {}).get("computed_by")} & set(states):
+            found = {status, answer.get("parameters", {}).get("computed_by")} & set(states)
+            if found and answer.get("error") != "no model is served yet":
                 break
             await asyncio.sleep(0.05)
         if status == OK:

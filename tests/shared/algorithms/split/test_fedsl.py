@@ -279,7 +279,8 @@ def test_every_variant_is_tested_above():
     ("options", "message"),
     [
         ({"sparsity": 1.0}, r"sparsity and drop must be in \[0, 1\)"),
-        ({"drop": float("nan")}, r"sparsity and drop must be in \[0, 1\)"),
+        ({"drop": 1.0}, r"sparsity and drop must be in \[0, 1\)"),
+        ({"drop": float("nan")}, "drop is nan; give a number"),
         ({"bits": 0}, "bits 1 to 32"),
         ({"bits": 33}, "bits 1 to 32"),
         ({"period": 0}, "period and steps_per_round must be >= 1"),
