@@ -17,7 +17,6 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from device_agent.inference.release_folder import ReleaseFiles
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.release import MAX_MANIFEST_BYTES, ReleaseManifest, ReleasePart, read_manifest
 from shared.protocol.topics import is_name
@@ -138,31 +137,6 @@ class BoardStore:
             raise CorruptFile(f"{path} is gone") from error
         if (found.name, found.version) != (name, version):
             raise CorruptFile(f"{path}: it is the manifest of {found.reference}")
-        return found
-
-    def files(self, name: str, version: int) -> ReleaseFiles:
-        """Return what the inference process opens of a version.
-
-        Args:
-            name: Of the release.
-            version: Of it.
-
-        Raises:
-            CorruptFile: There is none, or its manifest is not as it was written.
-            ConfigError: It is of a newer format.
-        """
-        parts = {which: self.path(part.sha256) for which, part in self.manifest(name, version).parts.items()}
-        return ReleaseFiles(name, version, self._manifest(name, version).read_bytes(), parts)
-
-    def serving(self) -> dict[str, ReleaseFiles]:
-        """Return what answers to each name by its record; what cannot be read is told and left out."""
-        found = dict[str, ReleaseFiles]()
-        for name in self.names():
-            try:
-                if version := self.record(name).serving:
-                    found[name] = self.files(name, version)
-            except (CorruptFile, ConfigError) as error:
-                log.warning("model %s is not served: %s", name, error)
         return found
 
     def release(self, name: str, version: int) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from device_agent.exchange.board_releases import BoardFiles
 from device_agent.inference.candidate import GateVerdict, Surroundings
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
@@ -85,7 +86,8 @@ async def swap_to(swaps: Swaps, store: BoardStore, version: int) -> None:
 async def go_through_swaps(folder: Path, clients: list[Client]) -> None:
     store = BoardStore(folder, reserve_bytes=0)
     settings = InferenceSettings(port=0, socket=clients[0].path, memory_bytes=2048 << 20)
-    process = InferenceProcess(settings, store.files, store.serving())
+    files = BoardFiles(store, {})
+    process = InferenceProcess(settings, files.find, files.served())
     swaps = Swaps(Surroundings(store, process, passes, lambda _: None))
     enough = threading.Event()
     async with background(process.run()), background(swaps.run()):
