@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import re
 import signal
 import sys
@@ -49,6 +50,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             one.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
         if verb in ("start", "resume", "back"):
             one.add_argument("--stay", action="store_true", help="go on for boards that are away, until a signal comes")
+        if verb in ("start", "resume"):
+            help_ = "stop, with code 1, when nobody has been there for so long who could take it; default: 60s"
+            one.add_argument("--wait", type=_seconds, default=60.0, metavar="T", help=help_)
         places.add(one, form=True)
 
 
@@ -67,6 +71,8 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards so named, such as 'pi-*'")
     help_ = "accuracy that may be lost on a board's own examples; default: %(default)s"
     parser.add_argument("--max-drop", type=float, default=0.02, metavar="X", help=help_)
+    help_ = "a board that fetches it more slowly has failed, in kB/s; default: 16"
+    parser.add_argument("--min-rate", type=float, default=16.0, metavar="X", help=help_)
     help_ = "longest p95 of an inference; default: 1.5 times the version before"
     parser.add_argument("--max-latency-ms", type=float, default=0.0, metavar="MS", help=help_)
 
@@ -134,6 +140,7 @@ def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
 
     names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms")
     told = {name: getattr(options, name) for name in names} | {"soak_s": options.soak}
+    told["least_bytes_per_s"] = options.min_rate * 1e3
     try:
         terms = msgspec.convert({"deployment": "", "release": "", "sha256": "", **told}, RolloutPlan)
     except msgspec.ValidationError as error:
@@ -152,11 +159,12 @@ def _drive(options: argparse.Namespace, known: Callable[[], KnownRollout], recei
     async def go() -> tuple[RolloutState | None, set[int]]:
         received = received_by()
         try:
-            return await drive.drive(config, known, stays=stays, tell=_tell, wait=_say), received
+            return await drive.drive(config, known, stays=stays, wait_s=wait_s, tell=_tell, wait=_say), received
         except asyncio.CancelledError:
             return None, received
 
     stays = getattr(options, "stay", False)
+    wait_s = math.inf if stays else getattr(options, "wait", math.inf)
     state, received = asyncio.run(go())
     if state is None:
         sys.stderr.write(f"edge-server: interrupted; `edge-server rollout resume --config {options.config}` goes on\n")

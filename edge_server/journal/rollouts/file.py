@@ -50,6 +50,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
         max_drop: Accuracy that may be lost on a board's own examples.
         max_latency_ms: Longest p95 of an inference; 0 for one and a half times the version before.
         attempt: One more than earlier rollouts of the release: what a board refused then, it tries again.
+        least_bytes_per_s: A board that fetches parts more slowly, or not at all, has failed.
     """
 
     deployment: str
@@ -65,6 +66,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_drop: Annotated[float, Meta(ge=0)] = 0.02
     max_latency_ms: Annotated[float, Meta(ge=0)] = 0.0
     attempt: Annotated[int, Meta(ge=1)] = 1
+    least_bytes_per_s: Annotated[float, Meta(gt=0)] = 16e3
 
     @property
     def name(self) -> str:
@@ -108,6 +110,18 @@ class BoardTold(RolloutRecord, frozen=True, kw_only=True):
     status: ModelStatus
 
 
+class BoardGivenUp(RolloutRecord, frozen=True, kw_only=True):
+    """A board that is there took longer than it may, and has failed; unless it says later that it made it after all.
+
+    Attributes:
+        device: Which.
+        cause: Over what.
+    """
+
+    device: str
+    cause: str
+
+
 class PartsSent(RolloutRecord, frozen=True, kw_only=True):
     """Parts went to boards.
 
@@ -146,7 +160,9 @@ class RolloutEnded(RolloutRecord, frozen=True, kw_only=True):
     behind: tuple[str, ...] = ()
 
 
-AnyRolloutRecord: TypeAlias = RolloutStarted | WaveOpened | BoardTold | PartsSent | RolloutOrdered | RolloutEnded
+AnyRolloutRecord: TypeAlias = (
+    RolloutStarted | WaveOpened | BoardTold | BoardGivenUp | PartsSent | RolloutOrdered | RolloutEnded
+)
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[AnyRolloutRecord] = msgspec.json.Decoder(AnyRolloutRecord)

@@ -12,6 +12,7 @@ import msgspec
 
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
+    BoardGivenUp,
     BoardTold,
     Order,
     Outcome,
@@ -54,6 +55,7 @@ class RolloutState:
         canaries: Numbers of those waves that were canaries, from 0.
         told: What each of its boards said last.
         before: The version that each of them served before it was offered this one.
+        given_up: Boards that took longer than they may, and over what.
         forgiven: Boards whose failures were known when somebody ordered to go on.
         cause: Of the last order that nobody gave.
         outcome: Of a rollout that is over; None while there is something to do.
@@ -69,6 +71,7 @@ class RolloutState:
     canaries: set[int] = field(default_factory=set)
     told: dict[str, ModelStatus] = field(default_factory=dict)
     before: dict[str, int] = field(default_factory=dict)
+    given_up: dict[str, str] = field(default_factory=dict)
     forgiven: set[str] = field(default_factory=set)
     cause: str = ""
     outcome: Outcome | None = None
@@ -85,8 +88,24 @@ class RolloutState:
     @property
     def failures(self) -> dict[str, str]:
         """Why boards failed that nobody has forgiven, by name."""
-        failed = (device for device in self.taken if standing(self.plan, self.told.get(device)) == "failed")
-        return {device: self.told[device].reason for device in failed if device not in self.forgiven}
+        failed = (device for device in self.taken if self.stands(device, self.told.get(device)) == "failed")
+        return {device: self.reason(device) for device in failed if device not in self.forgiven}
+
+    def stands(self, device: str, status: ModelStatus | None) -> Standing:
+        """Return how a board stands with the release; one that was given up has failed, unless it has committed it.
+
+        Args:
+            device: Its name.
+            status: What it said last.
+        """
+        found = standing(self.plan, status)
+        return "failed" if device in self.given_up and found != "committed" else found
+
+    def reason(self, device: str) -> str:
+        """Return why a board failed, by its own word, or by ours where it was given up."""
+        told = self.told.get(device)
+        is_its_own = device not in self.given_up or standing(self.plan, told) == "failed"
+        return (told.reason if told else "") if is_its_own else self.given_up[device]
 
     def wave_of(self, device: str) -> int | None:
         """Return the number of the wave that a board is in, from 0; None for none."""
@@ -104,6 +123,8 @@ class RolloutState:
                     self.before.setdefault(device, known.committed if known else 0)
             case BoardTold() if record.status.name == self.plan.name:
                 self.told[record.device] = record.status
+            case BoardGivenUp():
+                self.given_up[record.device] = record.cause
             case PartsSent():
                 self.sent += record.sent
             case RolloutOrdered():
@@ -202,7 +223,7 @@ def board_rows(state: RolloutState) -> list[BoardRow]:
     for number, wave in enumerate(state.waves):
         for device, profile in wave.items():
             told = state.told.get(device)
-            stands = standing(state.plan, told)
+            stands = state.stands(device, told)
             rows.append(
                 BoardRow(
                     device=device,
@@ -212,7 +233,7 @@ def board_rows(state: RolloutState) -> list[BoardRow]:
                     stands=stands,
                     state=told.state if told else "",
                     serves=told.committed if told else 0,
-                    reason=told.reason if told and stands in ("failed", "superseded") else "",
+                    reason=state.reason(device) if stands in ("failed", "superseded") else "",
                 )
             )
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ async def drive(
     known: Callable[[], KnownRollout],
     *,
     stays: bool = False,
+    wait_s: float = math.inf,
     tell: Callable[[RolloutState, AnyRolloutRecord], None] = lambda _state, _record: None,
     wait: Callable[[str], None] = lambda _why: None,
 ) -> RolloutState:
@@ -40,6 +42,7 @@ async def drive(
         config: The site, its broker, its folders.
         known: Returns the rollout, once its folder is held and the broker is there.
         stays: Whether to go on for boards that are away.
+        wait_s: Seconds for which it waits where nobody is there who could take it; then it stops.
         tell: Is told of every record.
         wait: Is told what is waited for, whenever that changes.
 
@@ -65,6 +68,7 @@ async def drive(
                 frame_bytes=config.link.frame_bytes,
                 patience_s=config.link.patience_s,
                 stays=stays,
+                wait_s=wait_s,
                 tell=lambda record: tell(state, record),
                 wait=wait,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from edge_server.fleet.state import Fleet
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
+    BoardGivenUp,
     BoardTold,
     PartsSent,
     RolloutEnded,
@@ -23,8 +25,9 @@ from edge_server.journal.rollouts.file import (
     RolloutPlan,
     WaveOpened,
 )
-from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.journal.rollouts.state import RolloutState
 from edge_server.release.rollout.parts_out import PartsOut
+from edge_server.release.rollout.patience import Patience, time_limit
 from edge_server.release.rollout.waves import (
     AwaitBoards,
     Board,
@@ -33,8 +36,8 @@ from edge_server.release.rollout.waves import (
     EndRollout,
     OpenWave,
     decide,
-    to_take_back,
 )
+from edge_server.release.rollout.words import due_words, fetching
 from edge_server.release.store import StoredRelease
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
@@ -75,6 +78,7 @@ class RolloutEngine:
         frame_bytes: Of a payload in one message.
         patience_s: Seconds that one board may keep the others waiting.
         stays: Whether to go on for boards that are away, when nothing is left to do for those that are there.
+        wait_s: Seconds for which it waits where nobody is there who could take it; then it stops.
         tell: Is told of every record.
         wait: Is told what is waited for, whenever that changes.
     """
@@ -89,6 +93,7 @@ class RolloutEngine:
     frame_bytes: int
     patience_s: float
     stays: bool = False
+    wait_s: float = math.inf
     tell: Callable[[AnyRolloutRecord], None] = lambda _record: None
     wait: Callable[[str], None] = lambda _why: None
     fleet: Fleet = field(default_factory=Fleet)
@@ -97,11 +102,15 @@ class RolloutEngine:
     _pending: list[AnyRolloutRecord] = field(default_factory=list)
     _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
+    _patience: Patience = field(default_factory=Patience)
+    _deserted_since: float | None = None
     _why: str = ""
+    _manifest: bytes = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         """Have parts ready for those who lack them."""
+        self._manifest = self.stored.path(self.stored.sha256).read_bytes()
         self.parts = PartsOut(
             *(self.site, self.plan.deployment, self.transport, self.clock, self.worker, self.stored),
             frame_bytes=self.frame_bytes,
@@ -129,14 +138,7 @@ class RolloutEngine:
 
     def _fetching(self) -> set[str]:
         """Return the boards that are there and may still ask for parts."""
-        boards = self.boards()
-        return {
-            device
-            for device in self.state.taken
-            if device in boards
-            and boards[device].online
-            and standing(self.plan, boards[device].status) in ("waiting", "taking")
-        }
+        return fetching(self.state, self.boards())
 
     def _note_sent(self, devices: tuple[str, ...], size: int, sent: int) -> None:
         self._pending.append(PartsSent(at=utc_stamp(), devices=devices, size=size, sent=sent))
@@ -168,17 +170,40 @@ class RolloutEngine:
 
     async def _step(self) -> bool:
         """Do what can be done now; tell whether anything is left to do."""
+        self._give_up()
         await self._write()
-        decision = decide(self.state, self.boards())
+        decision = self._decide()
         while records := self._records_of(decision):
             await self._write(*records)
-            decision = decide(self.state, self.boards())
+            decision = self._decide()
         self._note_wait(decision)
         await self._say()
         self._dismiss()
         if self._pending:
             await self._write()
         return self.stays or not isinstance(decision, EndRollout)
+
+    def _give_up(self) -> None:
+        """Note the boards that took longer than they may."""
+        limits = {}
+        for device, board in self.boards().items():
+            if device not in self.state.taken or not board.online or device in self.state.given_up:
+                continue
+            if limit := time_limit(self.plan, board.status, self.parts.wanted_bytes(device)):
+                limits[device] = limit
+        for device, cause in self._patience.overdue(limits, self.clock()).items():
+            self._pending.append(BoardGivenUp(at=utc_stamp(), device=device, cause=cause))
+
+    def _decide(self) -> Decision:
+        """Decide what to do; where nobody has been there for long, that is to stop."""
+        found, now = decide(self.state, self.boards()), self.clock()
+        if not (isinstance(found, AwaitBoards) and found.is_deserted):
+            self._deserted_since = None
+            return found
+        self._deserted_since = now if self._deserted_since is None else self._deserted_since
+        if now - self._deserted_since < self.wait_s:
+            return found
+        return ChangeCourse("stop", f"nobody came within {self.wait_s:g} s: {found.why}")
 
     def _note_wait(self, decision: Decision) -> None:
         why = decision.why if isinstance(decision, AwaitBoards) else ""
@@ -212,37 +237,13 @@ class RolloutEngine:
                 self.tell(record)
 
     async def _say(self) -> None:
-        """Offer it to the boards that have not said how they stand with it, or tell those that have it to go back."""
-        boards = self.boards()
-        if self.state.mode in ("going", "paused"):
-            waiting = (device for device in self.state.taken if device in boards)
-            for device in waiting:
-                stands = standing(self.plan, boards[device].status)
-                if boards[device].online and (stands == "waiting" or (stands == "taking" and self._is_news(device))):
-                    await self._publish(device, self._offer())
-        elif self.state.mode in ("going-back", "aborted"):
-            name, version = self.plan.name, self.plan.version
-            is_back = self.state.mode == "going-back"
-            word = Withdraw(deployment=self.plan.deployment, name=name, version=version, back=is_back)
-            for device in to_take_back(self.state, boards) if is_back else self._fetching():
-                if boards[device].online:
-                    await self._publish(device, word)
+        """Tell boards what they are to hear and may not have heard yet."""
+        for device, word in due_words(self.state, self.boards(), self._manifest, self._is_news):
+            await self._publish(device, word)
 
     def _is_news(self, device: str) -> bool:
         """Tell whether a board, or this process, has started since the offer was made: it may have forgotten that."""
         return (device, Offer.__name__) not in self._said_at
-
-    def _offer(self) -> Offer:
-        return Offer(
-            deployment=self.plan.deployment,
-            name=self.plan.name,
-            version=self.plan.version,
-            manifest=self.stored.path(self.stored.sha256).read_bytes(),
-            soak_s=self.plan.soak_s,
-            max_drop=self.plan.max_drop,
-            max_latency_ms=self.plan.max_latency_ms,
-            attempt=self.plan.attempt,
-        )
 
     async def _publish(self, device: str, message: Message) -> None:
         """Say something to a board, not often."""

@@ -122,6 +122,13 @@ class PartsOut:
         self._asked.setdefault(device, self.clock())
         self._wake.set()
 
+    def wanted_bytes(self, device: str) -> int:
+        """Return how many bytes a board is to fetch: what it lacks, or the whole release where it has not said yet."""
+        manifest = self.stored.manifest
+        if (lacking := self._lacking.get(device)) is None:
+            return sum(part.size for part in manifest.parts.values())
+        return sum(piece.size for piece in bundle_pieces(manifest, lacking))
+
     def want(self, device: str, want: Want) -> None:
         """Hand a wish for frames to the payload that it is of."""
         shipment = self._shipments.get(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
+    BoardGivenUp,
     BoardTold,
     PartsSent,
     RolloutEnded,
@@ -58,21 +59,24 @@ def boards_table(state: RolloutState) -> TextTable:
 
 def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
     """Return a record on a line, for somebody who watches; empty for what says nothing to people."""
+    line = ""
     match record:
         case WaveOpened():
             kind = "canary" if record.canary else "wave"
-            return f"{kind} {len(state.waves)}: {_named(tuple(record.devices))}"
+            line = f"{kind} {len(state.waves)}: {_named(tuple(record.devices))}"
         case BoardTold() if record.device in state.taken:
             status = record.status
             word = f"{status.state or 'nothing'} {status.name}/{status.candidate}"
-            return f"{record.device}: {word} {printable_text(status.reason)}".rstrip()
+            line = f"{record.device}: {word} {printable_text(status.reason)}".rstrip()
+        case BoardGivenUp():
+            line = f"{record.device}: given up: {record.cause}"
         case PartsSent():
-            return f"{size_text(record.sent)} sent for {_named(record.devices)}"
+            line = f"{size_text(record.sent)} sent for {_named(record.devices)}"
         case RolloutOrdered():
-            return f"{record.order}{': ' + record.cause if record.cause else ''}"
+            line = f"{record.order}{': ' + record.cause if record.cause else ''}"
         case RolloutEnded():
-            return f"{record.outcome}{'; away: ' + _named(record.behind) if record.behind else ''}"
-    return ""
+            line = f"{record.outcome}{'; away: ' + _named(record.behind) if record.behind else ''}"
+    return line
 
 
 def _named(devices: tuple[str, ...]) -> str:

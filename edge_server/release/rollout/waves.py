@@ -57,9 +57,10 @@ class EndRollout(NamedTuple):
 
 
 class AwaitBoards(NamedTuple):
-    """Nothing can be done now, and why."""
+    """Nothing can be done now, and why; for ever where the boards that could take it are not there."""
 
     why: str
+    is_deserted: bool = False
 
 
 Decision: TypeAlias = OpenWave | ChangeCourse | EndRollout | AwaitBoards
@@ -75,7 +76,8 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
     taken = {device: boards[device] for device in state.taken if device in boards}
     behind = _behind(state, boards)
     if state.mode == "going-back":
-        left = [device for device in to_take_back(state, boards) if boards[device].online]
+        there = (one for one in to_take_back(state, boards) if one in boards and boards[one].online)
+        left = [device for device in there if state.stands(device, boards[device].status) != "failed"]
         return AwaitBoards(_waiting("to go back", left)) if left else EndRollout("taken-back", behind)
     if state.mode in _OUTCOMES:
         return EndRollout(_OUTCOMES[state.mode], behind)
@@ -84,7 +86,7 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
         more = f"; and {len(failures) - MOST_NAMED} more" if len(failures) > MOST_NAMED else ""
         return ChangeCourse("back" if state.plan.on_failure == "back" else "stop", named + more)
     under_way = {"waiting", "taking", "trial"}
-    active = [device for device, one in taken.items() if one.online and standing(state.plan, one.status) in under_way]
+    active = [device for device, one in taken.items() if one.online and state.stands(device, one.status) in under_way]
     if active:
         return AwaitBoards(_waiting("to commit it", active))
     return AwaitBoards("it is paused") if state.mode == "paused" else _next_wave(state, boards, behind)
@@ -97,20 +99,39 @@ def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[s
     has_it = {device for device, one in fresh.items() if standing(plan, one.status) == "committed"}
     candidates = {device: fresh[device].profile for device in sorted(fresh.keys() - has_it)}
     if not candidates:
-        return (
-            EndRollout("finished", behind) if taken or has_it else AwaitBoards("no board is there that serves releases")
-        )
+        return EndRollout("finished", behind) if taken or has_it else _await_anybody(plan.devices, boards)
     if plan.canary and (unproven := _unproven(state, boards, candidates)):
         if first := _canaries(state, boards, unproven):
             return OpenWave(first, canary=True)
         candidates = {device: profile for device, profile in candidates.items() if profile not in unproven}
         if not candidates:
-            return AwaitBoards(f"the first boards of {', '.join(sorted(unproven))} are gone and have not committed it")
+            return _await_first(state, unproven)
     known = len(taken) + len(fresh)
     for share in plan.waves:
         if (room := ceil_share(share, known) - len(taken) - len(has_it)) > 0:
             return OpenWave(dict(list(candidates.items())[:room]), canary=False)
     return EndRollout("finished", behind)
+
+
+def _await_anybody(pattern: str, boards: Mapping[str, Board]) -> AwaitBoards:
+    """Say whom a rollout waits for that has nobody to begin with."""
+    away = [device for device in boards if fnmatchcase(device, pattern)]
+    if away:
+        return AwaitBoards(_waiting("to come back", away), is_deserted=True)
+    if boards:
+        there = _named(sorted(boards))
+        return AwaitBoards(f"waiting for boards named like {pattern!r}; there are {there}", is_deserted=True)
+    why = "waiting for boards that serve releases: a board does whose agent.toml has [serve], and none has been here"
+    return AwaitBoards(why, is_deserted=True)
+
+
+def _await_first(state: RolloutState, unproven: set[str]) -> AwaitBoards:
+    """Say whom a rollout waits for after the first boards of some profiles went away."""
+    gone = [one for one, profile in state.taken.items() if profile in unproven and not _has_committed(state, one)]
+    why = (
+        f"{_waiting('to come back', gone)}: the first boards of {_named(sorted(unproven))}, which have not committed it"
+    )
+    return AwaitBoards(why, is_deserted=True)
 
 
 def _unproven(state: RolloutState, boards: Mapping[str, Board], candidates: Mapping[str, str]) -> set[str]:
@@ -168,12 +189,16 @@ def _behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]
     lacking = (
         device
         for device in fitting | (state.taken.keys() - boards.keys())
-        if standing(state.plan, boards[device].status if device in boards else state.told.get(device))
+        if state.stands(device, boards[device].status if device in boards else state.told.get(device))
         in ("waiting", "taking", "trial")
     )
     return tuple(sorted(lacking))
 
 
 def _waiting(what: str, devices: list[str]) -> str:
+    return f"waiting for {_named(devices)} {what}"
+
+
+def _named(devices: list[str]) -> str:
     more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""
-    return f"waiting for {', '.join(devices[:MOST_NAMED])}{more} {what}"
+    return ", ".join(devices[:MOST_NAMED]) + more

@@ -93,6 +93,20 @@ def test_a_good_release_reaches_all_and_a_bad_one_stops_at_the_first_board(tmp_p
     assert captured("release", "delete", "net/1", "--data-dir", data_dir, "--force").code == 0
 
 
+@pytest.mark.broker
+def test_a_site_without_boards_is_waited_for_no_longer_than_told(tmp_path):
+    with a_site(tmp_path / "site", 0) as config:
+        make_release(config.parent / "runs", LAYERS)
+        start = ("rollout", "start", "net", "--config", config)
+        ended = captured(*start, "--wait", "0s")
+        assert ended.code == 1
+        assert "waiting for boards that serve releases" in ended.err
+        assert "net/1, stopped" in ended.out
+        assert "nobody came within 0 s" in ended.out
+        assert captured(*start, "--wait", "0s", "--min-rate", "0").code == 2
+        assert captured("rollout", "resume", "--config", config, "--wait", "0s").code == 1
+
+
 @pytest.fixture
 def known(tmp_path) -> KnownRollout:
     """A rollout of which one board has committed the release, another refused it, a third is away."""

@@ -138,6 +138,22 @@ class RuleSwap:
 
 
 @dataclass
+class SlowTransport:
+    """A way to the broker by which each wish for frames takes its time."""
+
+    way: Transport
+    seconds: float
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.way, name)
+
+    async def publish(self, name: str, data: bytes, *, retain: bool = False, assured: bool = True) -> None:
+        if self.seconds and not assured:
+            await asyncio.sleep(self.seconds)
+        await self.way.publish(name, data, retain=retain, assured=assured)
+
+
+@dataclass
 class FieldBoard:
     """One board that can be switched on and off; what it keeps on its disk stays.
 
@@ -148,6 +164,7 @@ class FieldBoard:
         profile: Id of its firmware profile.
         rule: See `RuleSwap`.
         runtime: Version of its ONNX Runtime.
+        says_each_s: Seconds that it takes over each wish for frames, infinity for one that stalls.
     """
 
     device: str
@@ -156,6 +173,7 @@ class FieldBoard:
     profile: str = "pi-4"
     rule: Callable[[ReleaseManifest], str] = lambda _manifest: ""
     runtime: str = ""
+    says_each_s: float = 0.0
     session: int = 0
     bytes_fetched: int = 0
     _living: asyncio.Task[None] | None = None
@@ -194,7 +212,7 @@ class FieldBoard:
         swap = RuleSwap(self.store, self.rule)
         loop = asyncio.get_running_loop()
         download = Download(
-            *(self.transport, SITE, self.device, self.folder, inline, loop.time),
+            *(SlowTransport(self.transport, self.says_each_s), SITE, self.device, self.folder, inline, loop.time),
             policy=Policy(16, 2.0, 1 << 30),
             spool="release",
             frames_on="parts",

@@ -253,6 +253,75 @@ def test_an_aborted_rollout_leaves_what_is_committed_and_stops_what_is_fetched(t
     virtually(routine())
 
 
+@pytest.mark.parametrize(
+    ("count", "away", "pattern", "names"),
+    [
+        (0, (), "*", "[serve]"),
+        (2, (), "jetson-*", "pi-00, pi-01"),
+        (2, ("pi-00", "pi-01"), "*", "pi-00, pi-01 to come"),
+    ],
+)
+def test_nobody_to_begin_with_is_named_and_waited_for_no_longer_than_that(
+    tmp_path, virtually, count, away, pattern, names
+):
+    async def routine() -> None:
+        site, waited = Site(tmp_path, count), list[str]()
+        async with site.awake():
+            await asyncio.sleep(1)
+            for name in away:
+                await site.boards[name].switch_off()
+            known = begin_rollout(site.data_dir, site.release(), msgspec.structs.replace(TERMS, devices=pattern))
+            engine = site.engine(known)
+            engine.wait_s, engine.wait = 90.0, waited.append
+            began = asyncio.get_running_loop().time()
+            await engine.run()
+            assert 90 <= asyncio.get_running_loop().time() - began < 100
+            assert (known.state.outcome, known.state.taken) == ("stopped", {})
+            assert names in known.state.cause
+            assert [names in one for one in waited] == [True]
+            give_order(open_rollout(site.data_dir), "resume")
+
+    virtually(routine())
+
+
+def test_who_waits_goes_on_when_a_board_comes_in_time(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 2)
+        async with site.awake(without=("pi-00", "pi-01")):
+            known = begin_rollout(site.data_dir, site.release(), TERMS)
+            engine = site.engine(known)
+            engine.wait_s = 90.0
+            driving = asyncio.create_task(engine.run())
+            await asyncio.sleep(80)
+            await site.boards["pi-01"].switch_on()
+            await driving
+            assert (known.state.outcome, site.versions()) == ("finished", {"pi-00": 0, "pi-01": 1})
+
+    virtually(routine())
+
+
+@pytest.mark.parametrize("seconds", [1e9, 100.0], ids=["stalls", "trickles"])
+def test_a_board_that_never_ends_its_download_has_failed_and_holds_nobody(tmp_path, virtually, seconds):
+    """It is told to stop, and the others go on where so many failures are allowed; else the rollout stops."""
+
+    async def routine() -> None:
+        site = Site(tmp_path, 4)
+        site.boards["pi-01"].says_each_s = seconds
+        async with site.awake():
+            known = await site.roll_out(site.release(), max_failures=2, waves=(0.5, 1.0))
+            assert known.state.outcome == "finished"
+            assert site.versions() == {"pi-00": 1, "pi-01": 0, "pi-02": 1, "pi-03": 1}
+            assert list(known.state.failures) == ["pi-01"]
+            assert "did not fetch 0.1 MB within 126 s, as 16 kB/s would" in known.state.failures["pi-01"]
+            assert open_rollout(site.data_dir).state.failures == known.state.failures
+            await until(lambda: site.boards["pi-01"].record().phase == "superseded")
+            stopped = await site.roll_out(site.release(layer0=b"\5" * 20_000), waves=(0.5, 1.0), on_failure="back")
+            assert stopped.state.outcome == "taken-back"
+            assert set(site.versions().values()) == {0, 1}
+
+    virtually(routine())
+
+
 def test_two_rollouts_at_once_are_refused(tmp_path):
     site = Site(tmp_path, 0)
     stored = site.release()

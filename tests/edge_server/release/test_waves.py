@@ -8,12 +8,14 @@ from collections.abc import Mapping
 import pytest
 
 from edge_server.journal.rollouts.file import (
+    BoardGivenUp,
     BoardTold,
     RolloutOrdered,
     RolloutPlan,
     WaveOpened,
 )
 from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.release.rollout.patience import Patience, time_limit
 from edge_server.release.rollout.waves import (
     AwaitBoards,
     Board,
@@ -281,3 +283,32 @@ def test_whatever_boards_do_it_ends_and_never_passes_its_limits(seed):
 
 def _fields(plan: RolloutPlan) -> dict[str, object]:
     return {name: getattr(plan, name) for name in plan.__struct_fields__}
+
+
+def test_every_step_of_a_board_has_its_time_and_what_it_is_away_does_not_count():
+    patience, device = Patience(), "d00"
+
+    def taken(status: ModelStatus, seconds: range) -> list[int]:
+        """Return the first of these seconds at which it has taken too long."""
+        limits = {device: time_limit(PLAN, status, size=1_600_000)}
+        return [now for now in seconds if patience.overdue(limits, float(now))][:1]
+
+    offered, fetched, trial = (said(one) for one in ("offered", "fetched", "trial"))
+    assert taken(OLD, range(200)) == []
+    patience.overdue({}, 10_000.0)
+    assert taken(offered, range(10_000, 10_100)) == [10_022], "FETCH_S and 100 s at 16 kB/s, of which 199 have passed"
+    assert taken(fetched, range(11_000, 14_000)) == [11_000 + 1921]
+    assert taken(trial, range(14_000, 17_000)) == [14_000 + 3 * 600 + 60 + 120 + 1]
+    assert time_limit(PLAN, said("committed", committed=2), 1) is None
+    assert time_limit(PLAN, said("refused"), 1) is None
+
+
+def test_a_board_that_was_given_up_has_failed_until_it_says_that_it_made_it():
+    site = Site(fleet(4))
+    site.decide()
+    site.say("d00", said("offered"))
+    site.state.apply(BoardGivenUp(at=AT, device="d00", cause="too slow"))
+    assert site.decide() == ChangeCourse("stop", "d00: too slow")
+    site.say("d00", said("committed", committed=2))
+    assert site.state.failures == {}
+    assert isinstance(site.decide(), OpenWave)

@@ -1,0 +1,81 @@
+"""How long a board that is there may take over each step of a release, by its size: else it held its wave for ever.
+
+Seconds in which a board is away do not count, nor does what another step of its took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from edge_server.journal.rollouts.file import RolloutPlan
+from edge_server.journal.rollouts.state import standing
+from shared.protocol.rollout import ModelStatus
+from shared.protocol.update import UpdateTerms
+
+FETCH_S = 120.0
+"""For a download beside what its bytes take: the offer may come twice, and others may be sent something first."""
+GATES_S = 2 * 900.0 + 120.0
+"""A board ends a candidate's gates itself after 900 s, and tries one twice under which their process died."""
+TRIAL_S = 120.0
+"""Beyond the deadline that a board gives a trial itself."""
+
+
+class TimeLimit(NamedTuple):
+    """Of what a board is at.
+
+    Attributes:
+        step: `fetch`, `gates` or `trial`.
+        seconds: It may take.
+        cause: Of the failure where it takes more.
+    """
+
+    step: str
+    seconds: float
+    cause: str
+
+
+def time_limit(plan: RolloutPlan, status: ModelStatus | None, size: int) -> TimeLimit | None:
+    """Return what bounds the step that a board is at; None where it is done.
+
+    Args:
+        plan: Of the rollout.
+        status: What the board said last.
+        size: Bytes that it is to fetch.
+    """
+    stands = standing(plan, status)
+    if stands == "trial":
+        limit_s = UpdateTerms(soak_s=plan.soak_s).deadline_s + TRIAL_S
+        return TimeLimit("trial", limit_s, f"its trial did not end within {limit_s:.0f} s")
+    if stands == "taking" and status and status.state != "offered":
+        return TimeLimit("gates", GATES_S, f"it did not try it out within {GATES_S:.0f} s")
+    if stands not in ("waiting", "taking"):
+        return None
+    limit_s = FETCH_S + size / plan.least_bytes_per_s
+    rate = f"{plan.least_bytes_per_s / 1e3:g} kB/s"
+    return TimeLimit("fetch", limit_s, f"it did not fetch {size / 1e6:.1f} MB within {limit_s:.0f} s, as {rate} would")
+
+
+class Patience:
+    """Counts the seconds that boards take."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, tuple[str, float]] = {}
+        self._looked_at: float | None = None
+
+    def overdue(self, limits: Mapping[str, TimeLimit], now: float) -> dict[str, str]:
+        """Return the boards that took too long, and over what.
+
+        Args:
+            limits: Of the boards that are there and at something.
+            now: Monotonic seconds; those since the last call are counted.
+        """
+        passed_s = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at, late = now, dict[str, str]()
+        for device, limit in limits.items():
+            step, before_s = self._taken.get(device, (limit.step, 0.0))
+            taken_s = before_s + passed_s if step == limit.step else 0.0
+            self._taken[device] = limit.step, taken_s
+            if taken_s > limit.seconds:
+                late[device] = limit.cause
+        return late

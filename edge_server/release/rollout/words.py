@@ -1,0 +1,83 @@
+"""What a rollout has to say to its boards, whatever it said before: who says it may have been killed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.release.rollout.waves import Board, to_take_back
+from shared.protocol.rollout import Offer, Withdraw
+
+
+class Word(NamedTuple):
+    """A message for a board."""
+
+    device: str
+    message: Offer | Withdraw
+
+
+def due_words(
+    state: RolloutState, boards: Mapping[str, Board], manifest: bytes, is_news: Callable[[str], bool]
+) -> list[Word]:
+    """Return what the boards that are there are to hear now.
+
+    Args:
+        state: Of the rollout.
+        boards: All that serve releases, by name.
+        manifest: Of the release.
+        is_news: Tells of a board that takes the release whether it, or this process, may have forgotten the offer.
+    """
+    if state.mode in ("going", "paused"):
+        return list(_of_going(state, boards, _make_offer(state, manifest), is_news))
+    if state.mode == "going-back":
+        back = (one for one in to_take_back(state, boards) if one in boards and boards[one].online)
+        return [Word(one, _withdrawal(state, back=True)) for one in back]
+    if state.mode == "aborted":
+        return [Word(one, _withdrawal(state, back=False)) for one in fetching(state, boards)]
+    return []
+
+
+def fetching(state: RolloutState, boards: Mapping[str, Board]) -> set[str]:
+    """Return the boards that are there, were offered the release, and may still ask for parts of it.
+
+    Args:
+        state: Of the rollout.
+        boards: All that serve releases, by name.
+    """
+    there = (device for device in state.taken if device in boards and boards[device].online)
+    return {device for device in there if state.stands(device, boards[device].status) in ("waiting", "taking")}
+
+
+def _of_going(
+    state: RolloutState, boards: Mapping[str, Board], offer: Offer, is_news: Callable[[str], bool]
+) -> Iterator[Word]:
+    """Yield the offer for boards that have not said how they stand with it; those that were given up are to stop."""
+    for device in state.taken:
+        if device not in boards or not boards[device].online:
+            continue
+        stands = standing(state.plan, boards[device].status)
+        if device in state.given_up:
+            if stands in ("waiting", "taking", "trial"):
+                yield Word(device, _withdrawal(state, back=True))
+        elif stands == "waiting" or (stands == "taking" and is_news(device)):
+            yield Word(device, offer)
+
+
+def _make_offer(state: RolloutState, manifest: bytes) -> Offer:
+    plan = state.plan
+    return Offer(
+        deployment=plan.deployment,
+        name=plan.name,
+        version=plan.version,
+        manifest=manifest,
+        soak_s=plan.soak_s,
+        max_drop=plan.max_drop,
+        max_latency_ms=plan.max_latency_ms,
+        attempt=plan.attempt,
+    )
+
+
+def _withdrawal(state: RolloutState, *, back: bool) -> Withdraw:
+    plan = state.plan
+    return Withdraw(deployment=plan.deployment, name=plan.name, version=plan.version, back=back)
