@@ -247,14 +247,16 @@ def local(
 ) -> Session:
     """Device half: see `Algorithm.local`. A batch that does not count leaves no trace, BatchNorm's included.
 
+    No generator itself: its frame would hold what came down, a file's pages, for as long as the session lasts.
+
     Raises:
-        TaskFailed: There are no examples, or the client part has diverged.
-        WireError: The server sent a gradient of other features.
+        TaskFailed: There are no examples, or in the session, the client part has diverged.
+        WireError: In the session: the server sent a gradient of other features.
     """
     if not batches.num_examples:
         raise TaskFailed("no examples to train on")
     session = _measure if assignment.measures_statistics else _train
-    return (yield from session(settings, model, state, start, batches, assignment))
+    return session(settings, model, state, start, batches, assignment)
 
 
 def _train(

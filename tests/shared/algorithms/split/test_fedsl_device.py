@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from functools import partial
 
 import msgspec
@@ -47,6 +48,19 @@ def answer(up, generator) -> dict:
 def weights_of(tree, name="cnn") -> torch.Tensor:
     """Return the weights that can be pruned, as one vector."""
     return torch.cat([leaf.flatten() for key, leaf in tree.items() if key in {"0.weight", "3.weight", "1.weight"}])
+
+
+def test_a_session_lets_go_of_what_came_down():
+    """It is a copy of the whole part below the cut, pages of a file that need not stay in memory."""
+    fleet = Fleet(fedsl(), "mlp", (7,))
+    one = fleet.told(1)["a"]
+    start = {key: leaf.clone() for key, leaf in fleet.algorithm.broadcast(fleet.state, "a", one).items()}
+    held = [weakref.ref(leaf) for leaf in start.values()]
+    session = fleet.algorithm.local(fleet.skeleton, State(), start, Own(fleet.data["a"], one), one)
+    del start
+    next(session)
+    assert held
+    assert all(leaf() is None for leaf in held)
 
 
 # --- what travels -----------------------------------------------------------------------------------------------------
