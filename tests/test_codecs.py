@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
+
 import pytest
 
-from edge_server.journal.records import UpdateAccepted, closed_rounds
+from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
+from edge_server.plan.plan import Plan
+from edge_server.replay.run import replay
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Allocation, Cohort, assign_alike
+from shared.algorithms.fedavg import fedavg
 from shared.codecs import CODECS
-from shared.protocol.messages import Spec
+from shared.codecs.base import Memory
+from shared.codecs.topk import topk_bytes
+from shared.protocol.messages import Assignment, Spec
 from shared.registry import build
-from shared.tensors.tree import Tree
+from shared.tensors.tree import State, Tree
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal, textbook
 
@@ -43,3 +54,81 @@ def test_what_arrives_is_what_the_codec_makes_of_an_update(tmp_path, codec):
     assert len(updates) == ROUNDS * len(NAMES)
     for update in updates:
         assert 0 < update.params.size - PLANS[codec] <= HEADER_BYTES
+
+
+def passing(plan: Plan) -> Callable[[Tree], Tree]:
+    """Return what becomes of the updates of three devices, told in turn, each of which remembers what it has left."""
+    through = build(CODECS, Spec(name=plan.codec.name, options=plan.codec.options), "codec")
+    turns, memories = cycle(NAMES), dict[str, Memory]()
+
+    def sent(tree: Tree) -> Tree:
+        device = next(turns)
+        packed, memories[device] = through.encode(tree, memories.get(device))
+        return through.decode(packed).tree
+
+    return sent
+
+
+TOPK = ["", "error_feedback = true", "random_k = true"]
+
+
+@pytest.mark.parametrize("more", TOPK)
+def test_the_largest_changes_alone_come_to_what_the_textbook_makes_of_them(tmp_path, more):
+    """Bit for bit, live and in a replay: of a device's changes or of what it has left of all of them before. Bytes are
+    those told beforehand, and as many in both."""
+    options = ", ".join(filter(None, ["share = 0.1", more]))
+    plan = make_plan(tmp_path, codec=f'name = "topk"\noptions = {{ {options} }}')
+    state, records = Site(Network(), plan, tmp_path, name="site").play()
+    require_equal(state.tree, textbook(plan, sent=passing(plan)))
+    replayed, again = replay(plan, tmp_path / "replayed")
+    require_equal(replayed.tree, state.tree)
+    assert sizes(again) == sizes(records)
+    for size in sizes(records).values():
+        assert 0 < size - topk_bytes(WEIGHTS + OTHERS, 0.1) + 40 <= HEADER_BYTES
+
+
+def test_a_device_sends_the_share_that_it_was_told(tmp_path, monkeypatch):
+    """An allocator's `sent` in place of the plan's share; who was told nothing, or all, sends all."""
+    shares = {"a": 0.02, "b": 1.0}
+
+    def assign(state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
+        given = {device: {"sent": share} for device, share in shares.items()}
+        return assign_alike(state, cohort, {**allocation, **given}, number)
+
+    monkeypatch.setitem(ALGORITHMS, "shared", lambda: replace(fedavg(), assign=assign))
+    plan = make_plan(tmp_path, algorithm='name = "shared"', codec='name = "topk"\noptions = { share = 0.5 }')
+    state, records = Site(Network(), plan, tmp_path, name="site").play()
+    codecs = cycle([CODECS["topk"](share=share) for share in (0.02, 1.0, 0.5)])
+
+    def sent(tree: Tree) -> Tree:
+        through = next(codecs)
+        return through.decode(through.encode(tree, None)[0]).tree
+
+    require_equal(state.tree, textbook(plan, sent=sent))
+    replayed, again = replay(plan, tmp_path / "replayed")
+    require_equal(replayed.tree, state.tree)
+    assert sizes(again) == sizes(records)
+    for (_, device), size in sizes(records).items():
+        told = topk_bytes(WEIGHTS + OTHERS, shares.get(device, 0.5))
+        assert 0 < size - told + 40 <= HEADER_BYTES, device
+
+
+def test_what_is_left_is_sent_once_whoever_dies(tmp_path):
+    """A device that dies while it trains, and does it again, has not counted what it has left twice."""
+    plan = make_plan(tmp_path, codec='name = "topk"\noptions = { share = 0.1, error_feedback = true }')
+    here = Site(Network(), plan, tmp_path, name="site")
+    state, _ = here.play(lambda: here.serve_while_one_dies("b", 2), compute_s=0.1)
+    require_equal(state.tree, textbook(plan, sent=passing(plan)))
+
+
+def test_a_round_that_is_repeated_sends_what_it_sent(tmp_path):
+    """A server that ends after a round's first update, and another that goes on; what is left is of one of them."""
+    plan = make_plan(tmp_path, codec='name = "topk"\noptions = { share = 0.1, error_feedback = true }')
+    here = Site(Network(), plan, tmp_path, name="site")
+    state, _ = here.play(lambda: here.serve_twice(lambda it: isinstance(it, UpdateAccepted) and it.round == 2))
+    require_equal(state.tree, textbook(plan, sent=passing(plan)))
+
+
+def sizes(records: list[AnyRecord]) -> dict[tuple[int, str], int]:
+    """Return the bytes of every update's payload, by round and device."""
+    return {(one.round, one.device): one.update.params.size for one in records if isinstance(one, UpdateAccepted)}

@@ -18,7 +18,7 @@ from shared.codecs import CODECS
 from shared.codecs.base import Memory
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import Cost, StepCost
-from shared.protocol.messages import Payload, Transfer, Update
+from shared.protocol.messages import Payload, Spec, Task, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
 from shared.tensors.placement import CPU, state_on, to_device
@@ -45,11 +45,19 @@ def write_result(job: Job, state: State, memory: Memory, result: Result) -> Tran
         Unwritable: The disk takes nothing more.
     """
     log.debug("phase encoding")
-    payload, memory = build(CODECS, job.task.codec, "codec").encode(result.tree, memory)
+    payload, memory = build(CODECS, _told_codec(job.task), "codec").encode(result.tree, memory)
     changes = not job.task.assignment.measures_statistics  # else the state before the round, for its repetition, stays
     if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
         device_state.write(Path(job.draft) / outbox.STATE, state_on(state, CPU), memory)
     return write_payload(job, payload)
+
+
+def _told_codec(task: Task) -> Spec:
+    """Return how an update travels: as the plan says, and by `topk` as large a share of it as the device was told."""
+    sent = task.assignment.allocated.sent
+    if sent is None or task.codec.name != "topk":
+        return task.codec
+    return msgspec.structs.replace(task.codec, options={**task.codec.options, "share": sent})
 
 
 def write_own(job: Job, tree: Tree) -> None:

@@ -9,6 +9,7 @@ import torch
 from device_agent.measurement.task_meter import Spent
 from shared.algorithms.base import Outcome, Session
 from shared.codecs import CODECS
+from shared.codecs.base import decode_bounded
 from shared.models.build import seeded
 from shared.protocol import payload as payloads
 from shared.protocol.messages import Missed, Task, mix
@@ -64,7 +65,7 @@ class SplitTraining:
             self._compute(answer)
         else:
             self.step += 1
-            self._compute(to_device(self._codec.decode(payloads.unpack(answer)).tree, self._device))
+            self._compute(to_device(decode_bounded(self._codec, payloads.unpack(answer)).tree, self._device))
 
     def _compute(self, down: Tree | Missed | None) -> None:
         try:

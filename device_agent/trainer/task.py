@@ -30,7 +30,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Outcome, Personal, Result, Session
 from shared.algorithms.local_training import require_finite
 from shared.codecs import CODECS
-from shared.codecs.base import Memory
+from shared.codecs.base import Memory, decode_bounded
 from shared.data.classes import with_classes
 from shared.data.spec import Data
 from shared.errors import ConfigError, TaskFailed, WireError
@@ -287,11 +287,14 @@ def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tre
         FieldFleetError: They cannot be used.
     """
     received = payloads.unpack(to_file.view(Path(job.params)))
-    tree = build(CODECS, Spec(name=received.codec), "codec").decode(received).tree
+    codec = build(CODECS, Spec(name=received.codec), "codec")
     if algorithm.check_update:
+        tree = decode_bounded(codec, received).tree
         check_like(tree, tree)
         return to_device(tree, workspace.device)
     like = workspace.skeleton(job.task.model).tree()
+    check_like(codec.outline(received), like)
+    tree = codec.decode(received).tree
     check_like(tree, like)
     if not algorithm.split and (missing := sorted(like.keys() - tree.keys())):
         raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")

@@ -71,12 +71,27 @@ def _check_choices(plan: Plan, path: Path) -> None:
         raise ConfigError(
             f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
         )
+    _check_topk(plan, algorithm, path)
     _check_device_evaluation(plan, algorithm, path)
     judged = evaluated(algorithm, state)
     if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= judged.keys():
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "
             "none to evaluate: set evaluation.every to 0, and evaluation.on_device or evaluation.devices_every"
+        )
+
+
+def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse that values are left out where they are no changes: what did not come would be zero, not as before."""
+    if plan.codec.name == "topk" and not algorithm.sends_changes:
+        raise ConfigError(
+            f"{path}: codec 'topk' sends the largest changes alone, and updates of algorithm "
+            f"{plan.algorithm.name!r} are parameters themselves: choose another codec, such as float16"
+        )
+    if plan.cut_codec.name == "topk":
+        raise ConfigError(
+            f"{path}: cut_codec: 'topk' sends the largest changes of parameters, and at a cut there are none: choose "
+            "another codec, such as float16"
         )
 
 

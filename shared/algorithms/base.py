@@ -223,6 +223,7 @@ class Algorithm:
         resources: What its training costs, and which decisions it trains by.
         departure: Devices may leave for good.
         reads_labels: Whether devices train on labels; where not, none of theirs is read.
+        sends_changes: Whether an update is a change, so that what does not come of it does not move: codec `topk`.
     """
 
     init: Callable[[Model, int], State]
@@ -239,6 +240,7 @@ class Algorithm:
     resources: Resources = Resources()
     departure: Departure | None = None
     reads_labels: bool = True
+    sends_changes: bool = False
 
 
 def evaluated(algorithm: Algorithm, state: State) -> Tree:

@@ -155,4 +155,5 @@ def fedavg() -> Algorithm:
         local=LocalSgd(),
         absorb=absorb,
         aggregate=aggregate,
+        sends_changes=True,
     )

@@ -111,6 +111,7 @@ def fedselect(
         local=local,
         absorb=absorb,
         aggregate=aggregate,
+        sends_changes=False,
         personal=Personal(lambda _model, state, down, _told: _select_prefix(state, OWN) or down),
     )
 

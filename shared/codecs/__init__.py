@@ -8,11 +8,13 @@ from shared.codecs.dense import dense
 from shared.codecs.float16 import float16
 from shared.codecs.masked import masked
 from shared.codecs.quantize import quantize
+from shared.codecs.topk import topk
 
 CODECS: Mapping[str, Callable[..., Codec]] = {
     "dense": dense,
     "float16": float16,
     "quantize": quantize,
     "masked": masked,
+    "topk": topk,
     "chain": chain,
 }

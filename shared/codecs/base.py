@@ -32,6 +32,8 @@ DTYPES = {
 _MOST = 1 << 59
 """Extents, but for zeros, multiply to no more, or torch could not count their bytes in 63 bits."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MOST_BYTES = 1 << 30
+"""What a payload may stand for where nothing but itself says how much; one that holds more than that may as well."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,15 @@ def from_blob(blob: Blob) -> Tensor:
         return flat.view(blob.shape)
     except (RuntimeError, TypeError, ValueError) as error:  # TypeError: an extent beyond 64 bits
         raise WireError(f"{blob.data.nbytes} bytes are no {blob.dtype}{blob.shape}", reason="shape") from error
+
+
+def decode_bounded(codec: Codec, payload: Payload) -> Coded:
+    """Decode what came where nothing tells the shapes that it must have.
+
+    Raises:
+        WireError: It stands for more than `MOST_BYTES` and more than it holds; or the codec raises it.
+    """
+    size = sum(leaf.nbytes for leaf in codec.outline(payload).values())
+    if size > max(MOST_BYTES, payload.num_bytes):
+        raise WireError(f"{payload.num_bytes} bytes that stand for {size}", reason="oversized")
+    return codec.decode(payload)

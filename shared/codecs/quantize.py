@@ -24,17 +24,17 @@ from operator import index
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
+from shared.codecs.content_draws import SEEDS, draw_from
 from shared.codecs.masked_entries import Outline
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
-from shared.protocol.payload import digest
 from shared.tensors import quantizer
 from shared.tensors.bits import Numbers, pack, packed_bytes, unpack
-from shared.tensors.tree import Tree, tensor_bytes
+from shared.tensors.tree import Tree
 
 MAX_BITS = 16
 
@@ -56,13 +56,13 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         raise ValueError(f"bits must be 1 to {MAX_BITS}, dims >= 0; they are {bits} and {dims}")
     if scope not in {"leaf", "tree"}:
         raise ValueError(f"scope must be leaf or tree, not {scope!r}")
-    bits, seed, names = index(bits), index(seed) % (1 << 64), masked_entries.read_names(exact)
+    bits, seed, names = index(bits), index(seed) % SEEDS, masked_entries.read_names(exact)
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
         divisible = masked_entries.divisible_leaves(tree, dims, names)
         leaves = [*divisible.values()]
         groups = [[leaf] for leaf in leaves] if scope == "leaf" else [leaves] if leaves else []
-        generator = _drawn_from(leaves, seed)
+        generator = draw_from(leaves, seed)
         ranges, packed = torch.empty(len(groups), 2), [np.empty(0, np.uint8)]
         for place, group in enumerate(groups):
             ranges[place] = _span(group)
@@ -74,12 +74,6 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         return Payload(codec="quantize", blobs=blobs), memory
 
     return Codec(encode, _decode, lambda payload: masked_entries.read_entries(payload, "quantize").hollow())
-
-
-def _drawn_from(leaves: list[Tensor], seed: int) -> Generator:
-    """Return a generator that is a function of the leaves' bytes."""
-    content = digest([memoryview(seed.to_bytes(8, "little")), *map(tensor_bytes, leaves)])
-    return Generator().manual_seed(int.from_bytes(content[:8], "little", signed=True))
 
 
 def _span(leaves: list[Tensor]) -> Tensor:

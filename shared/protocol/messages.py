@@ -15,8 +15,7 @@ Scalar: TypeAlias = bool | int | float | str
 Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused", "void"]
 Value: TypeAlias = bool | int | float | str | list[int | float]
 
-STATISTICS = "statistics"
-"""Among the values of an assignment: see `Assignment.measures_statistics`."""
+STATISTICS = "statistics"  # among the values of an assignment: see `Assignment.measures_statistics`
 STATISTICS_BATCHES = "statistics_batches"
 """Among the metrics of an update: batches over which its device measured the running statistics that it sends. Among
 the values of an assignment: over how many it is to, at most."""
@@ -87,6 +86,7 @@ class Allocated(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keep: Share of each hidden layer's neurons that the device trains.
         prune: Share of the weights that it leaves out.
+        sent: Share of its update that it sends, by the codec `topk`.
         share: Share of the site's uplink that it may use.
         up_bits_per_s: Rate up that it keeps to.
         local_steps: Training steps of its task.
@@ -94,6 +94,7 @@ class Allocated(msgspec.Struct, frozen=True, kw_only=True):
 
     keep: float | None = None
     prune: float | None = None
+    sent: float | None = None
     share: float | None = None
     up_bits_per_s: float | None = None
     local_steps: int | None = None
@@ -101,11 +102,10 @@ class Allocated(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Allocated:
         """Read them from what an assignment or a recorded decision says."""
-        shares = (values.get(name) for name in ("keep", "prune", "share", "up_bits_per_s"))
-        keep, prune, share, rate = (float(one) if isinstance(one, int | float) else None for one in shares)
+        shares = ("keep", "prune", "sent", "share", "up_bits_per_s")
+        found = {name: float(one) for name in shares if isinstance(one := values.get(name), int | float)}
         steps = values.get("local_steps")
-        whole = steps if isinstance(steps, int) else None
-        return cls(keep=keep, prune=prune, share=share, up_bits_per_s=rate, local_steps=whole)
+        return cls(**found, local_steps=steps if isinstance(steps, int) else None)
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

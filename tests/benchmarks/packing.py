@@ -1,4 +1,4 @@
-"""Codecs against memcpy of the same 32-bit values, in CPU seconds of one thread; and what a payload's header takes."""
+"""Codecs against memcpy of the same 32-bit values, top-k against torch's own, in CPU seconds of one thread; headers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from measure import Figure
 
 from shared.codecs import CODECS
+from shared.codecs.largest import find_largest
+from shared.codecs.topk import sent_values, topk_bytes
 from shared.models.build import initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
@@ -20,6 +22,9 @@ from shared.tensors.tree import Tree
 
 TURNS = 7
 VALUES, QUICK_VALUES = 8_000_000, 400_000
+LARGE_VALUES = 25_000_000
+"""Of a large network, whose largest changes are sent."""
+SHARES = (0.001, 0.01, 0.1, 0.5)
 PRUNED = 0.35
 WIDTHS = (2, 3, 5, 9, 17)
 CUTS = (4, 8, 12, 16)
@@ -32,7 +37,8 @@ def run(*, quick: bool = False) -> list[Figure]:
     torch.set_num_threads(1)
     try:
         values = QUICK_VALUES if quick else VALUES
-        return [*_packing(values), *_codecs(values), *_headers(CUTS[:1] if quick else CUTS)]
+        large = QUICK_VALUES if quick else LARGE_VALUES
+        return [*_packing(values), *_codecs(values), *_topk(large), *_headers(CUTS[:1] if quick else CUTS)]
     finally:
         torch.set_num_threads(threads)
 
@@ -98,6 +104,30 @@ def _codecs(values: int) -> list[Figure]:
             Figure(f"{name} decode", 1e9 / values * decode_s, "ns/value"),
             Figure(f"{name} encode over memcpy", copy_s / encode_s, "x"),
             Figure(f"{name} decode over memcpy", copy_s / decode_s, "x"),
+        ]
+    return figures
+
+
+def _topk(values: int) -> list[Figure]:
+    """Take the largest values of one leaf: where they are, beside what torch takes for that, and the whole codec."""
+    leaf, figures = torch.randn(values, generator=torch.Generator().manual_seed(1)), []
+    bits, sizes = leaf.view(torch.int32).numpy(), leaf.abs()
+    for share in SHARES:
+        count, codec = sent_values(values, share), CODECS["topk"](share=share)
+        sent, _ = codec.encode({"w": leaf}, None)
+        torch_s, ours_s, encode_s, decode_s = (
+            _seconds(lambda count=count: torch.topk(sizes, count, sorted=False)),
+            _seconds(lambda count=count: find_largest(bits, count)),
+            _seconds(lambda codec=codec: codec.encode({"w": leaf}, None)),
+            _seconds(lambda codec=codec, sent=sent: codec.decode(sent)),
+        )
+        told = topk_bytes(values, share)
+        figures += [
+            Figure(f"largest {share:.1%}: time over torch.topk", ours_s / torch_s, "x", "<= 1.5"),
+            Figure(f"largest {share:.1%}", 1e9 / values * ours_s, "ns/value"),
+            Figure(f"topk {share:.1%} encode", 1e9 / values * encode_s, "ns/value"),
+            Figure(f"topk {share:.1%} decode", 1e9 / values * decode_s, "ns/value"),
+            Figure(f"topk {share:.1%}: bytes over those told", sent.num_bytes / told, "x", "<= 1"),
         ]
     return figures
 

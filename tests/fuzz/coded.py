@@ -18,7 +18,7 @@ from tests.fuzz import payloads
 from tests.fuzz.payloads import PREFIX, whole
 from tests.fuzz.trees import cut_and_spliced
 
-READERS = {name: CODECS[name]() for name in ("quantize", "float16", "masked", "chain")}
+READERS = {name: CODECS[name]() for name in ("quantize", "float16", "masked", "topk", "chain")}
 HALVED = CODECS["chain"](codecs="masked,float16")
 TREES: list[Tree] = [
     {},
@@ -32,6 +32,7 @@ TREES: list[Tree] = [
 SENDERS = [
     *(CODECS["quantize"](bits=bits, scope=scope) for bits, scope in ((8, "leaf"), (3, "tree"), (1, "leaf"))),
     *(CODECS["float16"](), HALVED),
+    *(CODECS["topk"](share=share) for share in (0.1, 0.3, 1.0)),
     *(CODECS["masked"](), CODECS["chain"](quantize_bits=4), CODECS["chain"](quantize_scope="tree")),
 ]
 BYTES_PER_BYTE = 80
@@ -50,7 +51,12 @@ def read(data: bytes) -> str:
         if packed.codec not in READERS:
             return f"codec: {packed.codec}"
         is_halved = packed.codec == "chain" and any(name.startswith("float16/") for name in packed.blobs)
-        coded = (HALVED if is_halved else READERS[packed.codec]).decode(packed)
+        codec = HALVED if is_halved else READERS[packed.codec]
+        if packed.codec == "topk":  # whoever decodes it asks first
+            most = BYTES_PER_BYTE * len(data)
+            if (stands_for := sum(leaf.nbytes for leaf in codec.outline(packed).values())) > most:
+                return f"oversized: {stands_for} bytes"
+        coded = codec.decode(packed)
     except WireError as error:
         return f"{error.reason}: {error.__cause__ or error}"
     assert sum(leaf.nbytes for leaf in coded.tree.values()) <= BYTES_PER_BYTE * len(data)
@@ -114,6 +120,10 @@ def _floats(*numbers: float) -> bytes:
     return torch.tensor(numbers, dtype=torch.float32).numpy().tobytes()
 
 
+def _places(*numbers: int) -> bytes:
+    return torch.tensor(numbers, dtype=torch.int32).numpy().tobytes()
+
+
 QUANTIZED = [  # a leaf of 3 x 5 values and 4 bits, 10 bytes of codes
     ({"bits": _blob("u8", (0, 0))}, "malformed"),
     ({"bits": _blob("u8", (0, 17))}, "malformed"),
@@ -170,15 +180,49 @@ MASKED = [  # a leaf of 2 x 5 values, of which 3 are not zero
     ({"~w": _blob("bool", (0, 2, 5))}, "dtype"),
     ({"=w": _blob("f32", (2, 5), bytes(40))}, "shape"),
 ]
+TOPK = [  # a leaf of 20 x 10 values, of which those at 5, 40 and 199 are there: by 5 low bits and an end of each gap
+    ({"values": None}, "malformed"),
+    ({"values": _blob("f32", (2,), bytes(8))}, "shape"),
+    ({"values": _blob("f32", (3, 1), bytes(12))}, "malformed"),
+    ({"values": _blob("f16", (3,), bytes(6))}, "malformed"),
+    ({"gaps": None}, "shape"),
+    ({"gaps": _blob("u8", (0,))}, "malformed"),
+    ({"gaps": _blob("u8", (1,), b"\x05")}, "shape"),
+    ({"gaps": _blob("u8", (4,), b"\x20\0\0\x07")}, "malformed"),  # 32 low bits
+    ({"gaps": _blob("u8", (4,), b"\x05\0\x80\x07")}, "malformed"),  # a bit behind the low ones
+    ({"gaps": _blob("u8", (4,), b"\x05\0\0\x0f")}, "shape"),  # four ends
+    ({"gaps": _blob("u8", (4,), b"\x05\0\0\x03")}, "shape"),  # two
+    ({"gaps": _blob("u8", (5,), b"\x05\0\0\x07\0")}, "shape"),
+    ({"gaps": _blob("u8", (5,), b"\x07\xff\xff\x1f\x07")}, "shape"),  # beyond the last
+    ({"gaps": _blob("u8", (14,), b"\x1f" + bytes(12) + b"\x0e")}, "shape"),
+    ({"gaps": _blob("i8", (4,), b"\x05\0\0\x07")}, "malformed"),
+    ({"bitmap": _blob("u8", (25,), bytes(25))}, "malformed"),
+    ({"gaps": None, "bitmap": _blob("u8", (25,), bytes(25))}, "shape"),
+    ({"gaps": None, "bitmap": _blob("u8", (24,), b"\x07" + bytes(23))}, "shape"),
+    ({"gaps": None, "positions": _blob("i32", (3,), _places(5, 40, 200))}, "shape"),
+    ({"gaps": None, "positions": _blob("i32", (3,), _places(5, 5, 199))}, "shape"),
+    ({"gaps": None, "positions": _blob("i32", (3,), _places(-1, 5, 199))}, "shape"),
+    ({"gaps": None, "positions": _blob("i32", (2,), _places(5, 199))}, "shape"),
+    ({"gaps": None, "positions": _blob("f32", (3,), bytes(12))}, "malformed"),
+    ({"more": _blob("u8", (0,))}, "malformed"),
+    ({"~w": None}, "shape"),
+    ({"~w": _blob("f32", (0, 20, 9))}, "shape"),
+    ({"~w": _blob("f64", (0, 20, 10))}, "malformed"),
+    ({"~w": _blob("f32", (0, 1 << 40))}, "oversized"),
+    ({"~w": _blob("f32", (0, 1 << 62, 1 << 62))}, "shape"),
+    ({"=w": _blob("f32", (20, 10), bytes(800))}, "shape"),
+]
 """What of a payload is replaced, or taken away, and why it is refused."""
 
 
 def damages() -> dict[str, tuple[bytes, str]]:
     """Return payloads whose sizes, counts, dtypes, bits or ranges do not fit one another."""
     sparse = torch.tensor([[1.0, 0.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0, 3.0]])
+    spread = torch.zeros(20, 10).index_put_((torch.tensor([0, 4, 19]), torch.tensor([5, 0, 9])), torch.ones(3))
     sent = {
         "quantize": (CODECS["quantize"](bits=4).encode({"w": torch.ones(3, 5)}, None)[0], QUANTIZED),
         "masked": (CODECS["masked"]().encode({"w": sparse}, None)[0], MASKED),
+        "topk": (CODECS["topk"](share=0.02).encode({"w": spread}, None)[0], TOPK),
     }
     found = {}
     for codec, (good, cases) in sent.items():

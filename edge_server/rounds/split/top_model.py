@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm
 from shared.algorithms.split.cut_shapes import feature_size
-from shared.codecs.base import Codec
+from shared.codecs.base import Codec, decode_bounded
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.models.build import seeded
@@ -24,9 +24,6 @@ from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender
-
-MOST_BYTES = 1 << 30
-"""What a payload may stand for: a few bytes can be many zeros."""
 
 
 @dataclass
@@ -72,9 +69,7 @@ class TopModel:
         assert self.algorithm.split
         try:
             sent = payload.unpack(whole.finish())
-            if (size := sum(leaf.nbytes for leaf in self.codec.outline(sent).values())) > MOST_BYTES:
-                raise WireError(f"features that stand for {size} bytes", reason="oversized")
-            up = self.codec.decode(sent).tree
+            up = decode_bounded(self.codec, sent).tree
             norm = self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
         except FAULTS as error:  # of torch, a codec, or a network of the user's own
             raise WireError(f"features that make no sense: {error}", reason="shape") from error

@@ -13,12 +13,13 @@ from device_agent.exchange import outbox
 from device_agent.trainer.workspace import Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Result
+from shared.codecs import CODECS
 from shared.codecs.base import to_blob
 from shared.data.sources.arrays import NO_LABEL
 from shared.data.spec import Data
 from shared.errors import ConfigError, Superseded, WireError
 from shared.protocol import payload
-from shared.protocol.messages import Assignment, Hyper, Payload, Spec
+from shared.protocol.messages import Assignment, Blob, Hyper, Payload, Spec
 from shared.tensors.tree import Tree
 from tests.device_agent.agent_side import update_of
 
@@ -197,6 +198,17 @@ def test_a_payload_of_a_codec_nobody_knows_is_named(device, make_task) -> None:
     path.write_bytes(b"".join(payload.pack(Payload(codec="zip", blobs=blobs))))
     with pytest.raises(ConfigError, match="unknown codec 'zip'"):
         device.perform(make_task(), params=str(path))
+
+
+@pytest.mark.parametrize(("algorithm", "reason"), [("fedavg", "shape"), ("local_only", "oversized")])
+def test_a_few_bytes_that_stand_for_many_zeros_take_no_memory(device, make_task, algorithm: str, reason: str) -> None:
+    """By a codec that sends few of them; where a method takes any leaves, by what one payload may stand for."""
+    path, blobs = device.folder / "sparse", CODECS["topk"](share=0.01).encode({"1.weight": torch.eye(9)}, None)[0].blobs
+    vast = Blob("f32", (0, 1 << 15, 1 << 15), memoryview(b""))
+    path.write_bytes(b"".join(payload.pack(Payload(codec="topk", blobs=blobs | {"~1.weight": vast}))))
+    with pytest.raises(WireError) as caught:
+        device.perform(make_task(algorithm=Spec(name=algorithm)), params=str(path))
+    assert caught.value.reason == reason
 
 
 def test_a_superseded_task_ends_at_the_next_batch(device, make_task) -> None:

@@ -64,6 +64,14 @@ def test_a_replay_is_the_textbook_over_computed_links(tmp_path, kind):
     require_textbook(plan, tmp_path / "run", fleet_of(plan))
 
 
+def test_a_replay_charges_the_bytes_that_a_codec_leaves(tmp_path):
+    """Half of the values and a bitmap, over a link that takes seconds for them."""
+    plan = plan_of(tmp_path, LINKS["given"], codec='name = "topk"\noptions = { share = 0.5 }')
+    words = textbook_fleet.Words(plan, "run")
+    assert words.up < 0.7 * words.down
+    require_textbook(plan, tmp_path / "run", fleet_of(plan))
+
+
 @pytest.mark.parametrize("kind", ["seconds", "given"])
 def test_a_replay_is_the_textbook_when_updates_take_several_frames(tmp_path, kind):
     """Ten thousand parameters, 40 kB: the first frame is one of 16 KiB, larger ones follow where it was quick."""

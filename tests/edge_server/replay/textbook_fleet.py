@@ -17,12 +17,16 @@ import xxhash
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.plan.plan import Plan, devices, share
+from shared.codecs import CODECS
+from shared.codecs.base import Codec
 from shared.codecs.dense import dense
 from shared.data.cache import DataCache
 from shared.models.build import initial
 from shared.protocol import payload, wire
 from shared.protocol.measurements import Cost, Provenance, Spent
 from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want, mix
+from shared.registry import build
+from shared.tensors.tree import Tree
 from tests.edge_server.harness import write_examples
 from tests.edge_server.replay.textbook_replay import Device, simulate
 from tests.edge_server.textbook import make_plan
@@ -159,7 +163,8 @@ class Words:
     def __init__(self, plan: Plan, run: str) -> None:
         self.plan, self.run = plan, run
         tree = initial(plan.model, plan.seed).tree()
-        self.down, self.up = (_packed(one) for one in (dict(sorted(tree.items())), tree))  # parameters go by name
+        self.down = _packed(dense(), dict(sorted(tree.items())))  # parameters go by name
+        self.up = _packed(build(CODECS, plan.codec, "codec"), tree)
         self.largest = LARGEST if plan.cohort.size != 1 else BLOCK * 16
 
     def want(self, frame: int, start: int, stop: int) -> int:
@@ -241,5 +246,5 @@ def _size(message: Message) -> int:
     return len(wire.encode(message))
 
 
-def _packed(tree) -> int:
-    return sum(part.nbytes for part in payload.pack(dense().encode(tree, None)[0]))
+def _packed(codec: Codec, tree: Tree) -> int:
+    return sum(part.nbytes for part in payload.pack(codec.encode(tree, None)[0]))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from edge_server.rounds.check_update import read, require_like
-from edge_server.rounds.split.top_model import MOST_BYTES, TopModel
+from edge_server.rounds.split.top_model import TopModel
 from shared.codecs import CODECS
-from shared.codecs.base import Codec
+from shared.codecs.base import MOST_BYTES, Codec
 from shared.errors import WireError
 from shared.models.build import blank
 from shared.protocol.messages import Blob, Payload, Room, Spec, Update
@@ -26,7 +26,7 @@ from tests.edge_server.textbook import plain
 
 UPDATE = Update(run="trial", round=1, device="a", params=None, weight=1.0)
 TREE: Tree = {"w": torch.eye(8), "b": torch.ones(8), "n": torch.tensor(3)}
-CODED = ["dense", "float16", "quantize", "masked", "chain"]
+CODED = ["dense", "float16", "quantize", "masked", "topk", "chain"]
 
 
 def stored(folder: Path, payload: Payload) -> Path:

@@ -9,16 +9,20 @@ from shared.protocol.messages import Allocated, Assignment, Hyper
 
 def test_values_are_read_by_type_and_stay_as_they_are_on_the_wire():
     """Whole numbers as well; what an algorithm adds of its own is no concern of this."""
-    values = {"keep": 1, "prune": 0.25, "share": 0.5, "up_bits_per_s": 8e3, "local_steps": 7, "chain": "0 1"}
+    values = {"keep": 1, "prune": 0.25, "share": 0.5, "sent": 0.1}
+    values |= {"up_bits_per_s": 8e3, "local_steps": 7, "chain": "0 1"}
     told = Assignment(seed=1, hyper=Hyper(), values=dict(values))
-    assert told.allocated == Allocated(keep=1.0, prune=0.25, share=0.5, up_bits_per_s=8e3, local_steps=7)
+    assert told.allocated == Allocated(
+        keep=1.0, prune=0.25, sent=0.1, share=0.5, up_bits_per_s=8e3, local_steps=7
+    )
     assert told.values == values
 
 
 @pytest.mark.parametrize("bad", ["0.5", [0.5]])
 def test_what_is_no_number_says_nothing(bad):
     """A server of another version may say what this one does not understand."""
-    assert Allocated.of(dict.fromkeys(("keep", "prune", "share", "up_bits_per_s", "local_steps"), bad)) == Allocated()
+    names = ("keep", "prune", "sent", "share", "up_bits_per_s", "local_steps")
+    assert Allocated.of(dict.fromkeys(names, bad)) == Allocated()
     assert Allocated.of({"local_steps": 1.5}) == Allocated()
 
 
