@@ -24,7 +24,7 @@ from operator import index
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob

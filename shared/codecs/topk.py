@@ -32,7 +32,6 @@ import math
 from functools import reduce
 from operator import index
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -133,7 +132,8 @@ def _choose(vector: Tensor, count: int, seed: int | None) -> Positions | None:
         return None
     keys = vector.view(_INTS[vector.itemsize]) if seed is None else _draw_keys(vector, seed)
     found = find_largest(keys.numpy(), count)
-    return found[(vector[torch.from_numpy(found)] != 0).numpy()]
+    sent: Positions = found[(vector[torch.from_numpy(found)] != 0).numpy()]
+    return sent
 
 
 def _draw_keys(vector: Tensor, seed: int) -> Tensor:

@@ -21,7 +21,7 @@ def bytes_of(held: dict) -> int:
     return sum(one.nbytes for one in held.values())
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 @given(data=st.data(), total=st.integers(0, 3000), seed=st.integers(0, 1000))
 def test_positions_come_back_and_take_no_more_than_told(data, total, seed):
     """Nor more than 32 bits each, or a bitmap."""

@@ -43,7 +43,7 @@ def joined(tree: Tree) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.float64), *(leaf.flatten().double() for leaf in tree.values())])
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True, deadline=None)
 @given(shapes=SHAPES, share=SHARES, seed=st.integers(0, 1000))
 def test_the_largest_values_come_and_the_others_are_zero(shapes, share, seed):
     """k = max(1, ⌈share d⌉) of them; in the tree's order, shapes and dtypes, integers as they are."""
@@ -61,7 +61,7 @@ def test_the_largest_values_come_and_the_others_are_zero(shapes, share, seed):
     assert torch.equal(sent, expected)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True, deadline=None)
 @given(shapes=SHAPES, share=SHARES, seed=st.integers(0, 1000), random_k=st.booleans())
 def test_bytes_are_no_more_than_told(shapes, share, seed, random_k):
     """Nor than 8 k, 4 k and a bitmap, or 4 d, as HCEF's resolution counts them; integers are as they are."""
@@ -72,7 +72,7 @@ def test_bytes_are_no_more_than_told(shapes, share, seed, random_k):
     assert size <= topk_bytes(d, share) <= min(8 * k, 4 * k + math.ceil(d / 8), 4 * d)
 
 
-@pytest.mark.parametrize(("share", "rate"), [(0.001, 1.43), (0.01, 1.27), (0.1, 1.15), (0.3, 1.105), (0.5, 1.0625)])
+@pytest.mark.parametrize(("share", "rate"), [(0.001, 1.38), (0.01, 1.27), (0.1, 1.17), (0.3, 1.105), (0.5, 1.0625)])
 def test_bytes_of_scattered_values_are_near_what_is_told(share, rate):
     """Of the spec's overhead over values alone, 2.00 where few are sent, the gaps leave a quarter of themselves."""
     d = 300_000
@@ -82,7 +82,7 @@ def test_bytes_of_scattered_values_are_near_what_is_told(share, rate):
     assert topk_bytes(d, share) / (4 * sent_values(d, share)) <= rate
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True, deadline=None)
 @given(shapes=SHAPES, share=SHARES, seed=st.integers(0, 1000))
 def test_it_contracts_and_does_nothing_the_second_time(shapes, share, seed):
     """|Q(x) - x|² <= (1 - k / d) |x|², and Q(Q(x)) = Q(x)."""
@@ -245,8 +245,8 @@ def test_encoding_changes_nothing_and_draws_nothing_of_anybodys():
 
 
 def test_drawn_positions_are_uniform_and_contract_in_mean():
-    """Over 2000 seeds every position comes as often as chance has it; what is lost is 1 - k / d in the mean."""
-    turns, d, k = 2000, 40, 10
+    """Over 500 seeds every position comes as often as chance has it; what is lost is 1 - k / d in the mean."""
+    turns, d, k = 500, 40, 10
     tree = {"w": torch.linspace(-1.0, 2.0, d) + 0.01}
     sent = torch.stack([over_the_wire(topk(share=k / d, random_k=True, seed=turn), tree)["w"] for turn in range(turns)])
     assert ((sent != 0).sum(1) == k).all()
@@ -255,7 +255,7 @@ def test_drawn_positions_are_uniform_and_contract_in_mean():
     deviation = (k / d * (1 - k / d) / turns) ** 0.5
     assert (often - k / d).abs().max() <= 5 * deviation
     lost = (sent - tree["w"]).double().square().sum(1).mean() / tree["w"].double().square().sum()
-    assert lost.item() == pytest.approx(1 - k / d, rel=0.02)
+    assert lost.item() == pytest.approx(1 - k / d, rel=0.04)
 
 
 def test_trees_that_differ_in_a_bit_draw_apart():

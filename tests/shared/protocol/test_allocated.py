@@ -12,9 +12,7 @@ def test_values_are_read_by_type_and_stay_as_they_are_on_the_wire():
     values = {"keep": 1, "prune": 0.25, "share": 0.5, "sent": 0.1}
     values |= {"up_bits_per_s": 8e3, "local_steps": 7, "chain": "0 1"}
     told = Assignment(seed=1, hyper=Hyper(), values=dict(values))
-    assert told.allocated == Allocated(
-        keep=1.0, prune=0.25, sent=0.1, share=0.5, up_bits_per_s=8e3, local_steps=7
-    )
+    assert told.allocated == Allocated(keep=1.0, prune=0.25, sent=0.1, share=0.5, up_bits_per_s=8e3, local_steps=7)
     assert told.values == values
 
 
