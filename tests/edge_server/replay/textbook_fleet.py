@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+import torch
 import xxhash
 
 from edge_server.journal.costs import by_round
@@ -164,7 +165,11 @@ class Words:
         self.plan, self.run = plan, run
         tree = initial(plan.model, plan.seed).tree()
         self.down = _packed(dense(), dict(sorted(tree.items())))  # parameters go by name
-        self.up = _packed(build(CODECS, plan.codec, "codec"), tree)
+        numbers = torch.Generator().manual_seed(1)
+        scattered = {
+            key: torch.randn(leaf.shape, generator=numbers) for key, leaf in tree.items()
+        }  # as large changes are in an update
+        self.up = _packed(build(CODECS, plan.codec, "codec"), scattered)
         self.largest = LARGEST if plan.cohort.size != 1 else BLOCK * 16
 
     def want(self, frame: int, start: int, stop: int) -> int:
