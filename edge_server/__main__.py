@@ -96,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     places.add(show, form=True)
     explain = verbs.add_parser("explain", help="say why each device was given what it was given in a round")
     explain.add_argument("run", metavar="RUN", help=places.RUN)
-    explain.add_argument("round", type=int, metavar="ROUND", help="which round; the first is 1")
+    help_ = "which round; the first is 1; of a plan with sites also GLOBAL.EDGE, the first is 0.0"
+    explain.add_argument("round", metavar="ROUND", help=help_)
     explain.add_argument("--device", default="", metavar="NAME", help="of this one alone")
     places.add(explain, form=True)
     _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
@@ -104,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))
     trial = verbs.add_parser("trial", help="field trials").add_subparsers(dest="verb", required=True, metavar="VERB")
     _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
-    commands.plan_arguments(verbs.add_parser("plan", help="the keys of a plan: type, unit, default and meaning"))
+    commands.plan_arguments(
+        verbs.add_parser("plan", help="check a plan; the keys of plans: type, unit, default and meaning")
+    )
     chaos = verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random")
     chaos.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
     chaos.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")

@@ -196,9 +196,9 @@ def test_a_replayed_device_is_charged_for_the_steps_it_takes_and_its_trace_for_a
     more = "\n".join(f'[[device]]\nname = "{name}"\n{cost}' for name in NAMES)
     options = "personal_steps = 3, global_steps = 2, warmup_steps = 1"
     make(tmp_path, options=options, more=more, evaluation="every = 0")
-    run, records = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
+    [(run, records)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
     seconds = [cost.compute_s for told in by_round(records).values() for cost in told.values()]
     assert seconds == ROUNDS * len(NAMES) * [6.0]
     export(tmp_path / "runs", run.name, tmp_path / "trace", tmp_path)
-    _, again = run_replay(tmp_path / "trace", tmp_path, tmp_path / "more", 0, 1)
+    [(_, again)] = run_replay(tmp_path / "trace", tmp_path, tmp_path / "more", 0, 1)
     assert [cost.compute_s for told in by_round(again).values() for cost in told.values()] == seconds

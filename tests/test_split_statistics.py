@@ -131,7 +131,7 @@ def test_a_plan_that_says_nothing_measures_and_a_run_of_before_goes_on_without(t
     _, before = here.play()
     assert measured_batches(before) == [None]
     write(trace_of(before), tmp_path / "trace")
-    _, again = run_replay(tmp_path / "trace", tmp_path, tmp_path / "runs", 0, 1)
+    [(_, again)] = run_replay(tmp_path / "trace", tmp_path, tmp_path / "runs", 0, 1)
     assert measured_batches(again) == [None]
     assert [one.accuracy for one in closed_rounds(again)] == [one.accuracy for one in closed_rounds(before)]
 

@@ -14,12 +14,12 @@ import msgspec
 from rich.console import Console
 
 from edge_server.plan.plan import Plan
+from edge_server.report.progress_bar import print_line
 from edge_server.trial.chaos.kills import KINDS, schedule
 from edge_server.trial.chaos.site import Site, sweep
 from edge_server.trial.chaos.study import ChaosStudy, Struck
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import Local
-from edge_server.trial.progress import print_line
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, CorruptFile, TaskFailed, Unreachable
 from shared.registry import build

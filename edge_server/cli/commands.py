@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.cli import places
 from shared import registry
 from shared.errors import ConfigError
 from shared.runtime import processes
@@ -140,8 +141,11 @@ def explain(options: argparse.Namespace) -> int:
     from edge_server.allocation.explain import explain as explained  # noqa: PLC0415
     from edge_server.allocation.explain import explanation_lines  # noqa: PLC0415
     from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.plan.sites import parse_round  # noqa: PLC0415
 
-    found = explained(find(options.data_dir, options.run).records, options.round, options.device)
+    run = find(options.data_dir, options.run)
+    number = parse_round(options.round, run.opened.plan.sites if run.opened else msgspec.UNSET)
+    found = explained(run.records, number, options.device)
     if options.format == "json":
         _print_json(found)
     else:
@@ -208,9 +212,9 @@ def chaos(options: argparse.Namespace) -> int:
     from edge_server.journal.runs import new_name  # noqa: PLC0415
     from edge_server.plan.plan import devices  # noqa: PLC0415
     from edge_server.replay.run import plan_for_exact_bits, replay  # noqa: PLC0415
+    from edge_server.report.progress_bar import print_line  # noqa: PLC0415
     from edge_server.rounds.check_plan import load  # noqa: PLC0415
     from edge_server.trial.local import Local  # noqa: PLC0415
-    from edge_server.trial.progress import print_line  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
     plan = load(options.plan, options.data_root)
@@ -240,18 +244,24 @@ def chaos(options: argparse.Namespace) -> int:
     return 0 if outcome.holds else EXIT_SHORT
 
 
+def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
+    """Return what scripts are shown of a run."""
+    from edge_server.journal.costs import by_round  # noqa: PLC0415
+    from edge_server.journal.outcome import summarise_outcome  # noqa: PLC0415
+    from edge_server.journal.records import closed_rounds  # noqa: PLC0415
+
+    short = {"short": why} if (why := why_short(records)) else {}
+    rounds = {"rounds": closed_rounds(records), "costs": by_round(records)}
+    return {"record": str(folder), "outcome": summarise_outcome(records, folder), **short, **rounds}
+
+
 def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
 
-    came_to = summarise_outcome(records, folder)
     if options.format == "json":
-        from edge_server.journal.costs import by_round  # noqa: PLC0415
-        from edge_server.journal.records import closed_rounds  # noqa: PLC0415
-
-        short = {"short": why} if (why := why_short(records)) else {}
-        rounds = {"rounds": closed_rounds(records), "costs": by_round(records)}
-        _print_json({"record": str(folder), "outcome": came_to, **short, **rounds})
+        _print_json(_shown(folder, records))
         return
+    came_to = summarise_outcome(records, folder)
     from edge_server.trial import tables  # noqa: PLC0415
 
     width = terminal_columns(sys.stdout)
@@ -273,13 +283,36 @@ def _print_json(value: object) -> None:
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `edge-server plan` to a parser."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    check = verbs.add_parser("check", help="say whether a plan can be run, and how its sites mix their models")
+    check.add_argument("plan", type=Path, metavar="PLAN", help="a plan's file")
+    root = places.usual_data_root()
+    help_ = f"folder of data sets; default: {root}, see FIELDFLEET_DATA"
+    check.add_argument("--data-root", type=Path, default=root, metavar="DIR", help=help_)
+    check.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     schema = verbs.add_parser("schema", help="print every key of a plan with type, unit, default and meaning")
     help_ = "json: a JSON Schema for editors; markdown: the page edge_server/plan/REFERENCE.md; default: %(default)s"
     schema.add_argument("--format", choices=("table", "markdown", "json"), default="table", help=help_)
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Print the reference of a plan's keys."""
+    """Check a plan, or print the reference of a plan's keys."""
+    return _check_plan(options) if options.verb == "check" else _print_keys(options)
+
+
+def _check_plan(options: argparse.Namespace) -> int:
+    with loading():
+        from edge_server.cli.plan.check import check_parts, check_plan  # noqa: PLC0415
+
+    processes.configure("warning", options.verbose)
+    found = check_plan(options.plan, options.data_root)
+    if options.format == "json":
+        _print_json(found)
+    else:
+        write_text(sys.stdout, *check_parts(found))
+    return 0
+
+
+def _print_keys(options: argparse.Namespace) -> int:
     from edge_server.cli.plan.reference import as_markdown, plan_keys  # noqa: PLC0415
     from edge_server.cli.plan.schema import plan_schema  # noqa: PLC0415 - torch, for the builders' options
     from shared.runtime.text_table import TextColumn, TextTable, write_text  # noqa: PLC0415

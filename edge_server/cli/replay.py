@@ -13,9 +13,9 @@ from edge_server.cli.report import write
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import Run, find
-from edge_server.replay.compare import Gap, Model, compare_runs
-from edge_server.replay.compare_page import page
-from edge_server.replay.compare_text import lines, table
+from edge_server.replay.comparison.compare import Gap, Model, compare_runs
+from edge_server.replay.comparison.compare_page import page
+from edge_server.replay.comparison.compare_text import lines, table
 from edge_server.replay.run import run_replay
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, CorruptFile

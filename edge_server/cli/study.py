@@ -13,7 +13,7 @@ from shared.runtime.processes import loading
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
-    from edge_server.study.summary import StudySummary
+    from edge_server.replay.study.summary import StudySummary
 
 EXIT_SHORT = 1
 """Where a cell has failed."""
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def study(options: argparse.Namespace) -> int:
     """Run every plan of a study that has not been run yet, each in a process of its own."""
     with loading():
-        from edge_server.study.terminal import run_study  # noqa: PLC0415
+        from edge_server.replay.study.terminal import run_study  # noqa: PLC0415
 
     summary, folder, is_whole = run_study(options)
     _print(summary, folder, options.format)
@@ -49,7 +49,7 @@ def _print(summary: StudySummary, folder: Path, form: str) -> None:
     if form == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() + "\n")
         return
-    from edge_server.study.tables import tables  # noqa: PLC0415
+    from edge_server.replay.study.tables import tables  # noqa: PLC0415
 
     causes = [f"{row.cell} {row.state}: {row.cause}" for row in summary.rows if row.cause]
     write_text(sys.stdout, *tables(summary), *causes)

@@ -16,10 +16,11 @@ from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan, devices, planned_data, require_there
 from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.server_config import load as load_config
+from edge_server.report.progress_bar import print_line
 from edge_server.rounds.check_plan import load
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local
-from edge_server.trial.progress import Display, print_line
+from edge_server.trial.progress import Display
 from shared import registry
 from shared.errors import ConfigError
 

@@ -23,9 +23,12 @@ from edge_server.plan.sections import (
     HyperPlan,
     MeasurePlan,
     OptimizerPlan,
+    PartitionPlan,
     ReplayPlan,
     Section,
 )
+from edge_server.plan.sites import SitesPlan
+from edge_server.plan.sites import check as check_sites
 from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
 from shared.protocol.topics import check_name
@@ -127,31 +130,6 @@ class RoundPlan(Section, frozen=True, kw_only=True):
             raise ValueError("most_norm and most_examples must be >= 1 and finite, or 0 for no bound")
 
 
-class PartitionPlan(Section, frozen=True, kw_only=True):
-    """How local agents and replayed devices share one data set; a real device brings its own examples.
-
-    Attributes:
-        kind: `none`: every device has all examples; `dirichlet`: shares of the classes are drawn for each device;
-            `shards`: each has a few runs of the examples sorted by class; `even`: equal parts; `client`: the examples
-            of the client of the data set (`[data] client_column`) that is named as the device is.
-        alpha: Of `dirichlet`: concentration; 0.1 is very unequal, 100 nearly even.
-        shards_per_device: Of `shards`: how many runs of examples each device has.
-        min_examples: Of `dirichlet`: no device has fewer.
-        seed: Of what is drawn.
-    """
-
-    kind: Literal["none", "dirichlet", "shards", "even", "client"] = "none"
-    alpha: float = 0.5
-    shards_per_device: int = 2
-    min_examples: int = 8
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what the journal could not hold; the rest is for the data set to say."""
-        if not 0 < self.alpha < math.inf:
-            raise ValueError("alpha must be > 0 and finite")
-
-
 class Plan(Section, frozen=True, kw_only=True):
     """Keys of the whole trial; each table has a section of its own below.
 
@@ -177,6 +155,7 @@ class Plan(Section, frozen=True, kw_only=True):
             draws of the devices' own data set are left out there.
         partition: How local agents and replayed devices share that data.
         budget: What the whole run may take.
+        sites: Which edge server has which devices, where there are several.
         replay: How a replay computes.
         optimizer: What decides how much each device is given in a round; absent: every device is given the same.
         fallback: What the plan trains with where its data is not there.
@@ -203,6 +182,7 @@ class Plan(Section, frozen=True, kw_only=True):
     measure: MeasurePlan = MeasurePlan()
     partition: PartitionPlan = PartitionPlan()
     budget: BudgetPlan = BudgetPlan()
+    sites: SitesPlan | msgspec.UnsetType = msgspec.UNSET
     replay: ReplayPlan = ReplayPlan()
     optimizer: OptimizerPlan | None = None
     fallback: FallbackPlan | None = None
@@ -326,6 +306,8 @@ def check_structure(plan: Plan, path: Path) -> None:
     check_devices(plan.device, path)
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
+    if plan.sites:
+        check_sites(plan.sites, [device.name for device in expanded(plan.device)], plan.rounds, path)
     _check_labels(plan, path)
     if plan.local < 0:
         raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")

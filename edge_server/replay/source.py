@@ -9,7 +9,7 @@ from edge_server.journal.runs import exists
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan, placed
 from edge_server.rounds.check_plan import check, load
-from edge_server.rounds.running_statistics import batches_of, settle_batches
+from edge_server.rounds.evaluation.running_statistics import batches_of, settle_batches
 from edge_server.trace import files
 from edge_server.trace.trace import Trace
 from edge_server.trace.transfer import trace_of_run

@@ -17,7 +17,7 @@ import msgspec
 
 from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
-from edge_server.allocation.inputs import RoundSetting
+from edge_server.allocation.inputs import Case, RoundSetting
 from edge_server.allocation.model_sizes import measure_model, update_bytes
 from edge_server.fleet import membership as muster
 from edge_server.fleet.classes import agreed_classes
@@ -29,7 +29,8 @@ from edge_server.journal.decision import Decision, predicted_joules
 from edge_server.journal.disk import persist
 from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
-from edge_server.rounds.running_statistics import tell_devices
+from edge_server.rounds.evaluation.running_statistics import tell_devices
+from edge_server.rounds.neighbours import Neighbours
 from shared.algorithms.base import Algorithm, Cohort
 from shared.errors import ConfigError, Infeasible
 from shared.models.base import Model
@@ -108,7 +109,11 @@ def _some(devices: Sequence[str]) -> str:
 
 @dataclass
 class Assigning:
-    """Tells devices what to do. What it has learnt of them follows from the journal."""
+    """Tells devices what to do. What it has learnt of them follows from the journal.
+
+    Attributes:
+        neighbours: The other sites of a plan with several.
+    """
 
     run: str
     plan: Plan
@@ -117,6 +122,7 @@ class Assigning:
     algorithm: Algorithm
     model: Model
     muster: Muster
+    neighbours: Neighbours | None = None
     _experience: Experience = field(default_factory=Experience)
     _ledger: Ledger = field(default_factory=Ledger)
     _silent: set[str] = field(default_factory=set)
@@ -227,7 +233,7 @@ class Assigning:
                     f"budget.joules: {spent:.6g} J of {budget:g} J are spent, and round {number} would take "
                     f"{few:.4g} J at the least"
                 )
-            devices, decision = chosen, await self._decided(state, chosen, number)
+            devices, decision = chosen, await self._decided(state, chosen, number, decision)
             foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
         if devices != drawn:
             all_j = math.fsum(whole.values())
@@ -239,15 +245,38 @@ class Assigning:
             await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=what))
         return devices, decision
 
-    async def _decided(self, state: State, devices: tuple[str, ...], number: int) -> Decision | None:
-        """Return what the plan's optimizer decides; None where it has none."""
-        if not self.plan.optimizer:
+    async def _decided(
+        self, state: State, devices: tuple[str, ...], number: int, given: Decision | None = None
+    ) -> Decision | None:
+        """Return what the plan's optimizer decides, for all sites at once where there are several; None: it has none.
+
+        Args:
+            state: The server's.
+            devices: For whom.
+            number: Of the round.
+            given: What the sites have decided for more devices of this round: they decide a round once.
+        """
+        table = self.plan.optimizer
+        if not table:
             return None
+        if given and self.neighbours:
+            return msgspec.structs.replace(
+                given, devices={device: one for device, one in given.devices.items() if device in devices}
+            )
         self._experience.take(await self.server.worker(self.store.records, self._experience.seen))
         self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
-        return await self.server.worker(self._decide, state, devices, number)
+        asked = await self.server.worker(self._case, state, devices, number)
+        if self.neighbours and number <= self.plan.rounds:
+            decision = await self.neighbours.decide(asked, number)
+        else:
+            decision = await self.server.worker(coordinator.decide, table, asked)
+        if not decision.feasible and number <= self.plan.rounds:
+            enough = ", ".join(f"{name} {value:.4g}" for name, value in decision.enough.items())
+            log.warning("round %d: not every device can meet the limits; %s would do", number, enough or "nothing")
+        return decision
 
-    def _decide(self, state: State, devices: tuple[str, ...], number: int) -> Decision:
+    def _case(self, state: State, devices: tuple[str, ...], number: int) -> Case:
+        """Return what is decided from."""
         plan = self.plan
         assert plan.optimizer
         settled = self.algorithm.resources.settled
@@ -261,11 +290,5 @@ class Assigning:
             ladder=update_bytes(self.model, ratios) if ratios else (),
             settled={device: settled(state, device) for device in devices} if settled else {},
         )
-        asked = coordinator.round_case(
-            setting, self._experience, dict(self.server.fleet.reports)
-        )  # it changes meanwhile
-        decision = coordinator.decide(plan.optimizer, asked)
-        if not decision.feasible and number <= plan.rounds:
-            enough = ", ".join(f"{name} {value:.4g}" for name, value in decision.enough.items())
-            log.warning("round %d: not every device can meet the limits; %s would do", number, enough or "nothing")
-        return decision
+        reports = dict(self.server.fleet.reports)  # it changes meanwhile
+        return coordinator.round_case(setting, self._experience, reports)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from edge_server.allocation.coordinator import options_of, unused_values
 from edge_server.plan.plan import Plan, check_structure, fallen_back, placed, require_there
+from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated
 from shared.algorithms.local_training import can_stop_early
@@ -23,14 +24,21 @@ from shared.registry import build
 log = logging.getLogger(__name__)
 
 
-def load(path: Path, data_root: Path) -> Plan:
+def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
     """Read a plan; relative paths of data and traces are taken from `data_root`.
 
+    Args:
+        path: Its file.
+        data_root: As said.
+        several_sites: Whether the caller can do something with a plan of several sites.
+
     Raises:
-        ConfigError: As `shared.config.read`, or names clash.
+        ConfigError: As `shared.config.read`, or names clash, or it has sites and may have none.
     """
     plan = read(path, Plan)
     check(plan, path)
+    if not several_sites:
+        require_one_site(plan, path)
     plan = placed(plan, data_root)
     if plan.evaluation.every or plan.server_data:
         require_there(plan, data_root)
@@ -49,6 +57,19 @@ def check(plan: Plan, path: Path) -> None:
     check_structure(plan, path)
     for one in (plan, fallen_back(plan)):
         _check_choices(one, path)
+
+
+def require_one_site(plan: Plan, path: Path) -> None:
+    """Refuse a plan with several sites, for what runs one server alone.
+
+    Raises:
+        ConfigError: It has such a table.
+    """
+    if plan.sites:
+        raise ConfigError(
+            f"{path}: sites: a plan for several edge servers can be checked (`edge-server plan check`) so far, and not "
+            "run: take the table out to run it with one server"
+        )
 
 
 def _check_choices(plan: Plan, path: Path) -> None:
@@ -73,6 +94,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         )
     _check_topk(plan, algorithm, path)
     _check_device_evaluation(plan, algorithm, path)
+    _check_sites(plan, algorithm, path)
     judged = evaluated(algorithm, state)
     if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= judged.keys():
         raise ConfigError(
@@ -113,6 +135,22 @@ def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> No
         raise ConfigError(
             f'{path}: evaluation.devices_every: data.labels is "none", and devices evaluate on labels; take out one'
         )
+
+
+def _check_sites(plan: Plan, algorithm: Algorithm, path: Path) -> None:
+    """Refuse sites that would train apart: with a method of which nothing is mixed, or without a way between them."""
+    if not plan.sites:
+        return
+    if algorithm.mixing is None:
+        able = sorted(name for name, builder in ALGORITHMS.items() if builder().mixing)
+        raise ConfigError(
+            f"{path}: sites: algorithm {plan.algorithm.name!r} does not say what several servers mix; choose one of "
+            f"{', '.join(able)}, or take [sites] out"
+        )
+    try:
+        graph_edges(plan.sites)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _check_runtime(plan: Plan, algorithm: Algorithm, path: Path) -> None:

@@ -1,4 +1,8 @@
-"""What follows a round: the next, another try after a pause, an earlier model, or the run's end (retry, back-off)."""
+"""What follows a round: the next, another try after a pause, an earlier model, or the run's end (retry, back-off).
+
+When a run is over because its devices have left it for good, as those do that stop early:
+who has left is told by the server state alone, so that a server that was killed ends as one that was not.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from edge_server.fleet import membership
 from edge_server.journal.outcome import MOST_NAMED, REMEDY, TRIES_TO_WAIT
 from edge_server.journal.records import Rewound, RoundClosed, RunClosed, closed_rounds
 from edge_server.rounds.round import Rounds
 from shared.errors import Diverged, is_cause
+from shared.tensors.tree import State
 
 log = logging.getLogger(__name__)
 
@@ -105,3 +111,30 @@ def missed_cause(closed: RoundClosed) -> str:
     return "; ".join(
         [f"{len(closed.arrived)} updates came", *named, *([f"and {more} more failed"] if more > 0 else [])]
     )
+
+
+async def reason_to_end(rounds: Rounds, state: State) -> str:
+    """Return why a run is over, as a sentence for the record; empty where it is not.
+
+    It is over when fewer devices than the method needs have not left: of those that the plan names, or of all that were
+    ever there. If none of these is there, the run waits for one as long as for any cohort.
+    """
+    departure = rounds.algorithm.departure
+    if departure is None or not (left := departure.left(state)):
+        return ""
+    ours, server, least = rounds.muster, rounds.server, departure.min_alive
+    ours.seen |= set(filter(ours.takes, server.fleet.statuses))
+    everybody = ours.seen if ours.members is None else ours.members
+    gone, alive = len(left & everybody), len(everybody - left)
+    if alive < least:
+        rest = "" if least == 1 else f", {alive} have not, fewer than {least}"
+        return f"{gone} of {len(everybody)} devices have left for good{rest}"
+    if ours.members is not None:
+        return ""
+    ours.left = left
+    await server.reachable()
+    await membership.wait_for_cohort(server, ours, rounds.plan.cohort)
+    here = ours.here(server.fleet)
+    if not here or ours.training(server.fleet):
+        return ""
+    return f"all {len(here)} devices that are connected have left for good"

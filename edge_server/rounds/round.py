@@ -1,8 +1,6 @@
 """One round, top to bottom: assign, send, gather, fold, aggregate, record.
 
 From the updates of a round to the next server state.
-
-What a round came to: the figures of the updates that count.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +23,14 @@ from edge_server.journal.disk import P, R, persist
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds import running_statistics as statistics
 from edge_server.rounds.aggregate import aggregate_updates
 from edge_server.rounds.assign import WHAT, Assigning, Purpose, evaluates_everybody
 from edge_server.rounds.broadcast import Outgoing, audiences
 from edge_server.rounds.check_update import keep_only, require_like
 from edge_server.rounds.collect_updates import Gather
+from edge_server.rounds.evaluation import running_statistics as statistics
+from edge_server.rounds.evaluation.round_figures import close_record
+from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.quorum import Waiting
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms import ALGORITHMS
@@ -52,56 +51,6 @@ from shared.tensors.placement import CPU, Device, state_on, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.sender import Sender
-
-
-def close_record(
-    gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool, personal: bool = False
-) -> RoundClosed:
-    """Return what is recorded of a round, but for its seconds.
-
-    Args:
-        gather: The round, ended.
-        dropped: What was refused before it reached the round, counted by reason.
-        scored: The aggregated model on the server's test data, if it was tried.
-        enough: Whether there is an aggregated model.
-        personal: Whether each device evaluates parameters of its own.
-    """
-    came = sorted(gather.accepted.items())
-    updates = {device: record.update for device, record in came if device not in gather.failed}
-    losses = [(update.loss, update.num_examples) for update in updates.values() if update.loss is not None]
-    return RoundClosed(
-        round=gather.number,
-        outcome="aggregated" if enough else "missed",
-        arrived=tuple(updates),
-        failed=dict(sorted(gather.failed.items())),
-        refused=dict(sorted((gather.refused + dropped).items())),
-        loss=weighted_mean(losses),
-        accuracy=scored.accuracy if scored else None,
-        test_loss=scored.loss if scored else None,
-        class_accuracy=(scored and scored.by_class) or msgspec.UNSET,
-        device_accuracy=mean_accuracy(updates, personal=personal),
-        seconds=0.0,
-        bytes_up={device: record.bytes_up for device, record in came},
-        bytes_down={d: update.cost.bytes_down for d, update in updates.items() if update.cost.bytes_down is not None},
-    )
-
-
-def accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
-    """Return what devices measured on their held-out examples, with the number of these."""
-    found = (update.metrics for update in updates.values())
-    return [(one["eval_accuracy"], one.get("eval_examples", 1.0)) for one in found if "eval_accuracy" in one]
-
-
-def mean_accuracy(updates: dict[str, Update], *, personal: bool) -> float | None:
-    """Return the mean of what devices measured: of one model weighted by examples, of personal ones each as much."""
-    found = accuracies(updates)
-    return weighted_mean([(accuracy, 1.0) for accuracy, _ in found] if personal else found)
-
-
-def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the weighted mean, None where nothing weighs anything."""
-    weight = sum(w for _, w in pairs)
-    return sum(value * w for value, w in pairs) / weight if weight else None
 
 
 def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[State, str, Assignment], Tree]:
@@ -151,6 +100,7 @@ class Rounds:
         device: What it trains and evaluates with; states between are on the CPU.
         graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
         opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
+        neighbours: The other sites of a plan with several.
         assigning: Tells devices what to do.
     """
 
@@ -167,13 +117,14 @@ class Rounds:
     labelled: Examples | None = None
     device: Device = CPU
     graph: bytes = b""
+    neighbours: Neighbours | None = None
     assigning: Assigning = field(init=False)
 
     def __post_init__(self) -> None:
         """Have somebody decide who does what."""
         self.muster.silent.least = self.plan.round.min_updates
         us = self.run, self.plan, self.server, self.store
-        self.assigning = Assigning(*us, self.algorithm, self.model, self.muster)
+        self.assigning = Assigning(*us, self.algorithm, self.model, self.muster, self.neighbours)
 
     async def next(
         self,
@@ -210,7 +161,7 @@ class Rounds:
         after = await self._after(trained, told, gather)
         batches = None
         if after is not None:
-            state, batches = await self._measured(number, after, gather)
+            state, batches = await self._measured(number, await self._mixed(number, after), gather)
             log.debug("phase checkpointing run=%s round=%d", self.run, number)
             _, scored = await asyncio.gather(
                 self.persist(Effect(ROUND_END, self.store.save), number, state),
@@ -224,6 +175,14 @@ class Rounds:
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
+
+    async def _mixed(self, number: int, state: State) -> State:
+        """Return a new model as the neighbours leave it; as it is where they do not mix after this round."""
+        sites = self.plan.sites
+        if self.neighbours is None or not sites or not sites.is_mixed(number):
+            return state
+        log.debug("phase mixing run=%s round=%d", self.run, number)
+        return await self.neighbours.mix(number, state)
 
     def _terms(self, state: State) -> dict[str, float] | msgspec.UnsetType:
         """Return a method's own figures of a round, as far as they are numbers; unset where it has none."""

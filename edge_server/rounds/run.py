@@ -1,8 +1,4 @@
-"""A run from its first round to its last, or from wherever an earlier process of this server left it.
-
-When a run is over because its devices have left it for good, as those do that stop early:
-who has left is told by the server state alone, so that a server that was killed ends as one that was not.
-"""
+"""A run from its first round to its last, or from wherever an earlier process of this server left it."""
 
 from __future__ import annotations
 
@@ -40,12 +36,13 @@ from edge_server.journal.runs import describe_differences, require_record, versi
 from edge_server.plan.plan import Plan, is_same_plan, test_data
 from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds import evaluate
 from edge_server.rounds.check_update import keep_only
-from edge_server.rounds.repeat import Repetition
+from edge_server.rounds.evaluation import evaluate
+from edge_server.rounds.evaluation.running_statistics import batches_of, settle_batches
+from edge_server.rounds.neighbours import Neighbours, plan_of_site
+from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
-from edge_server.rounds.running_statistics import batches_of, settle_batches
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
 from shared.data.classes import as_told, listed
@@ -85,33 +82,6 @@ async def leave_out_broken(rounds: Rounds, closed: RoundClosed) -> None:
             at = rounds.server.clock()
             left_out = LeftOut(device=device, instance=instance, cause=cause, round=closed.round, at=at)
             await rounds.persist(rounds.store.append, left_out)
-
-
-async def reason_to_end(rounds: Rounds, state: State) -> str:
-    """Return why a run is over, as a sentence for the record; empty where it is not.
-
-    It is over when fewer devices than the method needs have not left: of those that the plan names, or of all that were
-    ever there. If none of these is there, the run waits for one as long as for any cohort.
-    """
-    departure = rounds.algorithm.departure
-    if departure is None or not (left := departure.left(state)):
-        return ""
-    ours, server, least = rounds.muster, rounds.server, departure.min_alive
-    ours.seen |= set(filter(ours.takes, server.fleet.statuses))
-    everybody = ours.seen if ours.members is None else ours.members
-    gone, alive = len(left & everybody), len(everybody - left)
-    if alive < least:
-        rest = "" if least == 1 else f", {alive} have not, fewer than {least}"
-        return f"{gone} of {len(everybody)} devices have left for good{rest}"
-    if ours.members is not None:
-        return ""
-    ours.left = left
-    await server.reachable()
-    await membership.wait_for_cohort(server, ours, rounds.plan.cohort)
-    here = ours.here(server.fleet)
-    if not here or ours.training(server.fleet):
-        return ""
-    return f"all {len(here)} devices that are connected have left for good"
 
 
 def known_classes(
@@ -154,6 +124,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     draw: str = DRAW,
     device: Device = CPU,
     graph: bytes = b"",
+    neighbours: Neighbours | None = None,
 ) -> State:
     """Run a plan to its end, or go on with it; return the final server state.
 
@@ -168,6 +139,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         draw: Who draws a new run's first weights; a run that was begun keeps its own.
         device: What the server trains and evaluates with.
         graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
+        neighbours: The other sites of a plan with several.
 
     Raises:
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
@@ -176,21 +148,37 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
     new = RunOpened(run=run, plan=plan, started=started, draw=draw, statistics_batches=batches_of(plan, algorithm))
     begun = _begun(records, plan) or new
-    test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
-    labelled = await server.worker(load, plan.server_data) if plan.server_data else None
+    test, labelled = await _server_examples(plan, server)
     reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
     rounds = Rounds(
-        *(run, settle_batches(begun.plan, begun.statistics_batches), server, store, algorithm, link),
+        *(run, _settled_plan(begun, server.site), server, store, algorithm, link),
         *(replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:])), test),
         muster=Muster(members, classes=known_classes(plan, test, labelled, records), reads_labels=reads),
         labelled=labelled,
         device=device,
         graph=graph,
+        neighbours=neighbours,
     )
-    if not records:
-        require_record(store.folder)
-        await rounds.persist(store.append, begun)
+    await _record_beginning(rounds, begun)
     return await _play(rounds, partial(_stand, rounds, begun.draw))
+
+
+def _settled_plan(begun: RunOpened, site: str) -> Plan:
+    """Return the plan that a run was begun with, as this site acts by it."""
+    return plan_of_site(settle_batches(begun.plan, begun.statistics_batches), site)
+
+
+async def _server_examples(plan: Plan, server: Server) -> tuple[Examples | None, Examples | None]:
+    """Return what the server evaluates with, and what it trains on itself."""
+    test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
+    return test, await server.worker(load, plan.server_data) if plan.server_data else None
+
+
+async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
+    """Record how a run begins, where no earlier process did."""
+    if not rounds.store.records():
+        require_record(rounds.store.folder)
+        await rounds.persist(rounds.store.append, begun)
 
 
 async def _stand(rounds: Rounds, draw: str) -> Resumption:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, Task
-from rich.text import Text
 
 from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, frequent_cause
 from edge_server.journal.records import (
@@ -21,11 +19,10 @@ from edge_server.journal.records import (
     UpdateAccepted,
 )
 from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.report.progress_bar import NewsBar, print_line
 from edge_server.trial.tables import figure
 
 POLL_S = 0.1
-BAR = 20
-"""Characters of the bar."""
 
 
 async def follow(folder: Path, tell: Callable[[AnyRecord], None]) -> RunClosed:
@@ -38,44 +35,6 @@ async def follow(folder: Path, tell: Callable[[AnyRecord], None]) -> RunClosed:
             if isinstance(record, RunClosed):
                 return record
         await asyncio.sleep(POLL_S)
-
-
-class NewsBar(Progress):
-    """A bar with a field for `news`, which stands below it where the terminal has no room beside it."""
-
-    def __init__(self, console: Console) -> None:
-        """Draw on a terminal; elsewhere nothing."""
-        super().__init__(console=console, disable=not console.is_terminal)
-
-    def get_renderables(self) -> Iterable[Text]:
-        """Yield each task as one line or two."""
-        return (_bar_text(task, self.console.width) for task in self.tasks)
-
-
-def _bar_text(task: Task, width: int) -> Text:
-    minutes, seconds = divmod(int(task.elapsed or 0), 60)
-    done = round(BAR * task.percentage / 100)
-    drawn = Text("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * done, style="bar.complete")
-    drawn.append("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (BAR - done), style="bar.back")
-    count = f"{task.completed:.0f}/{task.total or 0:.0f}"
-    parts = [Text(task.description), drawn, Text(count), Text(f"{minutes}:{seconds:02}", style="progress.elapsed")]
-    if (left := _seconds_left(task)) is not None:
-        parts.append(Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining"))
-    news = Text(str(task.fields["news"]))
-    line = Text("  ").join([*parts, news])
-    return line if line.cell_len <= width else Text("\n").join([Text("  ").join(parts), Text("  ") + news])
-
-
-def _seconds_left(task: Task) -> int | None:
-    """Return how long the rounds to come take if they take as long as those that are done; None before the first."""
-    if not task.completed or not task.total or task.elapsed is None or task.finished:
-        return None
-    return round(task.elapsed / task.completed * (task.total - task.completed))
-
-
-def print_line(console: Console, line: str) -> None:
-    """Print a line: on a terminal of whole words above a bar, elsewhere as one line of any length."""
-    console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 class Display:

@@ -187,6 +187,20 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Mixing:
+    """What servers of several sites mix of their states, so that together they train one model.
+
+    Attributes:
+        mixed: State -> the tree of which a site takes a weighted mean over itself and its neighbours. Of every site it
+            has the same leaves.
+        with_mixed: (state, that mean) -> the state that the site goes on with.
+    """
+
+    mixed: Callable[[State], Tree]
+    with_mixed: Callable[[State, Tree], State]
+
+
+@dataclass(frozen=True)
 class Departure:
     """Devices that leave a run for good before it ends.
 
@@ -222,6 +236,7 @@ class Algorithm:
         server: The server trains as well.
         resources: What its training costs, and which decisions it trains by.
         departure: Devices may leave for good.
+        mixing: Several servers can train together.
         reads_labels: Whether devices train on labels; where not, none of theirs is read.
         sends_changes: Whether an update is a change, so that what does not come of it does not move: codec `topk`.
     """
@@ -239,6 +254,7 @@ class Algorithm:
     server: ServerTraining | None = None
     resources: Resources = Resources()
     departure: Departure | None = None
+    mixing: Mixing | None = None
     reads_labels: bool = True
     sends_changes: bool = False
 

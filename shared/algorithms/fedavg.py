@@ -17,7 +17,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared.algorithms.base import Algorithm, Batch, Batches, Outcome, Result, assign_alike
+from shared.algorithms.base import Algorithm, Batch, Batches, Mixing, Outcome, Result, assign_alike
 from shared.errors import Diverged
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper
@@ -156,4 +156,5 @@ def fedavg() -> Algorithm:
         absorb=absorb,
         aggregate=aggregate,
         sends_changes=True,
+        mixing=Mixing(lambda state: state.tree, lambda state, mean: State(mean, state.facts)),
     )

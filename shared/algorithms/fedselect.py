@@ -113,6 +113,7 @@ def fedselect(
         aggregate=aggregate,
         sends_changes=False,
         personal=Personal(lambda _model, state, down, _told: _select_prefix(state, OWN) or down),
+        mixing=None,
     )
 
 

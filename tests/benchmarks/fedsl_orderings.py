@@ -18,8 +18,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from edge_server.replay.study.result import RESULT, Result
 from edge_server.report.digest import Digest
-from edge_server.study.result import RESULT, Result
 
 POINT = 0.01
 """Of accuracy."""

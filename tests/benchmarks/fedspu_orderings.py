@@ -24,8 +24,8 @@ from rich.table import Table
 
 from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds, valid
 from edge_server.plan.plan import Plan
+from edge_server.replay.study.result import JOURNAL, RESULT, Result
 from edge_server.report.digest import Digest
-from edge_server.study.result import JOURNAL, RESULT, Result
 
 STOPPING = "-stopping"
 OURS, REFERENCES = "fedspu", ("fedavg", "local_only")

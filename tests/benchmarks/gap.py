@@ -28,8 +28,8 @@ from rich.console import Console
 
 from edge_server.fleet.broker import mosquitto
 from edge_server.plan.plan import devices, share
-from edge_server.replay.compare import Gap
-from edge_server.replay.compare_text import lines, table
+from edge_server.replay.comparison.compare import Gap
+from edge_server.replay.comparison.compare_text import lines, table
 from edge_server.rounds.check_plan import load
 
 ROUNDS, HIDDEN = int(os.environ.get("ROUNDS", "6")), int(os.environ.get("HIDDEN", "4000"))

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, RunOpened, UpdateAccepted
-from edge_server.study.result import JOURNAL, RESULT
+from edge_server.replay.study.result import JOURNAL, RESULT
 
 POINT = 0.01
 """Of accuracy."""

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_server.plan.plan import Plan
+from edge_server.replay.study.result import RESULT, Result
+from edge_server.replay.study.run import AsRun
 from edge_server.report.digest import Digest
 from edge_server.report.targets import best_accuracy, last_evaluated, round_reaching
-from edge_server.study.result import RESULT, Result
-from edge_server.study.run import AsRun
 
 OURS, FIXED, ABLATION = "semisfl", "semisfl_fixed", "fedswitch_sl"
 LABELS, PLAIN = "supervised_only", "cross_entropy_only"

@@ -31,9 +31,9 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.plan.server_config import LinkConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
+from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.spec import Study, load
 from edge_server.rounds.run import run_plan
-from edge_server.study.grid import Cell, cells
-from edge_server.study.spec import Study, load
 from shared.errors import TaskFailed
 from shared.protocol.topics import SERVER, topic
 from shared.runtime.clock import VirtualLoop

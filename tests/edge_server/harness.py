@@ -24,6 +24,7 @@ from edge_server.journal.runs import exists
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
+from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
 from shared.codecs.dense import dense
 from shared.models.build import initial
@@ -186,14 +187,16 @@ async def site(
     *,
     started: str = "",
     link: LinkConfig | None = None,
+    neighbours: Neighbours | None = None,
     **plan: Any,
 ) -> AsyncIterator[Site]:
     """Run the real server on a plan beside the block, on virtual time; what it stored before, it goes on with.
 
     A run that is not `started` at a calendar time is taken for a replay's. With a `link` of its own, what one device
     may say is bounded as on a real broker.
+    With `neighbours` the plan may have sites, of which `SITE` is one.
     """
-    loaded = load(write_plan(folder, **plan), folder)
+    loaded = load(write_plan(folder, **plan), folder, several_sites=neighbours is not None)
     broker = broker or MemoryTransport()
     store = SqliteStore(folder / RUN, durable=False)
     most = link.window * link.frame_bytes if link else None
@@ -202,7 +205,8 @@ async def site(
     async with AsyncExitStack() as stack:
         stack.callback(store.close)
         await stack.enter_async_context(server.listening())
-        work = run_plan(loaded, RUN, server, store, link or LinkConfig(frame_bytes=1024), started=started)
+        us = loaded, RUN, server, store, link or LinkConfig(frame_bytes=1024)
+        work = run_plan(*us, started=started, neighbours=neighbours)
         run = asyncio.create_task(work, name="run")
         try:
             yield Site(loaded, broker, server, store, run, stack)

@@ -5,8 +5,7 @@ FedAvg as a textbook has it; the plainest split method; a method of which the se
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -103,7 +102,7 @@ def make_plan(folder: Path, rounds: int = ROUNDS, more: str = DEVICES, **section
     } | sections
     path = write_plan(folder, rounds=rounds, more=more, **written)
     path.write_text(f"seed = 11\n{path.read_text()}")
-    return load(path, folder)
+    return load(path, folder, several_sites=True)
 
 
 def shares(plan: Plan, count: int = 0) -> list[Examples]:
@@ -119,28 +118,42 @@ def textbook(
 
     `sent` is what becomes of an update on its way.
     """
-    fleet = devices(plan, count)
+    fleet = [device.name for device in devices(plan, count)]
+    state = beginning(plan)
+    for number in range(1, plan.rounds + 1):
+        state = textbook_round(plan, number, state, fleet, count=count, sent=sent)
+    return state
+
+
+def textbook_round(
+    plan: Plan,
+    number: int,
+    start: dict[str, Tensor],
+    names: Collection[str],
+    *,
+    count: int = 0,
+    sent: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tree: tree,
+) -> dict[str, Tensor]:
+    """One round of it with the devices of these names."""
     features, hidden, classes = (plan.model.options[key] for key in ("features", "hidden", "classes"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-    model.load_state_dict(beginning(plan))
-    for number in range(1, plan.rounds + 1):
-        start = copy.deepcopy(model.state_dict())
-        total = {key: torch.zeros_like(leaf) for key, leaf in start.items()}
-        for device, examples in zip(fleet, shares(plan, count), strict=True):
-            model.load_state_dict(start)
-            sgd = torch.optim.SGD(model.parameters(), lr=plan.hyper.learning_rate, momentum=plan.hyper.momentum)
-            seed = xxhash.xxh3_64_intdigest(f"{plan.seed}/{number}/{device.name}".encode()) >> 1
-            order = torch.Generator().manual_seed(seed)
-            for _ in range(plan.hyper.local_epochs):
-                for index in torch.randperm(len(examples), generator=order).split(plan.hyper.batch_size):
-                    sgd.zero_grad()
-                    functional.cross_entropy(model(examples.inputs[index]), examples.labels[index]).backward()
-                    sgd.step()
-            for key, leaf in sent({key: leaf - start[key] for key, leaf in model.state_dict().items()}).items():
-                total[key].add_(leaf, alpha=len(examples))
-        everybody = sum(len(examples) for examples in shares(plan, count))
-        model.load_state_dict({key: start[key] + total[key] / everybody for key in start})
-    return model.state_dict()
+    total = {key: torch.zeros_like(leaf) for key, leaf in start.items()}
+    pairs = zip(devices(plan, count), shares(plan, count), strict=True)
+    those = [(device, examples) for device, examples in pairs if device.name in names]
+    for device, examples in those:
+        model.load_state_dict(start)
+        sgd = torch.optim.SGD(model.parameters(), lr=plan.hyper.learning_rate, momentum=plan.hyper.momentum)
+        seed = xxhash.xxh3_64_intdigest(f"{plan.seed}/{number}/{device.name}".encode()) >> 1
+        order = torch.Generator().manual_seed(seed)
+        for _ in range(plan.hyper.local_epochs):
+            for index in torch.randperm(len(examples), generator=order).split(plan.hyper.batch_size):
+                sgd.zero_grad()
+                functional.cross_entropy(model(examples.inputs[index]), examples.labels[index]).backward()
+                sgd.step()
+        for key, leaf in sent({key: leaf - start[key] for key, leaf in model.state_dict().items()}).items():
+            total[key].add_(leaf, alpha=len(examples))
+    everybody = sum(len(examples) for _, examples in those)
+    return {key: start[key] + total[key] / everybody for key in start}
 
 
 def require_equal(tree: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

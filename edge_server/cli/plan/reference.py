@@ -226,11 +226,19 @@ def type_words(hint: Any) -> str:
             return "number, text or true or false"
         return " or ".join(type_words(one) for one in arguments if one not in NOTHING)
     if origin is tuple:
-        items = "texts" if str in arguments else "numbers"
-        return f"list of {items}" if Ellipsis in arguments else "[number, number]"
+        return _list_words(arguments)
     if origin is dict:
         return "table"
     raise TypeError(f"no words for {hint}; add them to WORDS")
+
+
+def _list_words(items: tuple[Any, ...]) -> str:
+    """Return what a tuple of items of these types is called."""
+    if Ellipsis not in items:
+        return "[number, number]"
+    if get_origin(items[0]) is tuple:
+        return "list of pairs"
+    return f"list of {'texts' if str in items else 'numbers'}"
 
 
 def unit_of(name: str) -> str:

@@ -17,9 +17,9 @@ from edge_server.cli import replay
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RunOpened, UpdateAccepted
 from edge_server.journal.runs import Run
-from edge_server.replay.compare import FIGURES, ROUND, Gap, Pair, Same, compare_runs, error_spread
-from edge_server.replay.compare_page import page
-from edge_server.replay.compare_text import bar, lines, percent
+from edge_server.replay.comparison.compare import FIGURES, ROUND, Gap, Pair, Same, compare_runs, error_spread
+from edge_server.replay.comparison.compare_page import page
+from edge_server.replay.comparison.compare_text import bar, lines, percent
 from shared.errors import ConfigError
 from shared.protocol.messages import Transfer
 from shared.tensors.tree import State

@@ -14,7 +14,8 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.broadcast import audiences
 from edge_server.rounds.check_plan import load
-from edge_server.rounds.round import Rounds, accuracies, weighted_mean
+from edge_server.rounds.evaluation.round_figures import accuracies, weighted_mean
+from edge_server.rounds.round import Rounds
 from shared.algorithms.fedavg import fedavg
 from shared.codecs.dense import dense
 from shared.models.build import blank

@@ -62,7 +62,7 @@ def ended(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "edge_server chaos HERE/plan.toml --kills 1 --data-dir HERE/runs",
         "edge_server study HERE/study.toml --data-dir HERE/runs",
         "edge_server models",
-        "edge_server.study.worker",
+        "edge_server.replay.study.worker",
         "device_agent.trainer.main --lock HERE/lock",
         "device_agent.measurement.cpu_load",
     ],

@@ -10,14 +10,14 @@ import pytest
 
 from edge_server.journal.records import Evaluated
 from edge_server.plan.devices import expanded
-from edge_server.study.cell import perform
-from edge_server.study.grid import Cell, cells
-from edge_server.study.result import Result, order_of, read_result
-from edge_server.study.spec import load
+from edge_server.replay.study.cell import perform
+from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.result import Result, order_of, read_result
+from edge_server.replay.study.spec import load
 from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPPING, Ran, claims, curve_of, read
 from tests.shared_data import shared
 
-STUDIES = Path(__file__).resolve().parents[3] / "deploy" / "studies"
+STUDIES = Path(__file__).resolve().parents[4] / "deploy" / "studies"
 NAMES = {"fedspu": 19 * 9, "fedspu-cifar": 19 * 9, "fedspu-writers": 19 * 3}
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from edge_server.journal.runs import versions
 from edge_server.plan.devices import expanded
-from edge_server.study.cell import perform
-from edge_server.study.grid import Cell, cells
-from edge_server.study.result import order_of, read_result
-from edge_server.study.run import AsRun
-from edge_server.study.spec import load
+from edge_server.replay.study.cell import perform
+from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.result import order_of, read_result
+from edge_server.replay.study.run import AsRun
+from edge_server.replay.study.spec import load
 from shared.algorithms.semisupervised.supervised_only import supervised_only
 from tests.benchmarks.semisfl_orderings import (
     ABLATION,
@@ -32,7 +32,7 @@ from tests.benchmarks.semisfl_orderings import (
 )
 from tests.shared_data import shared
 
-STUDIES = Path(__file__).resolve().parents[3] / "deploy" / "studies"
+STUDIES = Path(__file__).resolve().parents[4] / "deploy" / "studies"
 NAMES = ("semisfl", "semisfl-cifar", "semisfl-har")
 
 

@@ -15,14 +15,14 @@ import msgspec
 
 from edge_server.journal.runs import versions
 from edge_server.journal.sqlite import read
+from edge_server.replay.study.grid import Cell
+from edge_server.replay.study.pool import Tell
+from edge_server.replay.study.result import Began, Ended, Order, Result, order_of, read_result
+from edge_server.replay.study.spec import Study
+from edge_server.replay.study.summary import StudySummary, summarise
+from edge_server.replay.study.tables import cells_csv, groups_csv
 from edge_server.report.page import page
 from edge_server.report.summarise import digest_run
-from edge_server.study.grid import Cell
-from edge_server.study.pool import Tell
-from edge_server.study.result import Began, Ended, Order, Result, order_of, read_result
-from edge_server.study.spec import Study
-from edge_server.study.summary import StudySummary, summarise
-from edge_server.study.tables import cells_csv, groups_csv
 from shared.runtime.durable import explain_disk_errors, replace_file
 from shared.runtime.folder_lock import hold_lock
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from edge_server.journal.runs import versions
-from edge_server.study.cell import perform_away
-from edge_server.study.pool import Tell, await_all
-from edge_server.study.result import Began, Ended, Order
+from edge_server.replay.study.cell import perform_away
+from edge_server.replay.study.pool import Tell, await_all
+from edge_server.replay.study.result import Began, Ended, Order
 from shared.errors import ConfigError
 
 OLDEST = (2, 40)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from edge_server.replay.study.summary import CellRow, Group, Outlay, SeedSpread, StudySummary
 from edge_server.report.digest import Amount
 from edge_server.report.formatting import LEGEND, amount, digits, unit_of
 from edge_server.report.html import NOTHING
-from edge_server.study.summary import CellRow, Group, Outlay, SeedSpread, StudySummary
 from shared.runtime.text_table import TextColumn, TextTable
 
 KINDS: Mapping[str, str] = {

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from edge_server.journal.runs import versions
-from edge_server.study.cell import perform, perform_away
-from edge_server.study.pool import Tell
-from edge_server.study.ray_cluster import run_on_ray
-from edge_server.study.result import Order, order_of, read_result
-from edge_server.study.run import conduct
+from edge_server.replay.study.cell import perform, perform_away
+from edge_server.replay.study.pool import Tell
+from edge_server.replay.study.ray_cluster import run_on_ray
+from edge_server.replay.study.result import Order, order_of, read_result
+from edge_server.replay.study.run import conduct
 from shared.errors import ConfigError
 from tests.edge_server.fleets import HEAD, TWO_SEEDS, grid_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.replay.compare import ErrorSpread, Gap, Model, Same
+from edge_server.replay.comparison.compare import ErrorSpread, Gap, Model, Same
 from shared.runtime.text_table import TextColumn, TextTable
 
 MODELS: dict[Model, str] = {"same": "the same bits", "different": "DIFFERENT", "unknown": "not known"}

@@ -18,11 +18,11 @@ import pytest
 from edge_server.cli.study import study as run_study
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.replay.run import replay
-from edge_server.study.cell import perform
-from edge_server.study.pool import MEMORY, Tell, run_here, sweep
-from edge_server.study.result import RESULT, Began, Ended, Order, order_of, read_result
-from edge_server.study.run import PART, AsRun, Runner, conduct
-from edge_server.study.summary import StudySummary
+from edge_server.replay.study.cell import perform
+from edge_server.replay.study.pool import MEMORY, Tell, run_here, sweep
+from edge_server.replay.study.result import RESULT, Began, Ended, Order, order_of, read_result
+from edge_server.replay.study.run import PART, AsRun, Runner, conduct
+from edge_server.replay.study.summary import StudySummary
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.fleets import HEAD, grid_of

@@ -17,13 +17,13 @@ from typing import Any
 from rich.console import Console
 
 from edge_server.journal.runs import make_folder
-from edge_server.study.grid import Cell, cells
-from edge_server.study.pool import Tell, run_here
-from edge_server.study.result import Began, Ended, Order
-from edge_server.study.run import Runner, conduct, results_in
-from edge_server.study.spec import load
-from edge_server.study.summary import StudySummary
-from edge_server.trial.progress import NewsBar, print_line
+from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.pool import Tell, run_here
+from edge_server.replay.study.result import Began, Ended, Order
+from edge_server.replay.study.run import Runner, conduct, results_in
+from edge_server.replay.study.spec import load
+from edge_server.replay.study.summary import StudySummary
+from edge_server.report.progress_bar import NewsBar, print_line
 from shared.errors import ConfigError
 from shared.protocol.units import SECONDS, choose_unit
 from shared.runtime.clock import Clock, monotonic
@@ -110,7 +110,7 @@ def _runner(options: argparse.Namespace) -> Runner:
         asyncio.run(_ended_by_signals(run_here(orders, options.jobs or len(os.sched_getaffinity(0)), place, tell)))
 
     def away(orders: Sequence[Order], _: Path, tell: Tell) -> None:
-        from edge_server.study.ray_cluster import run_on_ray  # noqa: PLC0415 - Ray and the replay, only where asked for
+        from edge_server.replay.study.ray_cluster import run_on_ray  # noqa: PLC0415 - Ray and the replay, only where asked for
 
         asyncio.run(_ended_by_signals(run_on_ray(options.ray, orders, options.jobs, tell)))
 

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from edge_server.plan.plan import Chosen, EvaluationPlan
-from edge_server.study.cell import perform
-from edge_server.study.grid import Cell, cells
-from edge_server.study.result import order_of, read_result
-from edge_server.study.spec import load
+from edge_server.replay.study.cell import perform
+from edge_server.replay.study.grid import Cell, cells
+from edge_server.replay.study.result import order_of, read_result
+from edge_server.replay.study.spec import load
 from tests.shared_data import shared
 
-STUDY = Path(__file__).resolve().parents[3] / "deploy" / "studies" / "fedsl.toml"
+STUDY = Path(__file__).resolve().parents[4] / "deploy" / "studies" / "fedsl.toml"
 
 
 @cache

@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from edge_server.study.result import Began, Ended, Order
+from edge_server.replay.study.result import Began, Ended, Order
 from shared.runtime.processes import wait_or_kill
 
 Tell: TypeAlias = Callable[[Began | Ended], None]
 
-MODULE = "edge_server.study.worker"
+MODULE = "edge_server.replay.study.worker"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LOG_TAIL_BYTES = 4096
 PATIENCE_S = 10.0

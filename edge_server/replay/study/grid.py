@@ -13,8 +13,8 @@ import msgspec
 import xxhash
 
 from edge_server.plan.plan import Plan, devices, placed
-from edge_server.rounds.check_plan import check
-from edge_server.study.spec import SEED, Study, Variant, canonical, line_of
+from edge_server.replay.study.spec import SEED, Study, Variant, canonical, line_of
+from edge_server.rounds.check_plan import check, require_one_site
 from shared.config import parse
 from shared.errors import ConfigError
 
@@ -180,6 +180,7 @@ def _decoded(base: Table, changes: Sequence[Change], count: int) -> tuple[str, P
             base = _changed(base, change.key.split("."), change.value)
         plan = parse(msgspec.json.encode(base), Plan, PLAN)
         check(plan, PLAN)
+        require_one_site(plan, PLAN)
         devices(plan, count)
     except ConfigError as error:
         return str(error).removeprefix(f"{PLAN}: "), None

@@ -23,9 +23,9 @@ from shared.runtime import processes
 from shared.runtime.processes import loading
 
 with loading():
-    from edge_server.study.cell import perform
-    from edge_server.study.pool import sweep
-    from edge_server.study.result import Order
+    from edge_server.replay.study.cell import perform
+    from edge_server.replay.study.pool import sweep
+    from edge_server.replay.study.result import Order
 
 OOM_SCORE = "500"
 """Where memory runs out, the kernel takes a cell, which can be run again, rather than the study."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_server.replay.study.grid import cells, setting_of
+from edge_server.replay.study.spec import line_of
+from edge_server.replay.study.spec import load as load_study
 from edge_server.rounds.check_plan import load
-from edge_server.study.grid import cells, setting_of
-from edge_server.study.spec import line_of
-from edge_server.study.spec import load as load_study
 from shared.errors import ConfigError
 from shared.protocol.topics import is_name
 from tests.edge_server.fleets import HEAD, TWO_SEEDS, VARIANTS, grid_of, write_study
@@ -37,7 +37,7 @@ def test_every_combination_is_a_cell(tmp_path):
 
 def test_the_example_is_a_study():
     """The one that is shown to people."""
-    path = Path(__file__).parents[3] / "deploy" / "studies" / "demo.toml"
+    path = Path(__file__).parents[4] / "deploy" / "studies" / "demo.toml"
     study, base = load_study(path)
     found = cells(study, base, path, path.read_text(), Path())
     assert [(cell.variant, cell.plan.seed) for cell in found] == [

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from edge_server.replay.study.grid import Cell, setting_of
+from edge_server.replay.study.result import Result
 from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, known_amount, largest_known, sum_known
 from edge_server.report.targets import best_accuracy, last_evaluated, round_reaching
-from edge_server.study.grid import Cell, setting_of
-from edge_server.study.result import Result
 
 MIN_SPREAD = 2
 NOTHING = Amount()

@@ -9,8 +9,8 @@ import msgspec
 import xxhash
 
 from edge_server.plan.plan import Plan
+from edge_server.replay.study.grid import Cell
 from edge_server.report.digest import Digest
-from edge_server.study.grid import Cell
 
 RESULT, JOURNAL = "cell.json", "journal.jsonl"
 

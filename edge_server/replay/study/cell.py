@@ -10,8 +10,8 @@ import msgspec
 
 from edge_server.journal.runs import versions
 from edge_server.replay.run import replay
+from edge_server.replay.study.result import RESULT, Order, Result, hash_of
 from edge_server.report.summarise import digest_run
-from edge_server.study.result import RESULT, Order, Result, hash_of
 from shared.errors import ConfigError
 from shared.runtime.clock import Clock, monotonic
 

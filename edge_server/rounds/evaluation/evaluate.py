@@ -10,7 +10,8 @@ from edge_server.journal.budget import Ledger
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, Evaluated, Noted, closed_rounds, valid
 from edge_server.plan.plan import Plan
-from edge_server.rounds.round import Rounds, mean_accuracy
+from edge_server.rounds.evaluation.round_figures import mean_accuracy
+from edge_server.rounds.round import Rounds
 from shared.protocol.measurements import joule_parts
 from shared.tensors.tree import State
 
