@@ -94,12 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     show = verbs.add_parser("show", help="show the rounds of a run")
     show.add_argument("run", metavar="RUN", help=places.RUN)
     places.add(show, form=True)
-    explain = verbs.add_parser("explain", help="say why each device was given what it was given in a round")
-    explain.add_argument("run", metavar="RUN", help=places.RUN)
-    help_ = "which round; the first is 1; of a plan with sites also GLOBAL.EDGE, the first is 0.0"
-    explain.add_argument("round", metavar="ROUND", help=help_)
-    explain.add_argument("--device", default="", metavar="NAME", help="of this one alone")
-    places.add(explain, form=True)
+    _explain(verbs.add_parser("explain", help="say why each device was given what it was given in a round"))
     _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
     _models(verbs.add_parser("models", help="list the networks, or show what each cut of one means"))
     _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))
@@ -132,6 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
     add_general_options(parser)
     return parser
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=places.RUN)
+    help_ = "which round; the first is 1; of a plan with sites also GLOBAL.EDGE, the first is 0.0"
+    parser.add_argument("round", metavar="ROUND", help=help_)
+    parser.add_argument("--device", default="", metavar="NAME", help="of this one alone")
+    places.add(parser, form=True)
 
 
 def _replay(parser: argparse.ArgumentParser) -> None:
