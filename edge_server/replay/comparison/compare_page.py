@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from edge_server.replay import compare_text
+from edge_server.replay.comparison import compare_text
 from edge_server.replay.comparison.compare import ROUND, Gap, Pair
 from edge_server.report import formatting
 from edge_server.report.charts import ChartLine, Point, Slice, bar, chart, key, ticks, whole_ticks
