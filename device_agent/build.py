@@ -25,6 +25,7 @@ from device_agent.inference.settings import InferenceSettings, choose_settings, 
 from device_agent.inference.store import BoardStore
 from device_agent.measurement.board import Board
 from device_agent.measurement.link_meter import LinkMeter
+from device_agent.profile.load import load_for_board
 from device_agent.trainer.interface import Trainer
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
@@ -112,12 +113,14 @@ def compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
         folder: Of its releases.
 
     Raises:
-        ConfigError: A folder that it names holds no release.
+        ConfigError: A folder that it names holds no release, or there is no such firmware profile.
     """
     if config.serve is None:
         return None
     on_battery = runs_on_battery(Path(config.board.root))
-    settings = choose_settings(config.serve, folder, config.log_level, on_battery=on_battery)
+    profile = load_for_board(Path(config.board.root), config.board.profile)
+    us = config.serve, folder, config.log_level, profile.inference
+    settings = choose_settings(*us, on_battery=on_battery)
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(config.serve.releases))
     process = InferenceProcess(settings, files.find, files.served())

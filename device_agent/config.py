@@ -20,6 +20,7 @@ from shared.transport.base import Broker
 MAX_MEMORY_MB = 1 << 20
 MAX_THREADS = 1024
 MAX_PORT, MAX_BATCH = 65535, 65536
+MAX_NICE = 19
 MAX_CUT_BITS, MAX_CUT_S = 16, 60.0
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ = 50.0
@@ -39,6 +40,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         device: What it computes with: `cpu`, `cuda` for the board's GPU, or `auto` for the GPU where torch reaches one.
             Files and examples stay in the CPU's memory; a batch is on the GPU while it is trained on. Not yet the
             default, since no GPU has run it here: `make bench NAME=gpu` on a board shows whether it may be.
+        nice: Its nice value, 0 to 19; left out: what the firmware profile says where this board serves models too,
+            else 0.
+        cpus: Numbers of the CPUs that it may run on, empty for all; left out: where this board serves models too all
+            but those that the profile spares, else all.
         models: Networks of the user's own that it may import when a task names them: `module:function`, or `module:*`
             for all that a module defines.
     """
@@ -48,6 +53,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     threads: int = 0
     trains: bool = True
     device: Literal["auto", "cpu", "cuda"] = "cpu"
+    nice: int | None = None
+    cpus: list[int] | None = None
     models: list[str] = []
 
     def __post_init__(self) -> None:
@@ -58,6 +65,11 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 0 <= self.threads <= MAX_THREADS:
             most = f"{MAX_MEMORY_MB} and {MAX_THREADS}"
             raise ValueError(f"memory_mb and threads must be 0, for the usual, or more, up to {most}")
+        if self.nice is not None and not 0 <= self.nice <= MAX_NICE:
+            raise ValueError(f"nice must be 0 to {MAX_NICE}, not {self.nice}")
+        cpus = self.cpus or []
+        if len(set(cpus)) < len(cpus) or not all(0 <= one < MAX_THREADS for one in cpus):
+            raise ValueError(f"cpus must be different numbers of CPUs, from 0, not {cpus}")
 
 
 class CutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,12 +102,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         socket: Path of the Unix socket on which it answers too; empty for `serve.sock` in the agent's `state_dir`.
         provider: What computes: `cpu`, `cuda` or `tensorrt`, where this build of ONNX Runtime has it; else the CPU, and
             the log says so.
-        threads: Of ONNX Runtime for one request; with one nothing spins or is handed over.
+        threads: Of ONNX Runtime for one request; with one nothing spins or is handed over. Left out: what the firmware
+            profile says, which is one unless it knows better.
         rate_hz: About how many requests a second there will be. From 30 on, threads that wait for work spin for 50 us
-            before they sleep, unless the board runs on a battery.
+            before they sleep, or as long as the firmware profile says, unless the board runs on a battery.
         memory_mb: Most memory it may take, in MiB; 0 for two fifths of the board's.
         arena: Whether ONNX Runtime keeps the memory of one request for the next: `on`, `off`, or `auto` for on where
-            the board has 1 GiB or more.
+            the board has 1 GiB or more, unless the firmware profile says otherwise.
         max_body_mb: Largest request, in MiB.
         max_batch: Most examples in a request.
         patience_s: Seconds in which a request must have come whole.
@@ -108,7 +121,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     port: int = 8471
     socket: str = ""
     provider: Literal["cpu", "cuda", "tensorrt"] = "cpu"
-    threads: int = 1
+    threads: int | None = None
     rate_hz: float = 0.0
     memory_mb: int = 0
     arena: Literal["auto", "on", "off"] = "auto"
@@ -122,7 +135,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Refuse what no process can be given."""
         if not 0 <= self.port <= MAX_PORT:
             raise ValueError(f"port must be 0, for none, to {MAX_PORT}, not {self.port}")
-        if not 1 <= self.threads <= MAX_THREADS:
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 1 to {MAX_THREADS}, not {self.threads}")
         if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 1 <= self.max_body_mb <= MAX_MEMORY_MB:
             raise ValueError(f"memory_mb must be 0, for the usual, max_body_mb 1 or more, both up to {MAX_MEMORY_MB}")

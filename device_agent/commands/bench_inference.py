@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     serve = msgspec.structs.replace(serve, port=0, socket="", max_batch=max(serve.max_batch, options.batch))
     with tempfile.TemporaryDirectory() as folder:
         battery = runs_on_battery(Path(told.root))
-        settings = choose_settings(serve, Path(folder), "warning", on_battery=battery)
+        settings = choose_settings(serve, Path(folder), "warning", board.profile.inference, on_battery=battery)
         found = asyncio.run(measure(files, settings, board, options.seconds, (options.clients, options.batch)))
     shown = msgspec.json.encode(found).decode() if options.format == "json" else "\n".join(_lines(found))
     write_text(sys.stdout, shown)

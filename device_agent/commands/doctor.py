@@ -13,6 +13,7 @@ import msgspec
 from device_agent.commands.diagnosis import examine, record_board
 from device_agent.commands.diagnosis.board_text import format_columns
 from device_agent.commands.diagnosis.checks import Check, check_data
+from device_agent.commands.diagnosis.serving import examine_serving
 from device_agent.config import AgentConfig, BoardConfig, load
 from device_agent.hardware.files import is_folder
 from device_agent.hardware.tools import LIVE_ROOT
@@ -67,6 +68,9 @@ def run_checks(path: Path | None, root: Path | None) -> Iterator[Check]:
     if root != LIVE_ROOT:
         return
     yield from examine.examine_machine(config, _load_profile(told.profile))
+    if config and config.serve:
+        runs = examine.is_held(Path(config.state_dir))
+        yield from examine_serving(config, _load_profile(told.profile), agent_runs=runs)
     if config:
         if config.data:
             read = config.data.path

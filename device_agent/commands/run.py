@@ -24,6 +24,7 @@ from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.trainer.process import TrainerProcess
 from device_agent.tuning.apply import JOURNAL_NAME, hold_target
+from device_agent.tuning.beside_serving import choose_share, format_share
 from device_agent.tuning.plan import Target
 from shared.data.classes import class_names
 from shared.data.spec import Data, require_class_names
@@ -118,6 +119,10 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
         logger.info("this board trains nothing: it evaluates rounds by ONNX Runtime, where a plan says so")
     us = folder / "session", config.device, config.site, uuid.uuid4().hex
     session = Session(*us, classes=classes, trains=trains)
+    board = open_board(load_measuring(config.board, folder))
+    share = choose_share(config.trainer, board.profile, os.sched_getaffinity(0), serves=serving is not None)
+    if serving:
+        logger.info("%s", format_share(share))
     trainer = TrainerProcess(
         folder / "trainer.lock",
         config.trainer.idle_s,
@@ -127,8 +132,9 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
         config.trainer.models,
         config.trainer.device,
         trains,
+        share.nice,
+        share.cpus,
     )
-    board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         await _run_agent(config, board, session, (trainer, serving), stopping)
 

@@ -60,6 +60,7 @@ logger = logging.getLogger("inference")
 
 def main() -> None:
     """Serve until the agent is gone."""
+    processes.die_with_parent(sys.stdin.fileno())  # else its port would be taken when the next agent starts
     settings = msgspec.json.decode(sys.argv[1], type=InferenceSettings)
     processes.configure(settings.log_level)
     processes.keep_private()
@@ -96,8 +97,8 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
             logger.critical("nobody is answered at port %d and %s: %s", settings.port, settings.socket, error.strerror)
             return EXIT_TAKEN
         sweeping = asyncio.create_task(http.sweep())
-        os.write(out, frame(Ready()))
         try:
+            os.write(out, frame(Ready()))
             while (message := await _next_message(agent)) is not None:
                 os.write(out, frame(await _obey(message, models, opening)))
         except msgspec.DecodeError as error:

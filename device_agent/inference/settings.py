@@ -17,8 +17,9 @@ from shared.runtime import memory
 
 if TYPE_CHECKING:  # the inference process reads no agent.toml, and has no memory to spare
     from device_agent.config import ServeConfig
+    from device_agent.profile.schema import Inference
 
-SPINNING_FROM_HZ, SPIN_US = 30.0, 50
+SPINNING_FROM_HZ = 30.0
 """Between fewer requests, threads that wait are asleep before the next one comes anyway."""
 SMALL_BOARD_BYTES = 1 << 30
 """Of boards with less, ONNX Runtime keeps no memory of one inference for the next."""
@@ -76,7 +77,13 @@ class InferenceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_settings(
-    config: ServeConfig, state_dir: Path, log_level: str, *, board_bytes: int | None = None, on_battery: bool = False
+    config: ServeConfig,
+    state_dir: Path,
+    log_level: str,
+    usual: Inference,
+    *,
+    board_bytes: int | None = None,
+    on_battery: bool = False,
 ) -> InferenceSettings:
     """Return what the process is started with.
 
@@ -84,27 +91,30 @@ def choose_settings(
         config: The operator's.
         state_dir: Where the Unix socket lies unless it is named.
         log_level: Of the agent.
+        usual: What the board's firmware profile says of what the operator leaves out.
         board_bytes: What processes of ours may take on this board; None to ask the system.
         on_battery: Whether the board runs on one.
 
     Raises:
         ConfigError: The socket's path is longer than a system takes.
     """
-    usual = memory.usual_limit() if board_bytes is None else board_bytes
+    most = memory.usual_limit() if board_bytes is None else board_bytes
     socket = config.socket or str(state_dir / SOCKET)
     if len(socket.encode()) > MAX_SOCKET_PATH:
         raise ConfigError(f"serve.socket: {socket}: more than {MAX_SOCKET_PATH} bytes; name a shorter path")
-    spins = config.threads > 1 and config.rate_hz >= SPINNING_FROM_HZ and not on_battery
+    threads = usual.threads if config.threads is None else config.threads
+    arena = usual.arena if config.arena == "auto" else config.arena
+    spins = threads > 1 and config.rate_hz >= SPINNING_FROM_HZ and not on_battery
     told = config.cut
     cut = CutSettings(codec=told.codec, bits=told.bits, deadline_s=told.deadline_s, whole=told.whole)
     return InferenceSettings(
         port=config.port,
         socket=socket,
-        memory_bytes=config.memory_mb << 20 or usual // 2,
+        memory_bytes=config.memory_mb << 20 or most // 2,
         provider=config.provider,
-        threads=config.threads,
-        spin_us=SPIN_US if spins else 0,
-        arena=config.arena == "on" or (config.arena == "auto" and usual >= SMALL_BOARD_BYTES),
+        threads=threads,
+        spin_us=usual.spin_us if spins else 0,
+        arena=arena == "on" or (arena == "auto" and most >= SMALL_BOARD_BYTES),
         max_body_bytes=config.max_body_mb << 20,
         max_batch=config.max_batch,
         patience_s=config.patience_s,

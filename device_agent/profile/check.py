@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import isfinite
 
-from device_agent.profile.schema import Memory, Power, PowerMode, PowerModel, Profile
+from device_agent.profile.schema import Inference, Memory, Power, PowerMode, PowerModel, Profile
 
 SCHEMA_VERSION = 1
 RAIL_SOURCES = frozenset({"ina3221", "pmic", "tegrastats"})
@@ -15,6 +15,7 @@ RAIL_SOURCES = frozenset({"ina3221", "pmic", "tegrastats"})
 
 ZONE_ROLES = frozenset({"cpu", "gpu", "cv", "soc", "junction", "memory", "board", "pmic", "wifi", "other"})
 MAX_SAMPLE_HZ = 1000.0
+INFERENCE_BOUNDS = {"threads": (1, 1024), "spin_us": (0, 100_000), "trainer_nice": (0, 19), "spared_cpus": (0, 1023)}
 
 
 def find_problems(profile: Profile) -> tuple[str, ...]:
@@ -28,6 +29,7 @@ def find_problems(profile: Profile) -> tuple[str, ...]:
         *_check_thermal(profile),
         *_check_power_mode(profile.power_mode),
         *_check_memory(profile.memory),
+        *_check_inference(profile.inference),
     )
 
 
@@ -154,6 +156,18 @@ def _check_power_mode(mode: PowerMode) -> Iterator[str]:
 def _check_memory(memory: Memory) -> Iterator[str]:
     if memory.gpu_context_bytes < 0:
         yield f"memory.gpu_context_bytes: {memory.gpu_context_bytes} must be 0, for unknown, or more"
+
+
+def _check_inference(told: Inference) -> Iterator[str]:
+    for key, (low, high) in INFERENCE_BOUNDS.items():
+        if not low <= getattr(told, key) <= high:
+            yield f"inference.{key}: {getattr(told, key)} must be {low} to {high}"
+    usual, figures = Inference(), set(Inference.__struct_fields__) - {"origin"}
+    for key in sorted(told.origin.keys() - figures):
+        yield f"inference.origin: {key!r} is no figure of this table; use {', '.join(sorted(figures))}"
+    for key in sorted(key for key in figures if getattr(told, key) != getattr(usual, key)):
+        if not told.origin.get(key, "").strip():
+            yield f"inference.{key}: it is not the usual; say in inference.origin where the figure is from"
 
 
 def find_rivals(profiles: Mapping[str, Profile]) -> tuple[str, ...]:

@@ -184,6 +184,28 @@ class Memory(Struct, frozen=True, kw_only=True):
     gpu_context_bytes: int = 0
 
 
+class Inference(Struct, frozen=True, kw_only=True):
+    """How a board serves models, also while it trains, where its agent's file does not say.
+
+    Attributes:
+        threads: Of ONNX Runtime for one request.
+        spin_us: Microseconds for which one of several threads that wait spins before it sleeps, where requests come
+            often; 0 for never.
+        arena: Whether ONNX Runtime keeps the memory of one request for the next: `on`, `off`, or `auto` for on where
+            the board has 1 GiB or more.
+        trainer_nice: Nice value of the trainer.
+        spared_cpus: How many CPUs, the first ones, are left to what serves while the board trains.
+        origin: Where a figure is from, by its key; every one that is not the usual needs it.
+    """
+
+    threads: int = 1
+    spin_us: int = 50
+    arena: Literal["auto", "on", "off"] = "auto"
+    trainer_nice: int = 10
+    spared_cpus: int = 0
+    origin: dict[str, str] = {}
+
+
 class Permissions(Struct, frozen=True, kw_only=True):
     """What the agent's user needs in order to read everything: groups, and udev or tmpfiles rules as whole lines."""
 
@@ -212,6 +234,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     throttle: Throttle = Throttle()
     power_mode: PowerMode = PowerMode()
     memory: Memory = Memory()
+    inference: Inference = Inference()
     permissions: Permissions = Permissions()
 
     def is_fallback(self) -> bool:

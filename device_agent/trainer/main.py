@@ -172,10 +172,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--light", action="store_true", help="evaluate by ONNX Runtime alone, and never load torch")
+    parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--cpus", type=int, nargs="*", default=[])
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--models", nargs="*", default=[])
     options = parser.parse_args()
     processes.configure(options.log_level)
+    _give_way(options.nice, options.cpus)
     registry.allow(options.models)
     logger.debug("phase importing pid=%d", os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
@@ -192,6 +195,22 @@ def main() -> None:
         serve_evaluations(reader, out, options.threads)
     else:
         serve(reader, out, options.threads, (options.device, limit))
+
+
+def _give_way(nice: int, cpus: Sequence[int]) -> None:
+    """Leave the processor to others, as this process and its threads to come are told; before torch counts CPUs.
+
+    Args:
+        nice: Value, where this process has a lower one.
+        cpus: Numbers of those to run on; empty for all.
+    """
+    try:
+        if nice > os.getpriority(os.PRIO_PROCESS, 0):
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        logger.warning("nice %d, CPUs %s: the system refuses: %s; training goes on", nice, cpus, error.strerror)
 
 
 def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str, int] = ("cpu", 0)) -> None:

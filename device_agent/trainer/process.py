@@ -136,6 +136,8 @@ class TrainerProcess:
         models: Builders of the user's own that it may import.
         device: What it computes with: `auto`, `cpu` or `cuda`.
         trains: Whether it is given jobs that need torch.
+        nice: Its nice value, where the agent has a lower one.
+        cpus: Numbers of the CPUs that it may run on; empty for all.
     """
 
     lock: Path
@@ -146,6 +148,8 @@ class TrainerProcess:
     models: Sequence[str] = ()
     device: str = "cpu"
     trains: bool = True
+    nice: int = 0
+    cpus: Sequence[int] = ()
     _is_light: bool = False
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
@@ -179,6 +183,7 @@ class TrainerProcess:
             await asyncio.sleep(LOCK_POLL_S)
         arguments = ["--lock", self.lock, "--memory-mb", self.memory_mb, "--threads", self.threads]
         arguments += ["--device", self.device, *["--light"] * light]
+        arguments += ["--nice", self.nice, "--cpus", *self.cpus]
         arguments += ["--log-level", self.log_level, "--models", *self.models]
         try:
             self._process = await asyncio.create_subprocess_exec(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -20,6 +22,8 @@ from collections.abc import Iterator
 from shared.runtime.logs import LimitRepeats
 
 EXIT_PATIENCE_S = 5.0
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 HEAVY = "torch"
 
 
@@ -82,6 +86,23 @@ def configure(level: str, more: int = 0) -> None:
 def keep_private() -> None:
     """Have what this process writes from now on be for its user alone: updates, states and models are nobody else's."""
     os.umask(0o077)
+
+
+def die_with_parent(pipe: int | None = None) -> None:
+    """Have the system kill this process when the one that started it is gone, however busy it is then.
+
+    To the system that is the thread that started it: an event loop on a main thread lives as long as its process.
+
+    Args:
+        pipe: Descriptor of a pipe whose other end that one alone has: where it is gone already, this process ends now.
+    """
+    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+        prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if pipe is not None:
+        look = select.poll()
+        look.register(pipe, 0)
+        if look.poll(0):
+            sys.exit(0)
 
 
 @contextlib.contextmanager

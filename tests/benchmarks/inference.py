@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 import torch
 from measure import Figure, told
+from serving_beside import RATE_HZ as BESIDE_HZ
+from serving_beside import slowdowns
 
 from device_agent.commands.bench_inference import InferenceBench, ask_for, encode_request, measure
 from device_agent.config import BoardConfig, ServeConfig
@@ -29,6 +31,7 @@ from device_agent.inference.session import open_model
 from device_agent.inference.settings import InferenceSettings, choose_settings
 from device_agent.measurement.board import Board, open_board
 from device_agent.measurement.calibration_file import Measuring
+from device_agent.profile.schema import Inference
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
 from edge_server.release.create import create_release
@@ -91,7 +94,7 @@ def against_pytorch(files: ReleaseFiles, layers: torch.nn.Module, settings: Infe
 def served(files: ReleaseFiles, board: Board, seconds: float, clients: int) -> InferenceBench:
     """Return what the inference process gives so many clients."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = choose_settings(ServeConfig(port=0), Path(folder), "warning")
+        settings = choose_settings(ServeConfig(port=0), Path(folder), "warning", Inference())
         return asyncio.run(measure(files, settings, board, seconds, (clients, 1)))
 
 
@@ -100,7 +103,7 @@ def cpu_share(files: ReleaseFiles, seconds: float) -> float:
 
     async def asked() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            settings = choose_settings(ServeConfig(port=0), Path(folder), "warning")
+            settings = choose_settings(ServeConfig(port=0), Path(folder), "warning", Inference())
             process = InferenceProcess(settings, lambda *_: files, {files.name: files})
             request = encode_request(files.name, read_manifest(files.manifest, "manifest").graph.input, 1)
             async with background(process.run()):
@@ -120,13 +123,24 @@ def floor_mb() -> float:
     return int(done.stdout) / 1e6
 
 
+def beside_training(files: ReleaseFiles, board: Board, seconds: float) -> list[Figure]:
+    """Return what training beside costs a request."""
+    way, none, share = slowdowns(files, board.profile, seconds)
+    what = f"p95 at {BESIDE_HZ} Hz beside training to without"
+    gives = f"trainer of nice {share.nice} on {len(share.cpus) or 'all'} CPUs"
+    return [
+        Figure(f"lenet: {what}, {gives}", way, "x", "<= 2"),
+        Figure(f"lenet: {what}, trainer that gives no way", none, "x"),
+    ]
+
+
 def run(*, quick: bool = False) -> list[Figure]:
     """Measure every network; a quick run the smallest alone."""
     torch.set_num_threads(1)
     seconds, rows = QUICK_S if quick else SPENT_S, list[Figure]()
     board = open_board(Measuring(board=BoardConfig()))
     with tempfile.TemporaryDirectory() as name:
-        settings = choose_settings(ServeConfig(port=0), Path(name), "warning")
+        settings = choose_settings(ServeConfig(port=0), Path(name), "warning", Inference())
         for network, ratio in list(NETWORKS.items())[: 1 if quick else None]:
             files, layers = released(network, Path(name))
             alone, eager = against_pytorch(files, layers, settings, seconds)
@@ -166,6 +180,7 @@ def run(*, quick: bool = False) -> list[Figure]:
                     Figure("of it Python with numpy and onnxruntime imported", floor_mb(), "MB"),
                     Figure("inference process with lenet, ready", one.ready_s, "s", "<= 1.5"),
                 ]
+                rows += beside_training(files, board, seconds)
         cnn, _ = released("cnn", Path(name), **TWO_MILLION)
         share = cpu_share(cnn, seconds)
         rows.append(Figure(f"2.0 million parameters at {RATE_HZ} Hz, of a core", 100 * share, "%", "<= 3"))

@@ -206,13 +206,14 @@ def describe_grant(permissions: Permissions, user: str, groups: Collection[str])
     return "; ".join(lines) or f"let {user} read it: run as a member of the file's group"
 
 
-def check_library(verdict: Verdict, lacking: str, machine: str) -> Check:
-    """Check that a library runs; only torch is needed to train.
+def check_library(verdict: Verdict, lacking: str, machine: str, *, is_needed: bool) -> Check:
+    """Check that a library runs.
 
     Args:
         verdict: Of its smoke test.
         lacking: Instruction set that it wants and this CPU does not have; empty for none.
         machine: As `uname -m` prints it.
+        is_needed: Whether the board is of no use without it.
     """
     name, state = verdict.library, verdict.state
     finding = f"{verdict.version} {verdict.finding}".strip()
@@ -221,7 +222,7 @@ def check_library(verdict: Verdict, lacking: str, machine: str) -> Check:
     if lacking:
         finding += f"; this CPU has no {lacking}"
     return Check(
-        name=name, state="bad" if name == "torch" else "warn", finding=finding, remedy=_suggest_cure(verdict, machine)
+        name=name, state="bad" if is_needed else "warn", finding=finding, remedy=_suggest_cure(verdict, machine)
     )
 
 

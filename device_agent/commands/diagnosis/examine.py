@@ -81,7 +81,14 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
         verdict = runtime.smoke_test(library, smoke_s, board=profile.id)
         if config:
             runtime.store_verdict(Path(config.state_dir), verdict)
-        yield checks.check_library(verdict, runtime.find_missing_isa(LIVE_ROOT, library, profile), platform.machine())
+        lacking = runtime.find_missing_isa(LIVE_ROOT, library, profile)
+        yield checks.check_library(verdict, lacking, platform.machine(), is_needed=_is_needed(library, config))
+
+
+def _is_needed(library: str, config: AgentConfig | None) -> bool:
+    """Return whether a board is of no use without a library: torch to train, ONNX Runtime to serve or to evaluate."""
+    trains = config is None or (config.data is not None and config.trainer.trains)
+    return trains if library == "torch" else config is not None and (config.serve is not None or not trains)
 
 
 def examine_broker(config: AgentConfig) -> Check:
@@ -111,13 +118,14 @@ def _examine_state(folder: Path, outbox_bytes: int) -> Iterator[Check]:
     except OSError as error:
         refused = error.strerror or str(error)
     yield checks.check_disk(str(folder), refused, free_bytes, outbox_bytes)
-    if _is_held(folder / "lock"):
+    if is_held(folder):
         yield Check(name="agent", state="ok", finding=f"one is running in {folder}")
 
 
-def _is_held(lock: Path) -> bool:
+def is_held(folder: Path) -> bool:
+    """Return whether an agent runs in a folder of state."""
     try:
-        with lock.open("rb") as file:
+        with (folder / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -17,6 +17,7 @@ from shared.runtime import processes
 
 def main() -> None:
     """Try the release out; say what becomes of it."""
+    processes.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=GateJob)
     processes.configure(job.settings.log_level)

@@ -8,14 +8,19 @@ import pytest
 
 from device_agent.config import ServeConfig, load
 from device_agent.inference.settings import SOCKET, choose_settings, runs_on_battery
+from device_agent.profile.schema import Inference
 from shared.errors import ConfigError
 
 MIB, GIB = 1 << 20, 1 << 30
 HEAD = 'device = "board"\nstate_dir = "s"\n'
 
 
-def chosen(board_bytes=4 * GIB, *, on_battery=False, **serve):
-    return choose_settings(ServeConfig(**serve), Path("/state"), "info", board_bytes=board_bytes, on_battery=on_battery)
+USUAL = Inference()
+
+
+def chosen(board_bytes=4 * GIB, *, on_battery=False, usual=USUAL, **serve):
+    told = ServeConfig(**serve), Path("/state"), "info", usual
+    return choose_settings(*told, board_bytes=board_bytes, on_battery=on_battery)
 
 
 def test_what_is_left_out_follows_from_the_board():
@@ -27,6 +32,17 @@ def test_what_is_left_out_follows_from_the_board():
     told = chosen(memory_mb=100, arena="off", socket="/run/x", max_body_mb=3, max_batch=7, patience_s=1.5)
     assert (told.memory_bytes, told.arena, told.socket) == (100 * MIB, False, "/run/x")
     assert (told.max_body_bytes, told.max_batch, told.patience_s) == (3 * MIB, 7, 1.5)
+
+
+def test_what_a_profile_knows_better_takes_the_place_of_the_usual_and_the_operator_s_word_of_both():
+    knows = Inference(threads=4, spin_us=7, arena="off")
+    found = chosen(usual=knows, rate_hz=100)
+    assert (found.threads, found.spin_us, found.arena) == (4, 7, False)
+    told = chosen(usual=knows, rate_hz=100, threads=2, arena="on")
+    assert (told.threads, told.spin_us, told.arena) == (2, 7, True)
+    assert chosen(usual=knows, rate_hz=100, threads=1).spin_us == 0
+    assert chosen(usual=Inference(threads=2, spin_us=0), rate_hz=100).spin_us == 0
+    assert chosen(400 * MIB, usual=Inference(arena="on")).arena
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,10 @@ WRONG = [
     ("[thermal]", '[power_mode]\nconf = "/etc/x.conf"\n[thermal]', "power_mode.conf: /etc/x.conf must be below"),
     ("[thermal]", '[power_mode]\nstatus = "../x"\n[thermal]', "power_mode.status: ../x must be below"),
     ("[thermal]", "[memory]\ngpu_context_bytes = -1\n[thermal]", "memory.gpu_context_bytes: -1 must be 0"),
+    ("[thermal]", "[inference]\nthreads = 0\n[thermal]", "inference.threads: 0 must be 1 to 1024"),
+    ("[thermal]", "[inference]\ntrainer_nice = 20\n[thermal]", "inference.trainer_nice: 20 must be 0 to 19"),
+    ("[thermal]", "[inference]\nspared_cpus = 1\n[thermal]", "inference.spared_cpus: it is not the usual; say in"),
+    ("[thermal]", '[inference]\norigin = { nice = "x" }\n[thermal]', "inference.origin: 'nice' is no figure"),
     ("[thermal]", "[thermal]\nzone = {}", "thermal: Object contains unknown field `zone`"),
     ('child_of = "IN"', 'childof = "IN"', "power.rails[1]: Object contains unknown field `childof`"),
 ]

@@ -104,3 +104,21 @@ def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, m
         await trainer.close()
 
     asyncio.run(asyncio.wait_for(story(), 2 * START_S))
+
+
+def test_it_gives_way_as_it_is_told(tmp_path) -> None:
+    """By a priority and a CPU; of a CPU that is not there comes a warning and no more."""
+    present = os.sched_getaffinity(0)
+    last = max(present)
+
+    async def story() -> None:
+        for cpus, expected in ([last], {last}), ([1023], present):
+            trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1, nice=19, cpus=cpus)
+            await trainer._start(light=True)
+            pid = trainer._process.pid
+            await until(lambda pid=pid: data_limit(pid).isdigit(), START_S)  # which comes after it
+            assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+            assert os.sched_getaffinity(pid) == expected
+            await trainer.close()
+
+    asyncio.run(asyncio.wait_for(story(), 2 * START_S))

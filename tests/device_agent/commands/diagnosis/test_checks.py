@@ -143,9 +143,8 @@ def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profi
     ],
 )
 def test_each_verdict_on_a_library_has_its_cure(library, verdict, machine, state, cure) -> None:
-    """Only torch is needed to train."""
     told = Verdict(library=library, state=verdict, version="2.10.0", finding="words")
-    check = doctor.check_library(told, "atomics", machine)
+    check = doctor.check_library(told, "atomics", machine, is_needed=library == "torch")
     assert (check.name, check.state) == (library, state)
     assert cure in check.remedy
     assert ("no atomics" in check.finding) == (state != "ok")
@@ -153,7 +152,7 @@ def test_each_verdict_on_a_library_has_its_cure(library, verdict, machine, state
 
 def test_a_container_that_hides_the_cpus_is_told() -> None:
     told = Verdict(library="onnxruntime", state="broken", finding="failed to parse /sys/devices/system/cpu/possible")
-    assert "container" in doctor.check_library(told, "", "aarch64").remedy
+    assert "container" in doctor.check_library(told, "", "aarch64", is_needed=False).remedy
 
 
 @pytest.mark.parametrize(

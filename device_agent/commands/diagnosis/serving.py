@@ -1,0 +1,125 @@
+"""Examine what `[serve]` asks of this machine for `device-agent doctor`; `serving_checks` judges the findings."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from device_agent.commands.diagnosis import serving_checks as checks
+from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, Check
+from device_agent.config import AgentConfig, ServeConfig
+from device_agent.hardware.tools import LIVE_ROOT, run_module
+from device_agent.inference.release_folder import ReleaseFiles, read_folder
+from device_agent.inference.settings import choose_settings, runs_on_battery
+from device_agent.inference.store import BoardStore
+from device_agent.probes import memory, runtime
+from device_agent.profile.schema import Profile
+from device_agent.tuning.beside_serving import choose_share
+from shared.errors import ConfigError, CorruptFile, NoData
+from shared.protocol.release import ReleaseManifest, read_manifest
+from shared.protocol.update import UpdateRecord
+from shared.runtime.clock import monotonic
+
+PROVIDERS_S = 60.0
+LOOPBACK = "127.0.0.1"
+
+
+def examine_serving(config: AgentConfig, profile: Profile, *, agent_runs: bool) -> Iterator[Check]:
+    """Examine all that serving models needs.
+
+    Args:
+        config: Of the agent, with `[serve]`.
+        profile: Of this board.
+        agent_runs: Whether one runs in its folder.
+    """
+    serve, folder = config.serve, Path(config.state_dir)
+    assert serve
+    providers = _ask_providers()
+    yield checks.check_runtime(runtime.find_version("onnxruntime"), providers, serve.provider)
+    refusal, is_taken = _ask_port(serve.port)
+    yield checks.check_port(serve.port, refusal, is_taken=is_taken, agent_runs=agent_runs)
+    found = _Releases(serve, folder)
+    yield checks.check_releases(found.folders, found.records, found.damages, found.refusals)
+    try:
+        battery = runs_on_battery(Path(config.board.root))
+        settings = choose_settings(serve, folder, config.log_level, profile.inference, on_battery=battery)
+    except ConfigError as error:
+        yield Check(name="serve: settings", state="bad", finding=str(error), remedy="name a shorter path in [serve]")
+        return
+    yield checks.check_serving_memory(settings.memory_bytes, found.weight_bytes, _available(profile))
+    told = {"threads": serve.threads is not None, "arena": serve.arena != "auto"}
+    present = os.sched_getaffinity(0)
+    share = choose_share(config.trainer, profile, present, serves=True) if config.data else None
+    yield checks.describe_settings(settings, told, profile, share)
+
+
+def _ask_providers() -> list[str]:
+    """Return what ONNX Runtime computes with; nothing where it does not run."""
+    ended = run_module("device_agent.hardware.execution_providers", timeout_s=PROVIDERS_S)
+    return ended.stdout.splitlines()[-1].split() if ended.exit_code == 0 and ended.stdout.strip() else []
+
+
+def _ask_port(port: int) -> tuple[str, bool]:
+    """Return why the system does not give us a port, empty where it does, and whether a process listens there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as who serves there does
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            return error.strerror or str(error), error.errno == errno.EADDRINUSE
+    return "", False
+
+
+def _available(profile: Profile) -> float | None:
+    try:
+        found = memory.read(LIVE_ROOT, profile, monotonic()).readings.get(AVAILABLE_MEMORY)
+    except NoData:
+        return None
+    return found.value if found else None
+
+
+class _Releases:
+    """The releases of a board: of folders that its file names, and what rollouts brought.
+
+    Attributes:
+        folders: Versions by name.
+        records: Of names that rollouts brought.
+        damages: What of them cannot be served, and why.
+        refusals: Folders for which the agent does not start, and why.
+        weight_bytes: Of the largest model.
+    """
+
+    def __init__(self, serve: ServeConfig, state_dir: Path) -> None:
+        self.folders, self.records, self.damages = dict[str, int](), list[UpdateRecord](), list[str]()
+        self.refusals, self.weight_bytes = list[str](), 0
+        for folder in serve.releases:
+            try:
+                self._take_folder(read_folder(Path(folder)))
+            except (ConfigError, CorruptFile) as error:
+                self.refusals.append(str(error))
+        store = BoardStore(state_dir)
+        try:
+            for name in store.names():
+                self._take_record(store, store.record(name))
+        except (ConfigError, CorruptFile, OSError) as error:
+            self.damages.append(str(error))
+
+    def _take_folder(self, files: ReleaseFiles) -> None:
+        self._weigh(read_manifest(files.manifest, files.name))
+        self.folders[files.name] = files.version
+        if missing := [path.name for path in files.parts.values() if not path.exists()]:
+            self.damages.append(f"{files.name}/{files.version}: {', '.join(missing)} is gone")
+
+    def _take_record(self, store: BoardStore, record: UpdateRecord) -> None:
+        self.records.append(record)
+        for version in sorted({record.serving, record.committed} - {0}):
+            manifest = store.manifest(record.name, version)
+            self._weigh(manifest)
+            if missing := store.missing(manifest):
+                self.damages.append(f"{manifest.reference}: {', '.join(sorted(missing))} is gone from this board")
+
+    def _weigh(self, manifest: ReleaseManifest) -> None:
+        self.weight_bytes = max(self.weight_bytes, manifest.parameters.size)
