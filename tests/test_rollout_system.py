@@ -1,91 +1,377 @@
-"""A rollout to agents as operators start them: broker, gates, inference process and the way back are the real ones."""
+"""Rollouts to boards as operators meet them: every process is real, the client is NVIDIA's, and some are killed.
+
+Four boards and a broker serve all tests here: two that train and hold examples back, two that only serve.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
-from contextlib import AsyncExitStack
+import subprocess  # noqa: TID251 - agents that are killed
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
+import msgspec
 import numpy as np
+import psutil
 import pytest
+from safetensors.numpy import load as load_tensors
 
+from device_agent.inference.store import BoardStore
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
-from edge_server.journal.rollouts.file import RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState
-from edge_server.plan.server_config import ServerConfig
-from edge_server.release.rollout.drive import drive
-from edge_server.release.rollout.orders import begin_rollout, boards_with
-from edge_server.release.store import publish
+from edge_server.plan.plan import share
+from edge_server.release.rollout.orders import boards_with, open_rollout
+from edge_server.release.store import StoredRelease, find_release
+from edge_server.rounds.check_plan import load
+from shared.errors import ConfigError, CorruptFile
+from shared.protocol.update import ENDED
 from shared.transport.base import Broker
-from tests.device_agent.agent_side import LIMIT_S, line_with, living, stop
-from tests.device_agent.inference.linear_releases import linear_release
+from tests.device_agent.agent_side import is_alive
+from tests.edge_server.processes import PATIENCE_S, ROOT, Forked, captured, forked, started, until
+from tests.edge_server.release.spoilt import publish_changed
 
-TERMS = RolloutPlan(deployment="", release="", sha256="", soak_s=0.5, on_failure="back")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+triton = pytest.importorskip("tritonclient.http")
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+]
+TRAINING, BOARDS = ("nano-0", "nano-1"), ("nano-0", "nano-1", "pi-0", "pi-1")
+CLASSES, TOLERANCE = 10, 1e-4
+PERIOD_S = 0.03
+FIRST_LONG_S = 10_000
+TERMS = ("--canary", 1, "--waves", "100%", "--soak", "0.3s", "--on-failure", "back", "--max-latency-ms", FIRST_LONG_S)
+"""A busy machine may be slow: no release is refused for that here."""
 
 
+@dataclass
 class Board:
-    """A board that only serves, by its file."""
+    """A board, and a client that asks it again and again.
 
-    def __init__(self, folder: Path, name: str, mqtt: int) -> None:
-        folder.mkdir()
-        self.name, self.port, self.path = name, broker.free_port(), folder / "agent.toml"
-        self.path.write_text(
-            f'device = "{name}"\nsite = "lab"\nstate_dir = "{folder}/state"\nreport_s = 1.0\n'
-            f"[broker]\nport = {mqtt}\n[serve]\nport = {self.port}\n"
-        )
+    Attributes:
+        name: Its.
+        port: Of its inference process.
+        path: Of its agent's file.
+        kills: How often something of it was killed.
+        dead: How many of these were over, and the process gone.
+        settled: After how many of them it has answered again; before that nobody need answer.
+        versions: How often each version answered.
+        faults: Whatever was not as it should be.
+    """
 
-    def answer(self) -> tuple[str, list[float]]:
-        """Return which version answers, and what it makes of an input of zeros: its biases."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        tensor = {"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0.0] * 4}
-        connection.request("POST", "/v2/models/points/infer", json.dumps({"inputs": [tensor]}))
-        found = json.loads(connection.getresponse().read())
-        connection.close()
-        return found["model_version"], found["outputs"][0]["data"]
+    name: str
+    port: int
+    path: Path
+    kills: int = 0
+    dead: int = 0
+    settled: int = 0
+    versions: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def start(self) -> None:
+        """Start its agent."""
+        self.stack = ExitStack()
+        log = self.path.with_suffix(".log")
+        self.process = self.stack.enter_context(started("device_agent", "run", "--config", self.path, log=log))
+
+    def inference(self) -> psutil.Process | None:
+        """Return its inference process; None where there is none at the moment."""
+        with suppress(psutil.Error):
+            for one in psutil.Process(self.process.pid).children():
+                if "device_agent.inference.main" in one.cmdline():
+                    return one
+        return None
+
+    def kill_inference(self) -> None:
+        if one := self.inference():
+            self.kills += 1
+            with suppress(psutil.Error):
+                one.kill()
+            until(lambda: not is_alive(one.pid), "the end of the inference process")
+            self.dead = self.kills
+
+    def kill_agent(self) -> None:
+        """End it as a power cut does; its inference process goes with it, and another agent is started."""
+        one = self.inference()
+        self.kills += 1
+        self.process.kill()
+        self.stack.close()
+        if one:
+            until(lambda: not is_alive(one.pid), "the end of the inference process with its agent")
+        self.dead = self.kills
+        self.start()
+
+    def ask(self, enough: threading.Event, inputs: np.ndarray, expected: dict[str, np.ndarray]) -> None:
+        """Ask until it is enough; of good versions the outputs are known.
+
+        Args:
+            enough: Set when it is.
+            inputs: Of a request.
+            expected: Outputs by version.
+        """
+        given = triton.InferInput("input", list(inputs.shape), "FP32")
+        given.set_data_from_numpy(inputs)
+        client = None
+        while not enough.wait(PERIOD_S):
+            begun = self.dead
+            try:
+                client = client or triton.InferenceServerClient(f"127.0.0.1:{self.port}", network_timeout=PATIENCE_S)
+                answer = client.infer("digits", [given])
+            except Exception as error:  # noqa: BLE001 - of a client that nobody here wrote
+                if self.settled == self.kills:
+                    self.faults.append(f"{type(error).__name__}: {error}")
+                if client:
+                    client.close()
+                client = None
+                continue
+            self._judge(answer.get_response()["model_version"], answer.as_numpy("output"), expected)
+            self.settled = begun
+        if client:
+            client.close()
+
+    def _judge(self, version: str, found: np.ndarray, expected: dict[str, np.ndarray]) -> None:
+        self.versions[version] += 1
+        wanted = expected.get(version)
+        if wanted is None or np.abs(found - wanted).max() > TOLERANCE * np.abs(wanted).max():
+            self.faults.append(f"version {version} answered {found[0].tolist()}")
 
 
-@pytest.mark.broker
-def test_a_release_is_served_by_all_and_a_poisoned_one_ends_at_the_first_board(tmp_path, real):
-    """Nobody who asks a board meets an error; killed and started again, a board serves what it served."""
+@dataclass
+class Site:
+    """A gateway with its boards.
 
-    async def story() -> None:
-        async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
-            mqtt = (await stack.enter_async_context(broker.running(tmp_path))).port
-            boards = [Board(tmp_path / name, name, mqtt) for name in ("pi-1", "pi-2")]
-            agents = [await stack.enter_async_context(living(one.path)) for one in boards]
-            for process in agents:
-                await line_with(process, "this board serves models and takes no tasks: its file has no [data]")
-            data_dir = tmp_path / "runs"
-            config = ServerConfig(plan="p", site="lab", data_dir=str(data_dir), broker=Broker(port=mqtt))
+    Attributes:
+        folder: Of the files here.
+        config: The server's file.
+        first: The release that all boards serve.
+        expected: Outputs of the probes by version, of releases that are good.
+        boards: By name.
+    """
 
-            async def roll_out(version: int, weights: np.ndarray | None = None) -> RolloutState:
-                manifest, parts = linear_release(version, weights)
-                stored = publish(data_dir, manifest, parts)
-                return await drive(config, lambda: begin_rollout(data_dir, stored, TERMS))
+    folder: Path
+    config: Path
+    boards: dict[str, Board]
+    first: StoredRelease | None = None
+    expected: dict[str, np.ndarray] = field(default_factory=dict)
 
-            async with watch_site(config.broker, "lab") as look:
-                while set(look.models) != {one.name for one in boards} or len(look.fleet.online) < len(boards):  # noqa: ASYNC110 - what boards say comes from the broker
-                    await asyncio.sleep(0.05)
-            first = await roll_out(1)
-            assert (first.outcome, set(first.taken)) == ("finished", {"pi-1", "pi-2"})
-            assert [await asyncio.to_thread(one.answer) for one in boards] == [("1", [1 / 1024] * 2)] * 2
-            poisoned = np.zeros((4, 2))
-            poisoned[2, 0] = np.nan
-            second = await roll_out(2, poisoned)
-            assert (second.outcome, list(second.taken)) == ("taken-back", ["pi-1"])
-            assert "NaN" in second.failures["pi-1"]
-            assert [await asyncio.to_thread(one.answer) for one in boards] == [("1", [1 / 1024] * 2)] * 2
-            third = await roll_out(3)
-            assert third.outcome == "finished"
-            assert boards_with(data_dir, "points/3") == ["pi-1", "pi-2"]
-            for process in agents:
-                await stop(process)
-            again = await stack.enter_async_context(living(boards[0].path))
-            await line_with(again, "serving points/3, opened in")
-            assert await asyncio.to_thread(boards[0].answer) == ("3", [3 / 1024] * 2)
-            await stop(again)
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
 
-    real(story())
+    def probes(self, stored: StoredRelease) -> dict[str, np.ndarray]:
+        return load_tensors(stored.path(stored.manifest.probes.sha256).read_bytes())
+
+    def rollout(self, *words: object) -> Forked:
+        """Return a context in which a process rolls out."""
+        return forked("rollout", *words, "--config", self.config, log=self.folder / "rollout.log")
+
+    def state(self, stored: StoredRelease, attempt: int) -> RolloutState | None:
+        """Return what came of a rollout so far; None where it did not begin yet."""
+        with suppress(ConfigError, CorruptFile):
+            found = open_rollout(self.runs).state
+            if (found.plan.sha256, found.plan.attempt) == (stored.sha256, attempt):
+                return found
+        return None
+
+    def roll_out(self, stored: StoredRelease, attempt: int = 1) -> RolloutState:
+        """Roll a release out and wait for the end; return what came of it."""
+        with self.rollout("start", stored.manifest.reference, *TERMS) as process:
+            process.wait(PATIENCE_S)
+        found = self.state(stored, attempt)
+        assert found, (self.folder / "rollout.log").read_text()
+        return found
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Have every board asked by a client of its own while the block lasts, and none of them meet a fault."""
+        enough, inputs = threading.Event(), self.probes(self.first)["inputs"]
+        asking = [
+            threading.Thread(target=board.ask, args=[enough, inputs, self.expected], daemon=True)
+            for board in self.boards.values()
+        ]
+        for board in self.boards.values():
+            board.versions.clear()
+        for thread in asking:
+            thread.start()
+        try:
+            self.until_all_answer()
+            yield
+            self.until_all_answer()
+        finally:
+            enough.set()
+            for thread in asking:
+                thread.join()
+        assert not [f"{board.name}: {fault}" for board in self.boards.values() for fault in board.faults]
+
+    def until_nobody_tries(self, stored: StoredRelease) -> None:
+        """Wait until no board is about to take a release; none has committed it."""
+        stores = [BoardStore(self.folder / name) for name in self.boards]
+        until(lambda: all(store.record("digits").phase in ENDED for store in stores), "the end of every candidate")
+        assert all(store.record("digits").committed != stored.manifest.version for store in stores)
+
+    def until_all_answer(self) -> None:
+        """Wait until each board has answered from now on."""
+        seen = {name: sum(board.versions.values()) for name, board in self.boards.items()}
+
+        def all_answered() -> bool:
+            boards = self.boards.items()
+            return all(
+                sum(board.versions.values()) > seen[name] and board.settled == board.kills for name, board in boards
+            )
+
+        until(all_answered, "answers of all boards")
+
+
+def spoil(value: np.ndarray) -> None:
+    """Make one number of one layer NaN."""
+    if value.shape == (CLASSES,):
+        value[3] = np.nan
+
+
+def mix_up(value: np.ndarray) -> None:
+    """Have each class be called by the name of the one before it: all is finite, and nearly all is wrong."""
+    if value.shape[0] == CLASSES:
+        value[:] = np.roll(value, 1, axis=0)
+
+
+def lift(value: np.ndarray) -> None:
+    """Raise all outputs alike, which changes no class."""
+    if value.shape == (CLASSES,):
+        value += 0.5
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Return a site whose boards trained the demo's plan and serve what came of it."""
+    folder = tmp_path_factory.mktemp("site")
+    text = (ROOT / "deploy/plans/demo.toml").read_text()
+    text = text.replace("min_devices = 4", "min_devices = 2").replace("rounds = 10", "rounds = 4")
+    (folder / "demo.toml").write_text(text)
+    plan = load(folder / "demo.toml", folder)
+    with asyncio.Runner() as runner, ExitStack() as ending:
+        stack = AsyncExitStack()
+        running = runner.run(stack.enter_async_context(broker.running(folder)))
+        ending.callback(lambda: runner.run(stack.aclose()))
+        config, port = folder / "server.json", {"port": running.port}
+        told = {"plan": "demo.toml", "threads": 1, "broker": port, "data_root": str(folder)}
+        config.write_bytes(msgspec.json.encode(told))
+        site = Site(folder, config, {name: Board(name, broker.free_port(), folder / f"{name}.json") for name in BOARDS})
+        for index, device in enumerate(plan.device):
+            board = site.boards[device.name]
+            keys = {"device": board.name, "state_dir": str(folder / board.name), "broker": port, "report_s": 1.0}
+            keys |= {"serve": {"port": board.port}, "trainer": {"threads": 1}}
+            if board.name in TRAINING:
+                keys["data"] = msgspec.to_builtins(share(plan, plan.device, index))
+            board.path.write_bytes(msgspec.json.encode(keys))
+            board.start()
+            ending.callback(lambda board=board: board.stack.close())
+        with forked("run", "--config", config, log=folder / "server.log") as process:
+            assert process.wait(PATIENCE_S) == 0, (folder / "server.log").read_text()
+        made = captured("release", "create", "last", "--config", config, "--name", "digits")
+        assert made.code == 0, made.err
+        runner.run(all_there(running.port))
+        site.first = find_release(site.runs, "digits")
+        site.expected["1"] = site.probes(site.first)["outputs"]
+        first = site.roll_out(site.first)
+        assert (first.outcome, set(first.taken)) == ("finished", set(BOARDS))
+        assert list(first.waves[0]) == ["nano-0"]  # the canary
+        yield site
+
+
+async def all_there(port: int) -> None:
+    """Wait until all boards have said at the broker that they serve."""
+    async with asyncio.timeout(PATIENCE_S), watch_site(Broker(port=port), "lab") as look:
+        while set(look.models) != set(BOARDS) or len(look.fleet.online) < len(BOARDS):  # noqa: ASYNC110 - it comes from the broker
+            await asyncio.sleep(0.05)
+
+
+def test_a_poisoned_release_and_one_that_lost_its_accuracy_end_at_the_first_board(site: Site) -> None:
+    """Who asks a board meanwhile meets no error, and no answer of theirs."""
+    nan = publish_changed(site.runs, site.first, spoil)
+    wrong = publish_changed(site.runs, site.first, mix_up, lambda outputs: np.roll(outputs, 1, axis=1))
+    with site.asking():
+        for stored, gate in ((nan, "NaN"), (wrong, "accuracy: ")):
+            found = site.roll_out(stored)
+            assert (found.outcome, list(found.taken)) == ("taken-back", ["nano-0"])
+            assert gate in found.failures["nano-0"]
+            assert boards_with(site.runs, stored.manifest.reference) == []
+    assert boards_with(site.runs, "digits/1") == list(BOARDS)
+    assert all(set(board.versions) == {"1"} for board in site.boards.values())
+    assert "serves models and takes no tasks" in (site.folder / "pi-0.log").read_text()
+
+
+@dataclass
+class Torment:
+    """Kills by a seed what takes part in a rollout, at moments of that seed.
+
+    Attributes:
+        site: Where.
+        random: Of the moments.
+    """
+
+    site: Site
+    random: Random
+
+    def through(self, stored: StoredRelease, victims: list[str]) -> RolloutState:
+        """Roll a release out meanwhile; return what came of it.
+
+        Args:
+            stored: The release.
+            victims: `server`, or the name of a board behind `agent` or `inference`.
+        """
+        site = self.site
+        with ExitStack() as processes:
+            words: tuple[object, ...] = ("start", stored.manifest.reference, *TERMS)
+            process = processes.enter_context(site.rollout(*words))
+            until(lambda: site.state(stored, 1), "the rollout's first record")
+            for victim in victims:
+                time.sleep(self.random.uniform(0.0, 0.8))  # noqa: TID251 - the moment is the point
+                kind, _, name = victim.partition(" ")
+                if kind == "server":
+                    process.kill()
+                    process.wait(PATIENCE_S)
+                    process = processes.enter_context(site.rollout("resume"))
+                elif kind == "agent":
+                    site.boards[name].kill_agent()
+                else:
+                    site.boards[name].kill_inference()
+            process.wait(PATIENCE_S)
+        found = site.state(stored, 1)
+        assert found
+        assert found.outcome, (site.folder / "rollout.log").read_text()
+        return found
+
+
+def test_the_same_while_agents_inference_processes_and_the_server_are_killed(site: Site) -> None:
+    """Only a board that was killed is silent, until it is back. A good release may fail then; a bad one always does."""
+    torment = Torment(site, Random(21))
+    changes: tuple[tuple[Callable, Callable, list[str]], ...] = (
+        (spoil, lambda outputs: outputs * 1.0, ["agent nano-0", "server", "inference pi-1"]),
+        (mix_up, lambda outputs: np.roll(outputs, 1, axis=1) * 1.0, ["server", "inference nano-0", "agent nano-0"]),
+    )
+    good = publish_changed(site.runs, site.first, lift, lambda outputs: outputs + np.float32(0.5))
+    site.expected[str(good.manifest.version)] = site.probes(good)["outputs"]
+    with site.asking():
+        for change, probes, victims in changes:
+            bad = publish_changed(site.runs, good, change, probes)
+            found = torment.through(bad, victims)
+            assert found.outcome == "taken-back", found
+            site.until_nobody_tries(bad)
+            site.until_all_answer()
+        torment.through(good, ["inference nano-0", "agent pi-0", "server", "agent nano-1"])
+        site.until_all_answer()
+        last = site.roll_out(good, attempt=2)
+        assert last.outcome == "finished", last
+    assert boards_with(site.runs, good.manifest.reference) == list(BOARDS)
+    assert all(board.versions[str(good.manifest.version)] for board in site.boards.values())
+    assert all(board.inference() for board in site.boards.values())
