@@ -34,7 +34,7 @@ from shared.errors import ConfigError, CorruptFile
 from shared.protocol.update import ENDED
 from shared.transport.base import Broker
 from tests.device_agent.agent_side import is_alive
-from tests.edge_server.processes import PATIENCE_S, ROOT, Forked, captured, forked, started, until
+from tests.edge_server.processes import ROOT, Forked, captured, forked, started, until
 from tests.edge_server.release.spoilt import publish_changed
 
 pytest.importorskip("onnx")
@@ -47,6 +47,7 @@ pytestmark = [
 TRAINING, BOARDS = ("nano-0", "nano-1"), ("nano-0", "nano-1", "pi-0", "pi-1")
 CLASSES, TOLERANCE = 10, 1e-4
 PERIOD_S = 0.03
+HANG_S = 300.0
 FIRST_LONG_S = 10_000
 TERMS = ("--canary", 1, "--waves", "100%", "--soak", "0.3s", "--on-failure", "back", "--max-latency-ms", FIRST_LONG_S)
 """A busy machine may be slow: no release is refused for that here."""
@@ -125,7 +126,7 @@ class Board:
         while not enough.wait(PERIOD_S):
             begun = self.dead
             try:
-                client = client or triton.InferenceServerClient(f"127.0.0.1:{self.port}", network_timeout=PATIENCE_S)
+                client = client or triton.InferenceServerClient(f"127.0.0.1:{self.port}", network_timeout=HANG_S)
                 answer = client.infer("digits", [given])
             except Exception as error:  # noqa: BLE001 - of a client that nobody here wrote
                 if self.settled == self.kills:
@@ -186,7 +187,7 @@ class Site:
     def roll_out(self, stored: StoredRelease, attempt: int = 1) -> RolloutState:
         """Roll a release out and wait for the end; return what came of it."""
         with self.rollout("start", stored.manifest.reference, *TERMS) as process:
-            process.wait(PATIENCE_S)
+            process.wait(HANG_S)
         found = self.state(stored, attempt)
         assert found, (self.folder / "rollout.log").read_text()
         return found
@@ -276,7 +277,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             board.start()
             ending.callback(lambda board=board: board.stack.close())
         with forked("run", "--config", config, log=folder / "server.log") as process:
-            assert process.wait(PATIENCE_S) == 0, (folder / "server.log").read_text()
+            assert process.wait(HANG_S) == 0, (folder / "server.log").read_text()
         made = captured("release", "create", "last", "--config", config, "--name", "digits")
         assert made.code == 0, made.err
         runner.run(all_there(running.port))
@@ -290,7 +291,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 async def all_there(port: int) -> None:
     """Wait until all boards have said at the broker that they serve."""
-    async with asyncio.timeout(PATIENCE_S), watch_site(Broker(port=port), "lab") as look:
+    async with asyncio.timeout(HANG_S), watch_site(Broker(port=port), "lab") as look:
         while set(look.models) != set(BOARDS) or len(look.fleet.online) < len(BOARDS):  # noqa: ASYNC110 - it comes from the broker
             await asyncio.sleep(0.05)
 
@@ -339,13 +340,13 @@ class Torment:
                 kind, _, name = victim.partition(" ")
                 if kind == "server":
                     process.kill()
-                    process.wait(PATIENCE_S)
+                    process.wait(HANG_S)
                     process = processes.enter_context(site.rollout("resume"))
                 elif kind == "agent":
                     site.boards[name].kill_agent()
                 else:
                     site.boards[name].kill_inference()
-            process.wait(PATIENCE_S)
+            process.wait(HANG_S)
         found = site.state(stored, 1)
         assert found
         assert found.outcome, (site.folder / "rollout.log").read_text()
