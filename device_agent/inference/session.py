@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +70,17 @@ class OpenModel:
     is_half: bool = False
     own: str = ""
 
-    @property
+    @cached_property
     def graph(self) -> ReleaseGraph:
         """What computes."""
         return self.manifest.halves.bottom if self.is_half and self.manifest.halves else self.manifest.graph
 
-    @property
+    @cached_property
     def input(self) -> TensorSpec:
         """What goes in."""
         return self.graph.input
 
-    @property
+    @cached_property
     def output(self) -> TensorSpec:
         """What comes out."""
         return self.graph.output

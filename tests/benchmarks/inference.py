@@ -1,8 +1,9 @@
 """Inference on a board: ONNX Runtime beside PyTorch, what HTTP adds, the process's memory and start.
 
 All at batch 1 on one thread. ONNX Runtime and PyTorch take turns, so that a machine that has something else to do
-disturbs both; clients are threads of this process, over the Unix socket, with tensors as bytes. What HTTP adds is
-against what ONNX Runtime took in the same process for the same requests.
+disturbs both; clients are one thread of this process, over the Unix socket, with tensors as bytes. What HTTP adds is
+against what ONNX Runtime took in the same process for the same requests. The rows of a bare loop tell what no server
+by asyncio gets below here, see `inference_floor`: they are told beside the targets, and change none.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from inference_floor import rows_of_a_bare_loop
 from measure import Figure, told
 from serving_beside import RATE_HZ as BESIDE_HZ
 from serving_beside import slowdowns
@@ -50,8 +52,10 @@ TWO_MILLION, RATE_HZ = {"width": 32, "hidden": 640}, 20
 FLOOR = "import os, psutil, numpy, onnxruntime; print(psutil.Process().memory_info().rss)"
 
 
-def released(name: str, folder: Path, **options: int) -> tuple[ReleaseFiles, torch.nn.Module]:
-    """Return a release of a network as it is before training, and the network."""
+def released(
+    name: str, folder: Path, *, cut: int | None = None, **options: int
+) -> tuple[ReleaseFiles, torch.nn.Module]:
+    """Return a release of a network as it is before training, and the network; with halves where a cut is named."""
     spec = Chosen(name=name, options=options)
     model = initial(spec, 1)
     model.layers.eval()
@@ -59,7 +63,7 @@ def released(name: str, folder: Path, **options: int) -> tuple[ReleaseFiles, tor
     source = ReleaseSource(run="bench", round=1, plan="bench", algorithm=Spec(name="fedavg"))
     tree = dict(model.layers.state_dict())
     found = RunModel(plan, model, tree, tuple(model.example), (), Preprocessing(), source)
-    export_release(create_release(found, folder / "runs", name), folder / name)
+    export_release(create_release(found, folder / "runs", name, cut), folder / name)
     return read_folder(folder / name), model.layers
 
 
@@ -173,6 +177,9 @@ def run(*, quick: bool = False) -> list[Figure]:
                     ">= 0.8",
                 ),
             ]
+            rows += rows_of_a_bare_loop(
+                files, Path(name) / network, seconds, (statistics.fmean(alone), one.runtime_s[2])
+            )
             if is_small:
                 rows += [
                     Figure("inference process with lenet, PSS idle", one.pss_mb, "MB", "<= 60"),

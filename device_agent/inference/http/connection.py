@@ -7,17 +7,16 @@ holds nothing but its connection, and that until its time is up.
 from __future__ import annotations
 
 import asyncio
-import http
 import logging
 import math
 from collections import deque
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import httptools
-import msgspec
 
+from device_agent.inference.http.message import Request, Response, refusal
 from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -26,62 +25,8 @@ MAX_HEAD_BYTES = 16 << 10
 IDLE_S, LINGER_S = 75.0, 2.0
 """Between requests; and for a peer to read why it was refused while what it still sends is dropped."""
 NEVER = math.inf
-
-
-@dataclass(frozen=True)
-class Request:
-    """A whole request.
-
-    Attributes:
-        method: Such as `GET`.
-        path: Without a query.
-        headers: By names in lower case; of one that comes twice the last.
-        body: Its bytes.
-        keep: Whether the connection stays after it.
-    """
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-    keep: bool = True
-
-
-@dataclass(frozen=True)
-class Response:
-    """What a request is answered with.
-
-    Attributes:
-        status: Of HTTP.
-        body: JSON, and tensors behind it where `json_bytes` says so.
-        json_bytes: How many of the bytes are JSON; 0 for all.
-    """
-
-    status: int
-    body: bytes
-    json_bytes: int = 0
-
-    def encode(self, *, keep: bool, is_head: bool = False) -> bytes:
-        """Return it as it goes out.
-
-        Args:
-            keep: Whether the connection stays.
-            is_head: Whether a head alone was asked for: a body would be taken for the begin of the next answer.
-        """
-        lines = [f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}"]
-        if self.json_bytes:
-            lines += ["Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {self.json_bytes}"]
-        elif self.body:
-            lines.append("Content-Type: application/json")
-        if not keep:
-            lines.append("Connection: close")
-        head = "\r\n".join([*lines, f"Content-Length: {len(self.body)}", "", ""])
-        return head.encode("ascii") + (b"" if is_head else self.body)
-
-
-def refusal(status: int, reason: str) -> Response:
-    """Return an answer that says why there is none."""
-    return Response(status, msgspec.json.encode({"error": reason}))
+BLANK = b"\r\n\r\n"
+"""Between head and body."""
 
 
 def _failure(error: Exception) -> Response:
@@ -143,6 +88,34 @@ class _Arriving:
     seen: int = 0
 
 
+class _Known(NamedTuple):
+    """A request that came as one piece: one of as many bytes with this head says the same, but for its body.
+
+    Attributes:
+        head: To the blank line, and with it.
+        size: Of all of it.
+        request: As it was read, without its body.
+    """
+
+    head: bytes
+    size: int
+    request: Request
+
+    @classmethod
+    def of(cls, data: bytes, request: Request) -> _Known | None:
+        """Return what is known by a request; None where another with its head would have to be read again.
+
+        Args:
+            data: As it came, and nothing else.
+            request: As it was read.
+        """
+        head, blank, body = data.partition(BLANK)
+        is_plain = "content-length" in request.headers and "expect" not in request.headers
+        if not (is_plain and request.keep and len(body) == len(request.body)):
+            return None
+        return cls(head + blank, len(data), request._replace(body=b""))
+
+
 class Connection(asyncio.Protocol):
     """Reads requests with httptools, and has the server answer them.
 
@@ -157,6 +130,8 @@ class Connection(asyncio.Protocol):
         self._arriving: _Arriving | None = None
         self._head_bytes = 0
         self._waiting: deque[tuple[Request, int]] = deque()
+        self._known: _Known | None = None
+        self._read: list[Request] = []
         self._computing: asyncio.Task[None] | None = None
         self._refused = self._is_blocked = self._completed = False
         self.deadline = NEVER
@@ -178,6 +153,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        begins = self._arriving is None
+        if begins and self._is_known(data):
+            return
         self._completed = False
         try:
             self._parser.feed_data(data)
@@ -186,6 +164,22 @@ class Connection(asyncio.Protocol):
                 self._refuse(400, f"this is no HTTP/1.1 request: {str(error)[:80]}")
             return
         self._bound_what_is_no_body(len(data))
+        if begins and self._arriving is None and len(self._read) == 1:
+            self._known = _Known.of(data, self._read[0])
+        self._read.clear()
+
+    def _is_known(self, data: bytes) -> bool:
+        """Take a request whose head is that of the one before, to the byte, without reading it again."""
+        known = self._known
+        if known is None or len(data) != known.size or not data.startswith(known.head):
+            return False
+        size = known.size - len(known.head)
+        if not self._server.reserve(size):
+            return False  # and the usual way says so
+        self._completed = True
+        self._waiting.append((known.request._replace(body=data[len(known.head) :]), size))
+        self._go_on()
+        return True
 
     def _bound_what_is_no_body(self, size: int) -> None:
         """Refuse a request whose head goes on and on, or what stands between and behind its chunks."""
@@ -261,6 +255,7 @@ class Connection(asyncio.Protocol):
             bytes(arriving.body),
             self._parser.should_keep_alive(),
         )
+        self._read.append(request)
         self._waiting.append((request, arriving.reserved))
         self._go_on()
 

@@ -8,12 +8,13 @@ import re
 from collections.abc import Awaitable
 from concurrent.futures import Executor
 from dataclasses import asdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from device_agent.inference.http.connection import Request, Response, refusal
+from device_agent.inference.http.message import Request, Response, refusal
 from device_agent.inference.http.tensors import Asked, describe, read_inference, write_inference
 from device_agent.inference.models import NOT_FINITE, ServedModels, ServedVersion, statistics
 from shared.errors import InferenceRefused, ServingRefused, Unreachable, WireError
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 QUICK_S = 0.002
 """What takes longer is computed on a thread, so that others are answered meanwhile; going there costs 0.1 ms."""
+KNOWN_PATHS = 16
 PLATFORM = "onnxruntime_onnx"
 PASSING = ("busy", "late", "unknown-release", "other-release")
 """Reasons for which the server's half does not answer now, and may later."""
@@ -45,22 +47,22 @@ class Routes:
 
     def __call__(self, request: Request) -> Response | Awaitable[Response]:
         """Return the answer, or what will give it; never raises for what a peer sent."""
-        found = _MODEL.fullmatch(request.path)
-        wanted = "POST" if found and found[3] == "/infer" else "GET"
+        found = _find_model(request.path)
+        wanted = "POST" if found and found[2] == "/infer" else "GET"
         if not found and request.path not in ("/v2", "/v2/health/live", "/v2/health/ready"):
             return refusal(404, f"there is nothing at {request.path[:80]!r}")
         if request.method != wanted:
             return refusal(405, f"{wanted} is expected at {request.path[:80]!r}")
         if not found:
             return self._of_server(request.path)
-        name, number = found[1], int(found[2] or 0)
+        name, number, what = found
         served = self._models.find(name, number)
         if served is None and not self._models.names():
             return refusal(503, "no model is served yet")  # it has just been started: there may be in a moment
         if served is None:
             of = f"version {number} of model {name!r}" if number else f"model {name!r}"
             return refusal(404, f"{of} is not served here; there is {', '.join(self._models.names()) or 'none'}")
-        return self._infer(served, request) if found[3] == "/infer" else self._tell(served, found[3])
+        return self._infer(served, request) if what == "/infer" else self._tell(served, what)
 
     def _of_server(self, path: str) -> Response:
         if path == "/v2":
@@ -117,6 +119,13 @@ class Routes:
         if model.quick_s * len(asked.inputs) <= QUICK_S:
             return _answered(served, asked)
         return asyncio.get_running_loop().run_in_executor(self._executor, _answered, served, asked)
+
+
+@lru_cache(maxsize=KNOWN_PATHS)
+def _find_model(path: str) -> tuple[str, int, str] | None:
+    """Return model, version (0 for none) and what of it a path names; None where it names no model."""
+    found = _MODEL.fullmatch(path)
+    return (found[1], int(found[2] or 0), found[3]) if found else None
 
 
 def _answered(served: ServedVersion, asked: Asked) -> Response:

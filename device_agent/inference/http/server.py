@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from device_agent.inference.http.connection import Connection, Request, Response
+from device_agent.inference.http.connection import Connection
+from device_agent.inference.http.message import Request, Response
 from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)

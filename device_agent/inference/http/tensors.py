@@ -7,7 +7,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 BINARY_DATA, BINARY_OUTPUT = "binary_data", "binary_data_output"
 NOT_SUPPORTED = ("classification", "shared_memory_region")
+KNOWN_BYTES, KNOWN = 1024, 64
+"""JSON up to this size that stood before tensors as bytes is not read again, where it was among the last ones."""
 
 
 class _Tensor(msgspec.Struct):
@@ -47,6 +50,26 @@ class _Inference(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Inference)
 _NUMBERS = msgspec.json.Decoder(list[float])
 _NESTED = msgspec.json.Decoder(list[Any])
+
+
+class _Question(NamedTuple):
+    """What the JSON of a request says.
+
+    Attributes:
+        shape: Of the input.
+        is_behind: Whether its numbers stand behind the JSON.
+        size: Of these, in bytes, as it says it.
+        data: Its numbers, where they are in the JSON.
+        id: What the application calls the request; empty for nothing.
+        is_binary: Whether the output goes back as bytes.
+    """
+
+    shape: tuple[int, ...]
+    is_behind: bool
+    size: object
+    data: msgspec.Raw
+    id: str
+    is_binary: bool
 
 
 class Asked(NamedTuple):
@@ -84,8 +107,21 @@ def read_inference(body: bytes, json_bytes: int | None, given: TensorSpec, wante
     if json_bytes is not None and not 0 < json_bytes <= len(body):
         raise WireError(f"Inference-Header-Content-Length is {json_bytes}, and the body has {len(body)} bytes")
     split = len(body) if json_bytes is None else json_bytes
+    read = _read_known if split < len(body) and split <= KNOWN_BYTES else _read_question
+    question = read(body[:split], given, wanted, max_batch)
+    if question.is_behind:
+        inputs = _from_bytes(body, split, question, given)
+    elif split != len(body):
+        raise WireError(f"{len(body) - split} bytes behind the JSON, and no input has {BINARY_SIZE!r}")
+    else:
+        inputs = _from_json(question, given)
+    return Asked(inputs, question.id, question.is_binary)
+
+
+def _read_question(text: bytes, given: TensorSpec, wanted: TensorSpec, max_batch: int) -> _Question:
+    """Return what JSON says; raise `WireError` where it is not what the model takes."""
     try:
-        asked = _DECODER.decode(memoryview(body)[:split])
+        asked = _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"this is no inference request: {error}") from error
     if [one.name for one in asked.inputs] != [given.name]:
@@ -93,14 +129,12 @@ def read_inference(body: bytes, json_bytes: int | None, given: TensorSpec, wante
         raise WireError(f"inputs {names}: one is expected, {_expected(given, max_batch)}")
     [tensor] = asked.inputs
     shape = _require_shape(tensor, given, max_batch)
+    told = tensor.parameters
     is_binary = _is_binary(asked, wanted)
-    if BINARY_SIZE in tensor.parameters:
-        inputs = _from_bytes(memoryview(body)[split:], tensor, shape, given)
-    elif split != len(body):
-        raise WireError(f"{len(body) - split} bytes behind the JSON, and no input has {BINARY_SIZE!r}")
-    else:
-        inputs = _from_json(tensor, shape, given)
-    return Asked(inputs, asked.id, is_binary)
+    return _Question(shape, BINARY_SIZE in told, told.get(BINARY_SIZE), tensor.data, asked.id, is_binary)
+
+
+_read_known = lru_cache(maxsize=KNOWN)(_read_question)
 
 
 def _expected(spec: TensorSpec, max_batch: int) -> str:
@@ -134,34 +168,40 @@ def _is_binary(asked: _Inference, wanted: TensorSpec) -> bool:
     return usual is True
 
 
-def _from_bytes(data: memoryview, tensor: _Tensor, shape: Sequence[int], spec: TensorSpec) -> NDArray[Any]:
-    dtype = np.dtype(spec.dtype).newbyteorder("<")
-    size = math.prod(shape) * dtype.itemsize
-    told = tensor.parameters[BINARY_SIZE]
-    if told != size or data.nbytes != size:
+def _from_bytes(body: bytes, split: int, question: _Question, spec: TensorSpec) -> NDArray[Any]:
+    dtype, shape = _little_endian(spec.dtype), question.shape
+    size, given = math.prod(shape) * dtype.itemsize, len(body) - split
+    if question.size != size or given != size:
         raise WireError(
-            f"input {tensor.name!r} of shape {list(shape)} takes {size} bytes; it says {repr(told)[:20]}, "
-            f"and {data.nbytes} are behind the JSON"
+            f"input {spec.name!r} of shape {list(shape)} takes {size} bytes; it says {repr(question.size)[:20]}, "
+            f"and {given} are behind the JSON"
         )
-    return np.require(np.frombuffer(data, dtype).reshape(shape), spec.dtype, ["C", "A"])
+    inputs = np.frombuffer(body, dtype, offset=split).reshape(shape)
+    return inputs if inputs.flags.aligned and dtype.isnative else inputs.astype(spec.dtype)
 
 
-def _from_json(tensor: _Tensor, shape: Sequence[int], spec: TensorSpec) -> NDArray[Any]:
-    raw, count = bytes(tensor.data), math.prod(shape)
+@lru_cache(maxsize=len(DATATYPES))
+def _little_endian(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def _from_json(question: _Question, spec: TensorSpec) -> NDArray[Any]:
+    shape = question.shape
+    raw, count = bytes(question.data), math.prod(shape)
     if raw.count(b",") + 1 != count:  # nested or not, there is one comma less than there are numbers
-        raise WireError(f"input {tensor.name!r} of shape {list(shape)} takes {count} numbers as 'data', flat or nested")
+        raise WireError(f"input {spec.name!r} of shape {list(shape)} takes {count} numbers as 'data', flat or nested")
     try:
         numbers = np.array(_NUMBERS.decode(raw))
     except msgspec.DecodeError:
         try:
             numbers = np.array(_NESTED.decode(raw))
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-            raise WireError(f"input {tensor.name!r}: its data are no array of numbers: {str(error)[:120]}") from error
+            raise WireError(f"input {spec.name!r}: its data are no array of numbers: {str(error)[:120]}") from error
     kind = np.dtype(spec.dtype).kind
     if numbers.dtype.kind not in "fiu" or numbers.size != count or numbers.shape not in ((count,), tuple(shape)):
-        raise WireError(f"input {tensor.name!r}: its data are no array of {count} numbers, flat or of its shape")
+        raise WireError(f"input {spec.name!r}: its data are no array of {count} numbers, flat or of its shape")
     if kind != "f" and (numbers != np.trunc(numbers)).any():
-        raise WireError(f"input {tensor.name!r} takes whole numbers")
+        raise WireError(f"input {spec.name!r} takes whole numbers")
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and the model's output tells of it
         return numbers.astype(spec.dtype).reshape(shape)
 
@@ -182,17 +222,35 @@ def write_inference(
         asked: What it answers.
         parameters: What else is said of the answer.
     """
-    tensor: dict[str, Any] = {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": outputs.shape}
-    data = b""
-    if asked.is_binary:
-        data = np.ascontiguousarray(outputs, np.dtype(spec.dtype).newbyteorder("<")).tobytes()
-        tensor["parameters"] = {BINARY_SIZE: len(data)}
+    if not asked.is_binary:
+        return _encode(
+            spec, served, asked.id, {"shape": outputs.shape, "data": outputs.ravel().tolist()}, parameters
+        ), 0
+    data = outputs.astype(_little_endian(spec.dtype), copy=False).tobytes()
+    if asked.id or parameters:
+        head = _encode(spec, served, asked.id, _behind(outputs.shape, len(data)), parameters)
     else:
-        tensor["data"] = outputs.ravel().tolist()
+        head = _encode_known(spec, served, outputs.shape, len(data))
+    return head + data, len(head)
+
+
+def _behind(shape: tuple[int, ...], size: int) -> dict[str, Any]:
+    return {"shape": shape, "parameters": {BINARY_SIZE: size}}
+
+
+@lru_cache(maxsize=KNOWN)
+def _encode_known(spec: TensorSpec, served: tuple[str, int], shape: tuple[int, ...], size: int) -> bytes:
+    """Return the JSON before a tensor as bytes: with nothing else to say, it is the same again and again."""
+    return _encode(spec, served, "", _behind(shape, size), None)
+
+
+def _encode(
+    spec: TensorSpec, served: tuple[str, int], id_: str, output: Mapping[str, Any], parameters: Mapping[str, Any] | None
+) -> bytes:
     told: dict[str, Any] = {"model_name": served[0], "model_version": str(served[1])}
-    if asked.id:
-        told["id"] = asked.id
+    if id_:
+        told["id"] = id_
     if parameters:
         told["parameters"] = parameters
-    head = msgspec.json.encode(told | {"outputs": [tensor]})
-    return head + data, len(head) if asked.is_binary else 0
+    about = {"name": spec.name, "datatype": DATATYPES[spec.dtype], **output}
+    return msgspec.json.encode({**told, "outputs": [about]})

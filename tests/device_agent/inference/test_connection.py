@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 
 from device_agent.inference.http import server as http
-from device_agent.inference.http.connection import IDLE_S, LINGER_S, MAX_HEAD_BYTES, Response
+from device_agent.inference.http.connection import IDLE_S, LINGER_S, MAX_HEAD_BYTES, Connection
+from device_agent.inference.http.message import Response
 from device_agent.inference.http.server import HttpServer
 
 MOST, PATIENCE_S = 1000, 10.0
@@ -310,3 +313,76 @@ def test_who_goes_before_the_answer_leaves_nothing_behind(run):
         await until(lambda: not (site.server._connections or site.server._reserved))
 
     run(story)
+
+
+class Heard(asyncio.Transport):
+    """What a connection writes, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data):
+        self.written += data
+
+    def is_closing(self):
+        return False
+
+    def pause_reading(self):
+        raise AssertionError("each request is answered at once")
+
+    def resume_reading(self):
+        pass
+
+    def can_write_eof(self):
+        return False
+
+
+def heard(pieces):
+    """Return the requests that a site sees, and all it answers, where its connection is given so many pieces."""
+    site, transport = Site(), Heard()
+    connection = Connection(site.server)
+    connection.connection_made(transport)
+    for piece in pieces:
+        connection.data_received(piece)
+    assert site.server._reserved == 0
+    return site.seen, transport.written
+
+
+def drawn_request(draw):
+    """Return one of few requests, so that one often follows another that is nearly the same."""
+    body = draw.choice(("", "a", "b", "\r\n\r\n", "ab", "GET /1 HTTP/1.1\r\n\r\n"))
+    path, more = draw.choice(("/1", "/2")), draw.choice(("", "", "", "A: b\r\n", "Expect: 100-continue\r\n"))
+    if draw.random() < 0.2:
+        return (
+            f"POST {path} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{draw.choice(('abc', 'xyz'))}\r\n0\r\n\r\n"
+        )
+    if draw.random() < 0.2:
+        return f"{draw.choice(('GET', 'HEAD'))} {path} HTTP/1.1\r\n{more}\r\n"
+    return f"POST {path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n{more}\r\n{body}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_however_requests_are_cut_into_pieces_they_are_the_same(seed):
+    """A head that came before is not read again where a request is one piece; byte by byte, each is read."""
+    draw = random.Random(seed)
+    requests = [drawn_request(draw).encode() for _ in range(60)]
+    whole = b"".join(requests)
+    seen, written = heard([whole[at : at + 1] for at in range(len(whole))])
+    assert len(seen) == len(requests)
+    assert heard(requests) == (seen, written)
+    cuts = sorted({0, len(whole), *(draw.randrange(len(whole)) for _ in range(40))})
+    assert heard([whole[one:two] for one, two in pairwise(cuts)]) == (seen, written)
+
+
+def test_a_request_with_a_known_head_finds_no_room_where_there_is_none():
+    site, transport = Site(), Heard()
+    connection = Connection(site.server)
+    connection.connection_made(transport)
+    request = b"POST /1 HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
+    connection.data_received(request)
+    taken = http.BODIES_AT_ONCE * MOST - 1
+    assert site.server.reserve(taken)
+    connection.data_received(request)
+    assert b"HTTP/1.1 503 " in transport.written
+    assert (len(site.seen), site.server._reserved) == (1, taken)

@@ -164,3 +164,28 @@ def test_whole_numbers_are_asked_for_where_the_model_takes_them():
     assert (asked.inputs.dtype, asked.inputs.tolist()) == (np.int64, [[3, 4]])
     with pytest.raises(WireError, match="whole numbers"):
         read_inference(*body(tensor | {"data": [3, 4.5]}), spec, WANTED, MOST)
+
+
+def test_json_that_came_before_says_the_same_of_other_bytes_and_nothing_to_another_model():
+    """It is not read again; its tensor is."""
+    told = {"parameters": {"binary_data_size": 24}}
+    wants = {"binary_data_output": True}
+    for shift in (0, 1, 2):
+        numbers = np.array(NUMBERS, "<f4") + shift
+        asked = read(told, numbers.tobytes(), parameters=wants)
+        assert (asked.inputs == numbers).all()
+        data, split = write_inference(asked.inputs[0], WANTED, ("tiny", shift), asked)
+        assert json.loads(data[:split])["model_version"] == str(shift)
+        assert (np.frombuffer(data[split:], "<f4").reshape(2, 3) == numbers[0]).all()
+    request = body(told, bytes(24), parameters=wants)
+    read_inference(*request, GIVEN, WANTED, MOST)
+    for given, wanted, most in (
+        (TensorSpec(name="input", dtype="float32", shape=(-1, 3, 2)), WANTED, MOST),
+        (TensorSpec(name="other", dtype="float32", shape=(-1, 2, 3)), WANTED, MOST),
+        (TensorSpec(name="input", dtype="int32", shape=(-1, 2, 3)), WANTED, MOST),
+        (GIVEN, WANTED, 0),
+    ):
+        with pytest.raises(WireError):
+            read_inference(*request, given, wanted, most)
+    with pytest.raises(WireError, match="takes 24 bytes"):
+        read(told, bytes(23), parameters=wants)

@@ -1,0 +1,47 @@
+"""The clients of `bench-inference`, against a server that answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from device_agent.commands.bench_inference import ask_at_once
+from device_agent.inference.http.message import Response, refusal
+from device_agent.inference.http.server import HttpServer
+from shared.errors import ConfigError
+from shared.runtime.clock import monotonic
+
+REQUEST = b"POST /infer HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
+SECONDS = 0.05
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_every_client_has_one_request_under_way_and_all_are_answered(real, tmp_path, clients):
+    seen = []
+
+    def answer(request):
+        seen.append(request.body)
+        return Response(200, b"{}")
+
+    async def story():
+        server = HttpServer(answer, 1000, 10.0, monotonic)
+        await server.listen(0, str(tmp_path / "s"))
+        taken = await asyncio.to_thread(ask_at_once, str(tmp_path / "s"), REQUEST, SECONDS, clients)
+        server.close()
+        assert len(taken) == len(seen) >= clients
+        assert set(seen) == {b"abc"}
+        assert min(taken) > 0
+
+    real(story())
+
+
+def test_a_refusal_ends_it(real, tmp_path):
+    async def story():
+        server = HttpServer(lambda _: refusal(404, "nothing is served here"), 1000, 10.0, monotonic)
+        await server.listen(0, str(tmp_path / "s"))
+        with pytest.raises(ConfigError, match="nothing is served here"):
+            await asyncio.to_thread(ask_at_once, str(tmp_path / "s"), REQUEST, SECONDS, 2)
+        server.close()
+
+    real(story())
