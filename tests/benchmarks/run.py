@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import collaborative
 import cpu
 import cuts
 import energy
@@ -53,6 +54,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "starts": starts.run,
     "idle": idle.run,
     "inference": inference.run,
+    "collaborative": collaborative.run,
     "rounds": rounds.run,
     "memory": memory.run,
     "floods": floods.run,
