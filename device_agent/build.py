@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from device_agent.agent import Agent
 from device_agent.config import AgentConfig
-from device_agent.exchange.board_releases import BoardFiles, BoardReleases
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
-from device_agent.exchange.own_model import OwnModelServing
 from device_agent.exchange.reports import Charge, Reporter
 from device_agent.exchange.split_session import Splitting
 from device_agent.exchange.upload import Delivery
-from device_agent.inference.gates.process import GateProcess
-from device_agent.inference.process import InferenceProcess
-from device_agent.inference.release_folder import read_folders
-from device_agent.inference.settings import InferenceSettings, choose_settings, runs_on_battery
-from device_agent.inference.store import BoardStore
 from device_agent.measurement.board import Board
 from device_agent.measurement.link_meter import LinkMeter
-from device_agent.profile.load import load_for_board
 from device_agent.trainer.interface import Trainer
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
@@ -82,73 +71,6 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         reporter=reporter,
         measuring=board.measuring if board else None,
     )
-
-
-@dataclass(frozen=True)
-class BoardServing:
-    """What serves models on a board.
-
-    Attributes:
-        process: Does it.
-        settings: It was started with.
-        store: What rollouts brought.
-        own: Has the model of the device's own served; None where networks are cut: upper halves are the release's.
-    """
-
-    process: InferenceProcess
-    settings: InferenceSettings
-    store: BoardStore
-    own: OwnModelServing | None
-
-    def running(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs as long as the agent does."""
-        return [self.process.run(), *([self.own.run()] if self.own else [])]
-
-
-def compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
-    """Compose what serves models on a board; None where its file has no `[serve]`.
-
-    Args:
-        config: As its file has it.
-        folder: Of its releases.
-
-    Raises:
-        ConfigError: A folder that it names holds no release, or there is no such firmware profile.
-    """
-    if config.serve is None:
-        return None
-    on_battery = runs_on_battery(Path(config.board.root))
-    profile = load_for_board(Path(config.board.root), config.board.profile)
-    us = config.serve, folder, config.log_level, profile.inference
-    settings = choose_settings(*us, on_battery=on_battery)
-    store = BoardStore(folder)
-    files = BoardFiles(store, read_folders(config.serve.releases))
-    process = InferenceProcess(settings, files.find, files.served())
-    own = None if config.serve.split else OwnModelServing(folder / "state", process)
-    return BoardServing(process, settings, store, own)
-
-
-def compose_releases(
-    config: AgentConfig, folder: Path, transport: Transport, serving: BoardServing, instance: str
-) -> BoardReleases:
-    """Compose a board's part in rollouts.
-
-    Args:
-        config: As its file has it.
-        folder: Of its releases and what it receives.
-        transport: Its way to the broker.
-        serving: What serves its models.
-        instance: That of the process's Status.
-    """
-    download = Download(
-        *(transport, config.site, config.device, folder, in_thread, monotonic),
-        policy=config.link.policy,
-        spool="release",
-        frames_on="parts",
-        wants_on="lacks",
-    )
-    gates = GateProcess(folder, serving.settings, config.data)
-    return BoardReleases(download, serving.store, serving.process, gates, instance)
 
 
 def compose_reporter(

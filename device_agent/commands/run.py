@@ -8,17 +8,16 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from device_agent.agent import Agent
-from device_agent.build import BoardServing, compose, compose_releases, compose_reporter, compose_serving
+from device_agent.build import compose, compose_reporter
 from device_agent.commands.diagnosis.checks import check_data
 from device_agent.config import AgentConfig, TargetConfig, load
-from device_agent.exchange.remote_top import RemoteTop
 from device_agent.exchange.state_files import writable
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
@@ -30,11 +29,13 @@ from shared.data.classes import class_names
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.runtime import malloc, processes
-from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import SERVES, Session
+
+if TYPE_CHECKING:  # an agent that only trains is the smaller for it
+    from device_agent.commands.serving import BoardServing
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
     folder = writable(Path(config.state_dir), "name a folder this user may write")
-    serving = compose_serving(config, folder)
+    serving = _compose_serving(config, folder)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -73,6 +74,15 @@ async def serve(config: AgentConfig) -> None:
     logger.info("stopped")
 
 
+def _compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
+    """Return what serves models here; None where the file has no `[serve]`."""
+    if config.serve is None:
+        return None
+    from device_agent.commands.serving import compose_serving  # noqa: PLC0415 - see above
+
+    return compose_serving(config, config.serve, folder)
+
+
 async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing, stopping: asyncio.Event) -> None:
     """Report, and take part in rollouts, until told to stop; the site's server gives such a board no tasks."""
     session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex, trains=False, state=SERVES)
@@ -81,28 +91,10 @@ async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing,
         async with MqttTransport(config.broker, _client_id(config), session.presence).running() as transport:
             reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
             reporter.instance = session.instance
-            releases = compose_releases(config, folder, transport, serving, session.instance)
-            tops = _asking_tops(config, transport, serving, session.instance)
+            releases = serving.compose_releases(transport, session.instance)
+            tops = serving.asking_tops(transport, session.instance)
             async with background(reporter.run(), releases.run()), tops:
                 await stopping.wait()
-
-
-@asynccontextmanager
-async def _asking_tops(
-    config: AgentConfig, transport: MqttTransport, serving: BoardServing | None, instance: str
-) -> AsyncIterator[None]:
-    """Let the inference process ask the server for upper halves while the block lasts, if its networks are cut."""
-    if serving is None or config.serve is None or not config.serve.split:
-        yield
-        return
-    place, most = (config.site, config.device, instance), config.link.frame_bytes
-    remote = RemoteTop(transport, *place, monotonic, most)
-    async with background(remote.run()):
-        serving.process.ask = remote
-        try:
-            yield
-        finally:
-            serving.process.ask = None
 
 
 def _client_id(config: AgentConfig) -> str:
@@ -172,11 +164,11 @@ async def _run_agent(
         if serving and serving.own:
             agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
             serving.own.changed.set()  # there may be one of a trainer that outlived its agent
-        releases = [compose_releases(config, folder, transport, serving, session.instance).run()] if serving else []
+        releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
         living = asyncio.create_task(_live(agent, *releases), name="agent")
         stop = asyncio.create_task(stopping.wait(), name="stop")
         try:
-            async with _asking_tops(config, transport, serving, session.instance):
+            async with serving.asking_tops(transport, session.instance) if serving else nullcontext():
                 await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             living.cancel()
