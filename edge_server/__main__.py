@@ -30,6 +30,7 @@ Command = Callable[[argparse.Namespace], int]
 COMMANDS: Mapping[str, Command] = {
     "run": commands.run,
     "runs": runs_command.runs,
+    "sites": runs_command.sites,
     "show": commands.show,
     "explain": commands.explain,
     "replay": commands.replay,
@@ -91,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the server's file")
     run.add_argument("--again", action="store_true", help="begin a plan anew that has ended")
     runs_command.arguments(verbs.add_parser("runs", help="list runs, remove some, keep the newest"))
+    sites = verbs.add_parser("sites", help="show a site's peers: mixed, missed, bytes, seconds, who coordinates")
+    sites.add_argument("run", metavar="RUN", nargs="?", default="last", help=f"{places.RUN}; default: last")
+    places.add(sites, form=True)
     show = verbs.add_parser("show", help="show the rounds of a run")
     show.add_argument("run", metavar="RUN", help=places.RUN)
     places.add(show, form=True)

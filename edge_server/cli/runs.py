@@ -1,4 +1,7 @@
-"""`edge-server runs`: list the runs of a folder, remove some, keep the newest alone."""
+"""`edge-server runs`: list the runs of a folder, remove some, keep the newest alone.
+
+`edge-server sites`: how a site of a run stands among the others.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import msgspec
 
 from edge_server.cli import places
 from edge_server.journal.runs import Run, all_runs, find, folders_of_runs, is_empty, summarise_run
+from edge_server.sites.overview import sites_table, summarise_sites
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.folder_lock import hold_lock
@@ -55,6 +59,21 @@ def runs(options: argparse.Namespace) -> int:
             return _prune(options)
         case _:
             return _list(options)
+
+
+def sites(options: argparse.Namespace) -> int:
+    """Show how a site stands among the others of its run.
+
+    Raises:
+        ConfigError: The run is not there, or has one site alone.
+    """
+    found = summarise_sites(find(options.data_dir, options.run).records)
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        return 0
+    table, lines = sites_table(found)
+    write_text(sys.stdout, table, *lines)
+    return 0
 
 
 def _list(options: argparse.Namespace) -> int:

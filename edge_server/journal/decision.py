@@ -58,6 +58,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         multiplier: Of what all devices share, such as bandwidth.
         feasible: Whether all limits could be met. If not, each device has the least there is, and the run goes on.
         enough: Of limits that could not be met: the smallest that would do, by name.
+        term: In a run of several sites: of the coordinator, from 0; it only grows.
+        coordinator: Likewise: the site that decided, for its own devices and others.
     """
 
     optimizer: str = ""
@@ -68,6 +70,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     multiplier: float | None = None
     feasible: bool = True
     enough: dict[str, float] = {}
+    term: int = 0
+    coordinator: str = ""
 
     @property
     def allocation(self) -> dict[str, dict[str, Value]]:
@@ -89,3 +93,49 @@ def predicted_joules(decision: Decision | None) -> dict[str, float]:
         if given.predicted.compute_joules is not None:
             found[device] = math.fsum(one for one in parts if one is not None)
     return found
+
+
+class OfTerm(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One line of the journal of a run of several sites, about who decides and with whose joules.
+
+    Attributes:
+        round: Which.
+        term: Number of the coordinator's turn: that of site T modulo their number, in the plan's order.
+        at: When, on the server's monotonic clock.
+    """
+
+    round: int
+    term: int
+    at: float | None = None
+
+
+class TermBegan(OfTerm, frozen=True, kw_only=True):
+    """This site takes no earlier term for valid from here on; `cause` says why, in a word."""
+
+    cause: str = ""
+
+
+class Pledged(OfTerm, frozen=True, kw_only=True):
+    """This site put joules aside for a round's coordinator, before it told that."""
+
+    joules: float
+
+
+class Granted(OfTerm, frozen=True, kw_only=True):
+    """What of a pledge came back: the devices of this site may spend it."""
+
+    joules: float
+
+
+class Coordinated(OfTerm, frozen=True, kw_only=True):
+    """This site decided as coordinator, before it told anybody.
+
+    Attributes:
+        sites: The devices of each site that was decided for.
+        decision: For all of them; None where the term was closed for this round without one.
+        grants: To each site of whose pledge this decides; together at most what they pledged.
+    """
+
+    sites: dict[str, tuple[str, ...]] = {}
+    decision: Decision | None = None
+    grants: dict[str, float] = {}

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from edge_server.journal.decision import Decision
+from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
 from edge_server.plan.plan import Plan
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Update
@@ -262,6 +262,46 @@ class Rewound(Record, frozen=True, kw_only=True):
     missed: bool = False
 
 
+class EdgeSettled(Record, frozen=True, kw_only=True):
+    """How a site settled the edge to a neighbour in the gossip after a round, before it told anybody.
+
+    Attributes:
+        round: The last edge round of a global round.
+        site: The neighbour.
+        run: Its own name of its run; once an edge was on, no other run of it is heard.
+        on: Whether its model is mixed with ours, and ours with its; if not, `cause` says why in one word: `deadline`;
+            `unheard`, where the owner of the edge never said how it settled it.
+    """
+
+    round: int
+    site: str
+    run: str
+    on: bool
+    cause: str = ""
+    at: float | None = None
+
+
+class Gossiped(Record, frozen=True, kw_only=True):
+    """A site gossiped after a round; what it has now is what `RoundClosed` tells of.
+
+    Attributes:
+        round: The last edge round of a global round.
+        on, off: Neighbours with whom it mixed, and the others, with the cause.
+        bytes_up, bytes_down: Bytes of frames that were sent to each neighbour, and that came of it.
+        refused: What peers said that was of no use, counted by reason.
+        seconds: From the model of this site to the models of all whose edges are on; it ended `at`.
+    """
+
+    round: int
+    on: tuple[str, ...]
+    off: dict[str, str] = {}
+    bytes_up: dict[str, int] = {}
+    bytes_down: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    seconds: float
+    at: float | None = None
+
+
 class RunClosed(Record, frozen=True, kw_only=True):
     """A run ended by its plan, or since its training `diverged`; `cause` says why before its last round, if so."""
 
@@ -284,6 +324,12 @@ AnyRecord: TypeAlias = (
     | RoundClosed
     | Evaluated
     | Rewound
+    | TermBegan
+    | Pledged
+    | Granted
+    | Coordinated
+    | EdgeSettled
+    | Gossiped
     | RunClosed
 )
 

@@ -114,6 +114,18 @@ class TopsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"waiting must be 1 to {MAX_WAITING}, releases 1 to {MAX_OPEN}")
 
 
+class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another site of the same run, to whose broker this server dials out.
+
+    Attributes:
+        site: Its name, as the plan's `[sites] clusters` has it.
+        broker: Its broker, as seen from here.
+    """
+
+    site: str
+    broker: Broker = Broker()
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One site. Relative paths are taken from the folder of its file.
 
@@ -128,6 +140,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         models: Networks of the user's own that plans may name: `module:function`, or `module:*` for all that a module
             defines; with those of FIELDFLEET_MODELS.
         log_level: debug, info, warning or error.
+        peer: The other sites of a plan that has several; a plan with one site has no use for them.
     """
 
     plan: str
@@ -144,6 +157,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: int = 0
     models: list[str] = []
     log_level: str = "info"
+    peer: list[PeerConfig] = []
 
     def __post_init__(self) -> None:
         """Refuse what torch cannot be told, and what is no network's name."""
@@ -160,9 +174,20 @@ def load(path: Path) -> ServerConfig:
     """
     config = read(path, ServerConfig)
     check_name(config.site, f"{path}: site")
+    _check_peers(config, path)
     if config.run:
         check_name(config.run, f"{path}: run")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     places = {name: str(path.parent / getattr(config, name)) for name in ("plan", "data_dir", "data_root")}
     return msgspec.structs.replace(config, **places)
+
+
+def _check_peers(config: ServerConfig, path: Path) -> None:
+    """Refuse peers that are no other sites."""
+    names = [check_name(peer.site, f"{path}: peer.site") for peer in config.peer]
+    if config.site in names:
+        raise ConfigError(f"{path}: peer.site: {config.site!r} is this very site; take that [[peer]] out")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"{path}: peer.site: {twice!r} stands there twice; take one [[peer]] out")

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from edge_server.fleet.admission import longest_packet
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
-from edge_server.fleet.membership import Muster, devices_of_plan
+from edge_server.fleet.membership import Muster
 from edge_server.fleet.single_server import require_single_server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
@@ -26,6 +27,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.rounds.run import run_plan
+from edge_server.trial.peers import among_peers, members_of
 from edge_server.trial.progress import follow
 from edge_server.trial.wait_for_devices import wait_for_fleet, wait_without_end
 from shared.algorithms import ALGORITHMS
@@ -76,7 +78,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
     """
     device = _prepare_computing(config, plan)
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
-    members = None if config.strangers else devices_of_plan(plan)
+    members = members_of(config, plan)
     _make(data_dir, folder)
     with hold_lock(folder) as lock, _unless_begun(folder):  # a second server would throw the first off the broker
         ended = await in_thread(ended_runs, data_dir)
@@ -103,9 +105,10 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                 await server.reachable()
                 if not watcher and not closed_rounds(store.records()):
                     await wait_without_end(server, plan, Muster(members))
-                async with _watched(folder, watcher):
+                async with among_peers(config, plan, name, store) as others, _watched(folder, watcher):
                     us, graph = (plan, name, server, store, config.link), await in_thread(make_evaluation_graph, plan)
-                    await run_plan(*us, started=utc_stamp(), members=members, device=device, graph=graph)
+                    own = partial(run_plan, *us, started=utc_stamp(), members=members, device=device)
+                    await own(graph=graph, neighbours=others)
                 return store.records()
 
 

@@ -18,6 +18,10 @@ Gradient, Skip, Want. Two channels, since who publishes on a topic that it hears
 
 Of collaborative inference: infer  device -> server  TopRequest and its frames    inferred  server -> device  TopAnswer,
 Want. The process that serves it has a status of its own, as `_tops`.
+
+Between the servers of a run's sites, at the broker of the one that is told first, as `_peer-<site that speaks first>`:
+status  retained Hello     gossip  ModelOffer and its frames     gossiped  Want, EdgeWord     telemetry  Telemetry
+decision  Ruling
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ ROOT = "fieldfleet/v1"
 EVERYONE = "_all"
 SERVER = "_server"
 TOPS = "_tops"
+PEER = "_peer-"
 ANY = "+"
 ALL_BELOW = "#"
 
@@ -47,6 +52,17 @@ def topic(site: str, device: str, channel: str) -> str:
         channel: One of the channels of this file.
     """
     return f"{ROOT}/{site}/{device}/{channel}"
+
+
+def peer_topic(site: str, peer: str, channel: str) -> str:
+    """Return a topic between servers, at the broker of `site`.
+
+    Args:
+        site: Whose broker it is.
+        peer: The other site.
+        channel: One of those between servers.
+    """
+    return topic(site, f"{PEER}{peer}", channel)
 
 
 def parse_device(name: str) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from shared.errors import WireError
 from shared.protocol.collaborative import TopAnswer, TopRequest
 from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
+from shared.protocol.peers import EdgeWord, Hello, ModelOffer, Ruling, Telemetry
 from shared.protocol.rollout import Bundle, Lacks, Offer, Releases, Withdraw
 
 AnyMessage: TypeAlias = (
@@ -32,6 +33,11 @@ AnyMessage: TypeAlias = (
     | Releases
     | TopRequest
     | TopAnswer
+    | Hello
+    | ModelOffer
+    | EdgeWord
+    | Telemetry
+    | Ruling
 )
 
 MAJOR = 1

@@ -8,10 +8,13 @@ from random import Random
 import msgspec
 
 from edge_server.journal import sqlite
+from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
+    EdgeSettled,
     Evaluated,
+    Gossiped,
     Joined,
     Left,
     LeftOut,
@@ -59,6 +62,14 @@ def seeds() -> list[bytes]:
         LeftOut(device="a", instance="f00d", cause="no such folder", round=1, at=2.0),
         LeftOut(device="a", instance="f00d", cause="not a word of it", round=1, at=2.0, silent=True),
         Noted(what="a gap"),
+        TermBegan(round=2, term=3, at=7.0, cause="gone"),
+        Pledged(round=2, term=3, at=7.5, joules=4.5),
+        Granted(round=2, term=3, at=8.0, joules=4.25),
+        Coordinated(
+            round=2, term=3, at=7.75, sites={"roof": ("a",)}, decision=Decision(optimizer="hcef"), grants={"roof": 4.25}
+        ),
+        EdgeSettled(round=2, site="barn", run="demo-2", on=False, cause="deadline", at=9.0),
+        Gossiped(round=2, on=("shed",), off={"barn": "deadline"}, bytes_up={"shed": 9}, seconds=1.5, at=9.5),
         RunClosed(outcome="finished"),
     ]
     return [sqlite.encode(record) for record in records]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import WireError
-from shared.protocol import collaborative, messages, payload, rollout, wire
+from shared.protocol import collaborative, messages, payload, peers, rollout, wire
 from shared.protocol import messages as steps
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
@@ -24,10 +24,12 @@ STRUCTS = {"Status": 1, "Report": 5, "Task": 7, "Update": 4, "Want": 1, "Leave":
 STRUCTS |= {"Features": 3, "Gradient": 3, "Skip": 1}
 STRUCTS |= {"Offer": 1, "Lacks": 1, "Bundle": 2, "Withdraw": 1, "Releases": 2}
 STRUCTS |= {"TopRequest": 2, "TopAnswer": 3}
+STRUCTS |= {"Hello": 1, "ModelOffer": 2, "EdgeWord": 1, "Telemetry": 1, "Ruling": 1}
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 TRANSFER = Transfer(digest=bytes(range(16)), size=100_000, frame_bytes=65_536)
 ASSIGNMENT = Assignment(seed=7, hyper=Hyper(), values={"rho": 0.25, "active": [1, 2, 5], "cut": 3})
 STEP = {"run": "run-1", "round": 2, "device": "pi-4", "start": bytes(16), "step": 3, "params": TRANSFER}
+SITE = {"site": "roof", "run": "run-1", "round": 5}
 EXAMPLES = {
     "Status": messages.Status(device="pi-4", session=3, instance="f00d", online=True, state="ready", version="0.1.0"),
     "Report": messages.Report(
@@ -113,6 +115,13 @@ EXAMPLES = {
             ),
         ),
     ),
+    "Hello": peers.Hello(
+        site="roof", session=2, instance="f00d", online=True, run="run-1", digest=bytes(range(16)), plan=b'{"rounds":5}'
+    ),
+    "ModelOffer": peers.ModelOffer(**SITE, params=TRANSFER),
+    "EdgeWord": peers.EdgeWord(**SITE, digest=TRANSFER.digest, has=True, on=False, reason="deadline"),
+    "Telemetry": peers.Telemetry(**SITE, term=3, case=b"\x80", pledge=2.5, asks=[(4, 3, 1.5)]),
+    "Ruling": peers.Ruling(**SITE, term=3, decision=b"\x80", grants=[(5, 3, 2.25)], reason="late"),
 }
 
 

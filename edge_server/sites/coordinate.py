@@ -1,0 +1,330 @@
+"""Decisions for the devices of all sites: who coordinates, what is told to it, and what it answers.
+
+See `pledges` for terms and joules. A site sends the case of its round to the coordinator of the current term; who gets no
+answer by the deadline, or knows that the coordinator is gone, raises the term to the next site that is there. So at the
+latest a site coordinates itself, alone, with its own joules, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from edge_server.allocation.inputs import Case
+from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan, predicted_joules
+from edge_server.journal.records import AnyRecord
+from edge_server.sites import pledges
+from edge_server.sites.cases import ROUND_JOULES, merged, pack_case, part_of, read_case, read_decision
+from edge_server.sites.gossip import OFFER_S, Keep, Ourselves
+from edge_server.sites.link import Links
+from edge_server.sites.pledges import Book, Key, Purse, leader
+from shared.errors import WireError
+from shared.protocol.messages import Message
+from shared.protocol.peers import MOST_ASKED, Joules, Ruling, Telemetry
+from shared.runtime.clock import Clock
+from shared.runtime.executor import Worker
+
+log = logging.getLogger(__name__)
+
+LATE, TERM = "late", "term"
+"""Why there is no decision: the round was decided before; the term is over."""
+KEPT_ROUNDS = 8
+"""Whose decisions a coordinator still has in memory, to say them again."""
+
+
+@dataclass
+class Coordination:
+    """One site's part in the decisions for all.
+
+    Attributes:
+        us: Our site.
+        links: To its peers.
+        keep: Journals.
+        decide_case: Decides a case by the plan's optimizer.
+        allowance: Joules that this site's devices may spend in the run, their share of the plan's; 0 for no budget.
+    """
+
+    us: Ourselves
+    links: Links
+    keep: Keep
+    decide_case: Callable[[Case], Decision]
+    clock: Clock
+    worker: Worker
+    allowance: float = 0.0
+    _purse: Purse = field(init=False)
+    _book: Book = field(default_factory=Book)
+    _number: int = 0
+    _heard: dict[Key, dict[str, Telemetry]] = field(default_factory=dict)
+    _decided: dict[Key, Coordinated] = field(default_factory=dict)
+    _rulings: dict[Key, Ruling] = field(default_factory=dict)
+    _settling: set[Key] = field(default_factory=set)
+    _silent: set[str] = field(default_factory=set)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        """Have the links tell what concerns decisions."""
+        self._purse = Purse(self.allowance)
+        self.links.takers |= {"telemetry": self.hear, "decision": self.hear}
+        self.links.changed.append(self._news.set)
+
+    def recall(self, records: Iterable[AnyRecord]) -> None:
+        """Learn from the journal which term it is, what was pledged, and what was decided."""
+        for record in records:
+            match record:
+                case TermBegan():
+                    self._book = pledges.adopt(self._book, record.term)
+                case Pledged():
+                    known = self._purse.pledged
+                    self._purse = replace(self._purse, pledged={**known, (record.round, record.term): record.joules})
+                case Granted():
+                    self._purse = pledges.credit(self._purse, (record.round, record.term), record.joules)
+                case Coordinated():
+                    key = (record.round, record.term)
+                    self._book = replace(self._book, grants={**self._book.grants, key: record.grants})
+                    self._decided[key] = record
+
+    async def decide(self, case: Case, number: int) -> Decision:
+        """Return what is decided for this site's devices; see `edge_server.rounds.neighbours`."""
+        self._number = number
+        self._forget()
+        while True:
+            key = (number, self._book.term)
+            lead = leader(self.us.order, key[1])
+            found = await (self._lead(case, key) if lead == self.us.site else self._follow(lead, case, key))
+            if found is not None:
+                return found
+            if self._book.term == key[1]:
+                there = {self.us.site, *(one for one in self.us.order if one in self.links.away and self._may_be(one))}
+                later = pledges.next_term(self.us.order, key[1], there - {lead})
+                log.warning("round %d: no decision of site %s: term %d begins", number, lead, later)
+                await self._adopt(later, number, "gone" if self.links.is_gone(lead) else "deadline")
+                self._silent.add(lead)
+
+    def _may_be(self, peer: str) -> bool:
+        """Tell whether a peer may answer: it is not known to be away, and has not let a deadline pass."""
+        return not self.links.is_gone(peer) and peer not in self._silent
+
+    def _forget(self) -> None:
+        """Part with what is of rounds long past."""
+        oldest = self._number - KEPT_ROUNDS
+        for kept in (self._heard, self._decided, self._rulings):
+            for key in [key for key in kept if key[0] < oldest]:
+                del kept[key]
+
+    async def _adopt(self, term: int, number: int, cause: str) -> None:
+        """Take a higher term for the current one, in the journal first."""
+        if term > self._book.term:
+            await self.keep(TermBegan(round=number, term=term, cause=cause, at=self.clock()))
+            self._book = pledges.adopt(self._book, term)
+            self._news.set()
+
+    async def _pledge(self, case: Case, key: Key) -> float | None:
+        """Put this round's part of our joules aside, in the journal first; None where nothing limits them."""
+        if ROUND_JOULES not in case.limits:
+            return None
+        if key not in self._purse.pledged:
+            purse = pledges.pledge(self._purse, key, self._own_part(case))
+            await self.keep(Pledged(round=key[0], term=key[1], joules=purse.pledged[key], at=self.clock()))
+            self._purse = purse
+        return self._purse.pledged[key]
+
+    def _own_part(self, case: Case) -> float:
+        """Return what a round may take of our joules: what of our rights is not spent, over the rounds that are left.
+
+        The sum over all sites is (15c), which is linear in what is left.
+        """
+        left = self._purse.rights - case.limits.get("spent_joules", 0.0)
+        return max(0.0, left / max(1.0, case.limits.get("rounds_left", 1.0)))
+
+    async def _lead(self, case: Case, key: Key) -> Decision | None:
+        """Decide for all that tell their case in time; None where a higher term has begun meanwhile."""
+        own = await self._pledge(case, key)
+        until = self.clock() + self.us.deadline_s
+        while key not in self._decided and self._book.term == key[1]:
+            self._news.clear()
+            heard = self._heard.get(key, {})
+            waits = [one for one in self.links.away if one not in heard and self._may_be(one)]
+            if not waits or self.clock() >= until:
+                await self._settle(case, own, key)
+                break
+            for peer in waits:
+                await self._call(peer, key)
+            await self._wait(min(OFFER_S, until - self.clock()))
+        record = self._decided.get(key)
+        if record is None or record.decision is None:
+            return None
+        await self._credit(key, record.grants.get(self.us.site))
+        return self._stamped(part_of(record.decision, case.names), key[1], self.us.site)
+
+    async def _call(self, peer: str, key: Key) -> None:
+        """Tell a peer which term it is: it may have been away, and know an earlier one."""
+        call = Ruling(site=self.us.site, run=self.us.run, round=key[0], term=key[1], reason=TERM)
+        await self.links.answer(peer, "decision", call)
+
+    async def _settle(self, case: Case, own: float | None, key: Key) -> None:
+        """Decide, journal it, then tell everybody."""
+        heard = dict(self._heard.get(key, {}))
+        cases = {self.us.site: case}
+        for peer, told in heard.items():
+            try:
+                cases[peer] = read_case(told.case)
+            except WireError as error:
+                self.links.refuse(peer, error)
+        put = {site: heard[site].pledge if site in heard else own for site in cases}
+        known = {site: one for site, one in put.items() if one is not None}
+        decision = await self.worker(
+            self.decide_case, merged(self.us.site, cases, math.fsum(known.values()) if known else None)
+        )
+        devices = {site: one.names for site, one in cases.items()}
+        grants = pledges.share_out(known, _needs(decision, devices)) if known else {}
+        if key[1] < self._book.term:
+            return
+        if alone := [one for one in self.us.order if one not in cases]:
+            log.warning("round %d: site %s decides without %s", key[0], self.us.site, ", ".join(alone))
+        sites = {site: tuple(names) for site, names in devices.items()}
+        await self._record(
+            Coordinated(round=key[0], term=key[1], sites=sites, decision=decision, grants=grants, at=self.clock())
+        )
+        for peer, told in heard.items():
+            await self._answer(peer, told)
+
+    async def _record(self, record: Coordinated) -> None:
+        """Journal what was decided; until that is done, nobody is told what became of a pledge."""
+        key = (record.round, record.term)
+        self._settling.add(key)
+        try:
+            await self.keep(record)
+            grants = {**self._book.grants, key: record.grants}
+            self._book, self._decided[key] = replace(self._book, grants=grants), record
+        finally:
+            self._settling.discard(key)
+
+    async def _follow(self, lead: str, case: Case, key: Key) -> Decision | None:
+        """Ask the coordinator; None where it does not answer, or its term is over."""
+        own = await self._pledge(case, key)
+        asked = Telemetry(
+            site=self.us.site, run=self.us.run, round=key[0], term=key[1], case=pack_case(case), pledge=own
+        )
+        until = self.clock() + self.us.deadline_s
+        while (ruling := self._rulings.get(key)) is None:
+            self._news.clear()
+            left_s = until - self.clock()
+            if left_s <= 0 or self.links.is_gone(lead) or self._book.term != key[1]:
+                return None
+            await self.links.say(lead, "telemetry", msgspec.structs.replace(asked, asks=self._asks(lead, key)))
+            await self._wait(min(OFFER_S, left_s))
+        if ruling.decision:
+            return self._stamped(part_of(read_decision(ruling.decision), case.names), key[1], lead)
+        if ruling.reason != LATE:
+            return None
+        log.warning("round %d: site %s has decided without us: site %s decides alone", key[0], lead, self.us.site)
+        limits = {**case.limits, ROUND_JOULES: self._own_part(case)} if ROUND_JOULES in case.limits else case.limits
+        decision = await self.worker(self.decide_case, replace(case, limits=limits))
+        return self._stamped(decision, key[1], self.us.site)
+
+    def _asks(self, lead: str, key: Key) -> list[Joules]:
+        """Return earlier pledges to this coordinator of which nothing is known."""
+        open_ones = ((one, joules) for one, joules in self._purse.unanswered() if one != key)
+        ours = [(*one, joules) for one, joules in open_ones if leader(self.us.order, one[1]) == lead]
+        return ours[-MOST_ASKED:]
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._news.wait()
+
+    def _stamped(self, decision: Decision, term: int, coordinator: str) -> Decision:
+        return msgspec.structs.replace(decision, term=term, coordinator=coordinator)
+
+    async def _credit(self, key: Key, joules: float | None) -> None:
+        """Take what was granted, in the journal first."""
+        if joules is None:
+            return
+        purse = pledges.credit(self._purse, key, joules)
+        if purse is not self._purse:
+            await self.keep(Granted(round=key[0], term=key[1], joules=joules, at=self.clock()))
+            self._purse = pledges.credit(self._purse, key, joules)
+
+    async def hear(self, peer: str, said: Message | bytes) -> None:
+        """Take what a peer says of decisions.
+
+        Raises:
+            WireError: It is of no use.
+        """
+        self._silent.discard(peer)
+        match said:
+            case Telemetry():
+                await self._told(peer, said)
+            case Ruling():
+                await self._ruled(peer, said)
+            case _:
+                raise WireError(f"{type(said).__name__} is not about decisions", reason="unexpected")
+
+    async def _told(self, peer: str, said: Telemetry) -> None:
+        """Take a site's case, and answer it where it is decided, or cannot be any more."""
+        key = (said.round, said.term)
+        if leader(self.us.order, said.term) != self.us.site or len(said.asks) > MOST_ASKED:
+            raise WireError(f"term {said.term} is another site's, or too much is asked", reason=TERM)
+        if self._settling:
+            return  # it will be said again
+        await self._adopt(said.term, said.round, "heard")
+        if said.round < self._number and key not in self._book.grants and said.term == self._book.term:
+            await self._record(Coordinated(round=said.round, term=said.term, at=self.clock()))
+        if key in self._book.grants or said.term < self._book.term:
+            await self._answer(peer, said)
+            return
+        self._heard.setdefault(key, {})[peer] = said
+        self._news.set()
+
+    async def _answer(self, peer: str, said: Telemetry) -> None:
+        """Say what was decided of a round and a term, and what became of pledges."""
+        key, record = (said.round, said.term), self._decided.get((said.round, said.term))
+        ours = record.sites.get(peer) if record and record.decision else None
+        decision = (
+            msgspec.msgpack.encode(part_of(record.decision, ours)) if record and record.decision and ours else b""
+        )
+        asked = [(key, said.pledge)] if said.pledge is not None else []
+        asked += [((number, term), joules) for number, term, joules in said.asks]
+        found = [(one, pledges.grant_for(self._book, peer, one, joules)) for one, joules in asked]
+        await self.links.answer(
+            peer,
+            "decision",
+            Ruling(
+                site=self.us.site,
+                run=self.us.run,
+                round=said.round,
+                term=said.term if key in self._book.grants else max(said.term, self._book.term),
+                decision=decision,
+                grants=[(*one, joules) for one, joules in found if joules is not None],
+                reason="" if decision else LATE if key in self._book.grants else TERM,
+            ),
+        )
+
+    async def _ruled(self, peer: str, said: Ruling) -> None:
+        """Take what a coordinator says; a stale one's decision is none."""
+        for number, term, joules in said.grants:
+            if leader(self.us.order, term) == peer and joules <= math.inf:
+                await self._credit((number, term), joules)
+        if said.reason == TERM:
+            await self._adopt(said.term, self._number, "heard")
+            return
+        if leader(self.us.order, said.term) != peer:
+            raise WireError(f"term {said.term} is not of site {peer}", reason=TERM)
+        if said.term < self._book.term:
+            raise WireError(f"of term {said.term}, and it is {self._book.term}", reason=TERM)
+        if said.decision:
+            read_decision(said.decision)
+        self._rulings[said.round, said.term] = said
+        self._news.set()
+
+
+def _needs(decision: Decision, devices: Mapping[str, Iterable[str]]) -> dict[str, float]:
+    """Return the joules that a decision takes of each site's devices."""
+    each = predicted_joules(decision)
+    return {site: math.fsum(each.get(one, 0.0) for one in names) for site, names in devices.items()}

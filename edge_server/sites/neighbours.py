@@ -1,0 +1,183 @@
+"""One site's neighbours, as its rounds see them: who decides, and with whom models are mixed, over any transports.
+
+The same runs over brokers, and over memory in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from edge_server.allocation.inputs import Case
+from edge_server.journal.decision import Decision
+from edge_server.journal.records import AnyRecord
+from edge_server.plan.devices import expanded
+from edge_server.plan.plan import Plan
+from edge_server.plan.sites import devices_by_site
+from edge_server.sites.coordinate import Coordination
+from edge_server.sites.gossip import Gossip, Keep, Ourselves
+from edge_server.sites.graph import graph_edges, neighbours_of
+from edge_server.sites.link import Links
+from edge_server.sites.mixing import Edge, Row, mix_trees, mixing_rows, row_without
+from shared.algorithms import ALGORITHMS
+from shared.algorithms.base import Mixing
+from shared.codecs.dense import dense
+from shared.errors import ConfigError, WireError
+from shared.protocol.payload import pack, unpack
+from shared.registry import build
+from shared.runtime.clock import Clock
+from shared.runtime.executor import Worker, background
+from shared.tensors.tree import State, Tree, check_like
+from shared.transfer.receiver import Policy
+
+CODEC = dense()
+
+
+def require_model(data: memoryview, like: Tree) -> None:
+    """Refuse bytes that are no model like ours, before any number of them is read where their outline tells.
+
+    Raises:
+        WireError: Other leaves, shapes or dtypes; or a number that is none.
+    """
+    found = unpack(data)
+    outline = CODEC.outline(found)
+    check_like(outline, like)
+    if missing := sorted(like.keys() - outline.keys()):
+        raise WireError(f"{missing[0]!r} and {len(missing) - 1} more tensors are missing", reason="shape")
+    check_like(CODEC.decode(found).tree, like)
+
+
+def packed_model(tree: Tree) -> list[memoryview]:
+    """Return a model as it goes out; one that is aggregated again goes out under the same digest."""
+    return pack(CODEC.encode(dict(sorted(tree.items())), None)[0])
+
+
+def read_model(data: memoryview) -> Tree:
+    """Return the model that `require_model` has taken; its tensors are views of the bytes."""
+    return CODEC.decode(unpack(data)).tree
+
+
+@dataclass(frozen=True)
+class SpeakingNeighbours:
+    """One site's neighbours; see `edge_server.rounds.neighbours` for what rounds ask of them.
+
+    Attributes:
+        site: Ours.
+        row: What it takes of each model, in the plan's order.
+        mixing: Of the method: what of a state is mixed.
+        gossip: Brings the models.
+        coordination: Finds who decides, and asks or decides.
+        worker: Computes.
+    """
+
+    site: str
+    row: Row
+    mixing: Mixing
+    gossip: Gossip
+    coordination: Coordination
+    worker: Worker
+
+    async def decide(self, case: Case, number: int) -> Decision:
+        """Return what is decided for this site's devices, by the coordinator of all or, where nobody is, here."""
+        return await self.coordination.decide(case, number)
+
+    async def mix(self, number: int, state: State) -> State:
+        """Return the state after a gossip step; what of it is mixed says the method."""
+        own = self.mixing.mixed(state)
+        packed = await self.worker(packed_model, own)
+        found = await self.gossip.exchange(number, packed, lambda data: require_model(data, own))
+        mixed = await self.worker(self._mixed, own, found)
+        return self.mixing.with_mixed(state, mixed)
+
+    def _mixed(self, own: Tree, found: Mapping[str, memoryview]) -> Tree:
+        trees = {self.site: own, **{peer: read_model(data) for peer, data in found.items()}}
+        row = row_without(self.row, self.site, [other for other in self.row if other not in trees])
+        return mix_trees(row, trees)
+
+
+def require_peers(plan: Plan, site: str, peers: Iterable[str]) -> None:
+    """Refuse a server's peers that are no sites of the plan, or that lack one of its sites.
+
+    Args:
+        plan: It has sites.
+        site: Of the server.
+        peers: Sites that its file names.
+
+    Raises:
+        ConfigError: As said, or the server's own site is none of the plan's.
+    """
+    assert plan.sites
+    names, told = plan.sites.names, list(peers)
+    known = f"plan {plan.name!r} has the sites {', '.join(names)}"
+    if site not in names:
+        raise ConfigError(f"site: {site!r}: {known}; name one of them")
+    if unknown := [one for one in told if one not in names]:
+        raise ConfigError(f"peer.site: {unknown[0]!r}: {known}; correct that [[peer]], or take it out")
+    if missing := [one for one in names if one != site and one not in told]:
+        raise ConfigError(f"peer: no [[peer]] with site = {missing[0]!r}: {known}; add where its broker is")
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a site's part in a run of several is made of.
+
+    Attributes:
+        keep: Journals a record.
+        decide_case: Decides a case by the plan's optimizer.
+        policy: How models are received.
+        clock: Seconds.
+        worker: Computes, and writes files.
+    """
+
+    keep: Keep
+    decide_case: Callable[[Case], Decision]
+    policy: Policy
+    clock: Clock
+    worker: Worker
+
+
+@asynccontextmanager
+async def joined(
+    plan: Plan, us: Ourselves, links: Links, means: Means, records: Iterable[AnyRecord]
+) -> AsyncIterator[SpeakingNeighbours]:
+    """Speak with a site's peers while the block lasts, and until they have heard how its last edges stand.
+
+    Args:
+        plan: Of the run; its method can be mixed.
+        us: The site.
+        links: To its peers.
+        means: What it does things with.
+        records: Of the run so far.
+    """
+    known, edges, mixing = list(records), edges_of(plan), build(ALGORITHMS, plan.algorithm, "algorithm").mixing
+    assert mixing
+    near, clock, worker = neighbours_of(us.site, edges), means.clock, means.worker
+    gossip = Gossip(us, near, links, means.keep, means.policy, clock, worker)
+    allowance = allowance_of(plan, us.site)
+    coordination = Coordination(us, links, means.keep, means.decide_case, clock, worker, allowance)
+    gossip.recall(known)
+    coordination.recall(known)
+    row = mixing_rows(sizes_of(plan), edges)[us.site]
+    async with background(*map(gossip.serve, near)), links.listening():
+        yield SpeakingNeighbours(us.site, row, mixing, gossip, coordination, worker)
+        await gossip.linger()
+
+
+def sizes_of(plan: Plan) -> dict[str, int]:
+    """Return how many devices each site of a plan has, in its order."""
+    assert plan.sites
+    clusters = devices_by_site(plan.sites, [one.name for one in expanded(plan.device)])
+    return {site: len(those) for site, those in clusters.items()}
+
+
+def edges_of(plan: Plan) -> tuple[Edge, ...]:
+    """Return the edges of a plan's graph."""
+    assert plan.sites
+    return graph_edges(plan.sites)
+
+
+def allowance_of(plan: Plan, site: str) -> float:
+    """Return the joules that a site's devices may spend in a run: their share of the plan's; 0 without a budget."""
+    sizes = sizes_of(plan)
+    return (plan.budget.joules or 0.0) * sizes[site] / sum(sizes.values())

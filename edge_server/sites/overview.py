@@ -1,0 +1,134 @@
+"""How a site stands among its peers, by its journal: who mixed with it, what that took, who decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from edge_server.journal.decision import TermBegan
+from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RoundOpened, RunOpened
+from edge_server.plan.sites import round_name
+from shared.errors import ConfigError
+from shared.protocol.units import BYTES, SECONDS, choose_unit
+from shared.runtime.text_table import TextColumn, TextTable
+
+
+class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer in a line.
+
+    Attributes:
+        site: Its name.
+        mixed: Gossips with it.
+        missed: Those in which the edge to it was off.
+        last: The round of the last gossip with it, as `global.edge`; empty where there was none.
+        cause: Why the edge was off in the last gossip, one word; empty where it was on.
+        bytes_up, bytes_down: Bytes of models that went to it, and that came of it.
+    """
+
+    site: str
+    mixed: int
+    missed: int
+    last: str
+    cause: str
+    bytes_up: int
+    bytes_down: int
+
+
+class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One site of a run.
+
+    Attributes:
+        run: By this site's name of it.
+        sites: All, in the plan's order.
+        round: The last that was opened, as `global.edge`; empty before the first.
+        rounds: That have ended, of how many.
+        gossip_s: Seconds of all gossips together.
+        coordinator: Of the last decision; empty where nobody decides.
+        term: Of the coordinator, by what this site heard last.
+        peers: The neighbours.
+        refused: What peers said that was of no use, by reason.
+    """
+
+    run: str
+    sites: tuple[str, ...]
+    round: str
+    rounds: tuple[int, int]
+    gossip_s: float
+    coordinator: str
+    term: int
+    peers: list[PeerSummary]
+    refused: dict[str, int]
+
+
+def summarise_sites(records: Sequence[AnyRecord]) -> SitesSummary:
+    """Return how a site stands.
+
+    Raises:
+        ConfigError: The run has one site alone, or was not begun.
+    """
+    begun = next((one for one in records if isinstance(one, RunOpened)), None)
+    if begun is None or not begun.plan.sites:
+        raise ConfigError("the run's plan has no [sites]: it has one server, and that no peers")
+    edge_rounds = begun.plan.sites.edge_rounds
+    gossips = {one.round: one for one in records if isinstance(one, Gossiped)}
+    opened = [one for one in records if isinstance(one, RoundOpened) and one.round <= begun.plan.rounds]
+    closed = {one.round for one in records if isinstance(one, RoundClosed) and one.round <= begun.plan.rounds}
+    decided = [one.decision for one in opened if one.decision and one.decision.coordinator]
+    refused: dict[str, int] = {}
+    for gossip in gossips.values():
+        for reason, count in gossip.refused.items():
+            refused[reason] = refused.get(reason, 0) + count
+    peers = dict.fromkeys(peer for gossip in gossips.values() for peer in (*gossip.on, *gossip.off))
+    return SitesSummary(
+        run=begun.run,
+        sites=begun.plan.sites.names,
+        round=round_name(opened[-1].round, edge_rounds) if opened else "",
+        rounds=(len(closed), begun.plan.rounds),
+        gossip_s=sum(gossip.seconds for gossip in gossips.values()),
+        coordinator=decided[-1].coordinator if decided else "",
+        term=max((one.term for one in records if isinstance(one, TermBegan)), default=0),
+        peers=[_peer(site, list(gossips.values()), edge_rounds) for site in peers],
+        refused=dict(sorted(refused.items())),
+    )
+
+
+def _peer(site: str, gossips: Sequence[Gossiped], edge_rounds: int) -> PeerSummary:
+    on = [gossip.round for gossip in gossips if site in gossip.on]
+    return PeerSummary(
+        site=site,
+        mixed=len(on),
+        missed=sum(site in gossip.off for gossip in gossips),
+        last=round_name(on[-1], edge_rounds) if on else "",
+        cause=gossips[-1].off.get(site, ""),
+        bytes_up=sum(gossip.bytes_up.get(site, 0) for gossip in gossips),
+        bytes_down=sum(gossip.bytes_down.get(site, 0) for gossip in gossips),
+    )
+
+
+def sites_table(found: SitesSummary) -> tuple[TextTable, list[str]]:
+    """Return a table of the neighbours, and lines of what concerns the site itself."""
+    columns = [TextColumn(name) for name in ("peer", "mixed", "missed", "last", "bytes up", "bytes down", "edge off")]
+    rows = [
+        [one.site, str(one.mixed), str(one.missed), one.last, _bytes(one.bytes_up), _bytes(one.bytes_down), one.cause]
+        for one in found.peers
+    ]
+    unit = choose_unit(found.gossip_s, SECONDS)
+    lines = [
+        f"run {found.run}: {found.rounds[0]} of {found.rounds[1]} rounds, in {found.round or 'none yet'} (global.edge)",
+        f"sites {', '.join(found.sites)}; gossip took {found.gossip_s / unit.size:.3g} {unit.name} in all",
+    ]
+    if found.coordinator:
+        lines.append(f"site {found.coordinator} coordinates, term {found.term}")
+    if found.refused:
+        lines.append(f"refused of peers: {_counts(found.refused.items())}")
+    return TextTable(columns, rows), lines
+
+
+def _counts(items: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in items)
+
+
+def _bytes(count: int) -> str:
+    unit = choose_unit(count, BYTES)
+    return f"{count / unit.size:.3g} {unit.name}"

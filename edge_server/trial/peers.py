@@ -1,0 +1,78 @@
+"""A live site among its peers: its connections to their brokers and to its own, for a plan with several sites."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from edge_server.allocation.coordinator import decide
+from edge_server.fleet.membership import Members, devices_of_plan
+from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.decision import Decision
+from edge_server.journal.disk import RETRY_S, persist
+from edge_server.plan.devices import expanded
+from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import ServerConfig
+from edge_server.plan.sites import devices_by_site
+from edge_server.rounds.neighbours import Neighbours
+from edge_server.sites.gossip import Ourselves
+from edge_server.sites.link import Births, Links, plan_bytes
+from edge_server.sites.neighbours import Means, joined, require_peers
+from shared.protocol.topics import PEER
+from shared.runtime.clock import monotonic
+from shared.runtime.executor import in_thread
+from shared.transport.mqtt import MqttTransport
+
+MOST_MODEL_BYTES = 8 << 30
+"""Of a neighbour's model; what it may have at most beside ours is bounded by ours."""
+
+
+def members_of(config: ServerConfig, plan: Plan) -> Members:
+    """Return the devices that may take part at a server's site; None for whoever connects.
+
+    Raises:
+        ConfigError: The plan has sites, and the server's file does not fit them.
+    """
+    if plan.sites:
+        require_peers(plan, config.site, [peer.site for peer in config.peer])
+        return frozenset(devices_by_site(plan.sites, [one.name for one in expanded(plan.device)])[config.site])
+    return None if config.strangers else devices_of_plan(plan)
+
+
+@asynccontextmanager
+async def among_peers(
+    config: ServerConfig, plan: Plan, run: str, store: SqliteStore
+) -> AsyncIterator[Neighbours | None]:
+    """Connect to the peers of a plan's site while the block lasts; None where the plan has one site alone.
+
+    Args:
+        config: The site.
+        plan: Of the run.
+        run: Its name.
+        store: Of that run.
+    """
+    if not plan.sites:
+        yield None
+        return
+    async with AsyncExitStack() as stack:
+        described, instance = plan_bytes(plan), uuid.uuid4().hex
+        home = MqttTransport(config.broker, f"{config.site}.{PEER}s")
+        away = {}
+        for peer in config.peer:
+            births = Births(config.site, peer.site, run, instance, described)
+            away[peer.site] = MqttTransport(peer.broker, f"{peer.site}.{PEER}{config.site}", births.presence)
+        for transport in (home, *away.values()):
+            await stack.enter_async_context(transport.running())
+        links = Links(config.site, home, away, described)
+        us = Ourselves(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
+        means = Means(
+            keep=partial(persist, in_thread, RETRY_S, store.append),
+            decide_case=partial(decide, plan.optimizer) if plan.optimizer else lambda _case: Decision(),
+            policy=config.link.policy(MOST_MODEL_BYTES),
+            clock=monotonic,
+            worker=in_thread,
+        )
+        yield await stack.enter_async_context(joined(plan, us, links, means, store.records()))

@@ -1,0 +1,106 @@
+"""What the servers of one run's sites say to each other; each hears the others at its own broker.
+
+Site A says at B's broker who it is, what model it has, and what its round looks like (`status`, `gossip`, `telemetry`);
+B answers there what it knows of their edge, and what it decided as coordinator (`gossiped`, `decision`).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from shared.protocol.messages import Message, Transfer
+
+MOST_PLAN_BYTES = 256 << 10
+"""Of the plan in a Hello; of a longer one the digest alone is told."""
+MOST_ASKED = 1024
+"""Pledges of which one message asks, or tells, what became."""
+
+Joules: TypeAlias = tuple[int, int, float]
+"""Round, term, joules: a pledge, or what was granted for it."""
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Retained presence of a site at a peer's broker; birth and will of a session carry the same number.
+
+    Attributes:
+        session: Of the connection; it only grows within a process, which `instance` names.
+        run: The site's own name of its run.
+        digest: XXH3-128 of the plan as JSON, 16 bytes; a will has none.
+        plan: That JSON, empty where it is longer than `MOST_PLAN_BYTES`.
+    """
+
+    site: str
+    session: int
+    instance: str
+    online: bool
+    run: str = ""
+    digest: bytes = b""
+    plan: bytes = b""
+
+
+class OfSite(Message, frozen=True, kw_only=True):
+    """What every other message between servers says first.
+
+    Attributes:
+        site: Who speaks.
+        run: By the speaker's own name of it.
+        round: Of the run: edge rounds are counted through.
+    """
+
+    site: str
+    run: str
+    round: int
+
+
+class ModelOffer(OfSite, frozen=True, kw_only=True):
+    """The speaker's model of the gossip after a round; said again until the other's word of the edge is heard."""
+
+    params: Transfer
+
+
+class EdgeWord(OfSite, frozen=True, kw_only=True):
+    """What the speaker knows of the edge between both in one gossip.
+
+    Attributes:
+        digest: Of the offered model that it answers.
+        has: Whether that model is here, whole and checked.
+        on: Whether the edge is on, by the speaker's journal; nil while it has not settled that.
+        reason: Why it is off, one word, where it is.
+    """
+
+    digest: bytes
+    has: bool = False
+    on: bool | None = None
+    reason: str = ""
+
+
+class Telemetry(OfSite, frozen=True, kw_only=True):
+    """To the coordinator of a term: what is to be decided for the speaker's devices in a round.
+
+    Attributes:
+        term: It only grows; the coordinator of term T is site T modulo their number, in the plan's order.
+        case: MessagePack of the figures of the speaker's devices, see `edge_server.sites.coordinate`.
+        pledge: Joules that the speaker has put aside for this round and term; nil where the plan has no such budget.
+        asks: Earlier pledges to this coordinator of which nobody told what became.
+    """
+
+    term: int
+    case: bytes
+    pledge: float | None = None
+    asks: list[Joules] = []
+
+
+class Ruling(OfSite, frozen=True, kw_only=True):
+    """A coordinator's answer to a Telemetry of that round and term; asked again, the same comes.
+
+    Attributes:
+        term: Of the answer; a higher one than was asked with says that the asker's term is over.
+        decision: MessagePack of the decision for the asker's devices; empty where it is none of theirs.
+        grants: What the asker may spend of what it pledged and asked for: a pledge that was not used comes back whole.
+        reason: Why there is no decision, one word: `late`, `term`.
+    """
+
+    term: int
+    decision: bytes = b""
+    grants: list[Joules] = []
+    reason: str = ""

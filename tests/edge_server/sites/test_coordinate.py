@@ -1,0 +1,215 @@
+"""Decisions over memory in virtual time: one coordinator, terms that grow, joules that are granted once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from edge_server.allocation.inputs import Case
+from edge_server.journal.decision import Coordinated, Decision, Figure, Given, Granted, Pledged, TermBegan
+from edge_server.sites.cases import ROUND_JOULES, merged, pack_case, read_case
+from shared.errors import WireError
+from shared.protocol.measurements import Cost
+from tests.edge_server.harness import virtual
+from tests.edge_server.sites.towns import DEADLINE_S, Country, Town, country
+
+ALLOWANCE, ROUNDS = 100.0, 4
+
+
+def decide(case: Case) -> Decision:
+    """Give every device the same part of the joules, and say of which devices that was decided."""
+    each = case.limits.get(ROUND_JOULES, 0.0) / len(case.names) / 2
+    given = Given(values={"of": len(case.names)}, predicted=Cost(compute_joules=each))
+    return Decision(devices=dict.fromkeys(case.names, given), limits=dict(case.limits))
+
+
+def case_of(site: str, number: int, spent: float = 0.0) -> Case:
+    """Return the case of a site with two devices."""
+    devices = (f"{site}-1", f"{site}-2")
+    limits = {"deadline_s": 30.0 + ord(site), ROUND_JOULES: 1.0, "spent_joules": spent}
+    limits["rounds_left"] = float(ROUNDS - number + 1)
+    return Case(devices, limits, {one: {"step_s": Figure(math.inf, "measured")} for one in devices})
+
+
+def land(folder, order="abc") -> Country:
+    return country(folder, order, [], decide=decide, allowance=ALLOWANCE)
+
+
+async def asked(town: Town, number: int, spent: float = 0.0) -> Decision:
+    return await town.coordination.decide(case_of(town.site, number, spent), number)
+
+
+def rights(one: Country) -> float:
+    """Return what all sites may spend by their journals, in all."""
+    total = ALLOWANCE * len(one.order)
+    for site in one.order:
+        total -= sum(record.joules for record in one.of(site, Pledged))
+        total += sum(record.joules for record in one.of(site, Granted))
+    return total
+
+
+def test_one_site_decides_for_all_and_every_joule_comes_back(tmp_path):
+    async def routine() -> Country:
+        one = land(tmp_path)
+        async with one.all() as towns:
+            for number in range(1, ROUNDS + 1):
+                found = await asyncio.gather(*(asked(town, number) for town in towns.values()))
+                for site, decision in zip(one.order, found, strict=True):
+                    assert set(decision.devices) == {f"{site}-1", f"{site}-2"}
+                    assert (decision.term, decision.coordinator) == (0, "a")
+                    assert decision.devices[f"{site}-1"].values == {"of": 6}
+                    assert decision.limits[ROUND_JOULES] == pytest.approx(3 * ALLOWANCE / (ROUNDS - number + 1))
+        return one
+
+    one = virtual(routine())
+    assert [len(one.of(site, Coordinated)) for site in one.order] == [ROUNDS, 0, 0]
+    assert rights(one) == pytest.approx(3 * ALLOWANCE)
+
+
+def test_a_coordinator_that_is_killed_for_good_costs_nothing_where_that_is_known(tmp_path):
+    """Its will is told: the next site takes over, in a higher term, and the first one finds that out when it is back."""
+
+    async def routine() -> Country:
+        one = land(tmp_path)
+        a, b, c = [await one.start(site) for site in one.order]
+        await asyncio.gather(*(asked(town, 1) for town in (a, b, c)))
+        await one.kill(a)
+        began = asyncio.get_running_loop().time()
+        found = await asyncio.gather(asked(b, 2), asked(c, 2))
+        assert asyncio.get_running_loop().time() - began < 5.0
+        assert [(one.term, one.coordinator) for one in found] == [(1, "b"), (1, "b")]
+        a = await one.start("a")
+        found = await asyncio.gather(asked(a, 3), asked(b, 3), asked(c, 3))
+        assert {(one.term, one.coordinator) for one in found} == {(1, "b")}
+        for town in (a, b, c):
+            await town.stack.aclose()
+        return one
+
+    one = virtual(routine())
+    assert one.of("b", TermBegan)[0].cause == "gone"
+    assert rights(one) <= 3 * ALLOWANCE + 1e-9
+
+
+def test_a_coordinator_that_says_nothing_costs_one_deadline(tmp_path):
+    async def routine() -> float:
+        one = land(tmp_path)
+        a, b, c = [await one.start(site) for site in one.order]
+        await one.kill(a, silently=True)
+        found = await asyncio.gather(asked(b, 1), asked(c, 1))
+        assert {decision.coordinator for decision in found} <= {"b", "c"}
+        for town in (b, c):
+            await town.stack.aclose()
+        return asyncio.get_running_loop().time()
+
+    assert DEADLINE_S <= virtual(routine()) <= 2 * DEADLINE_S + 5.0
+
+
+def test_two_halves_never_spend_more_than_their_shares(tmp_path):
+    """The brokers of a and b are cut off from those of c and d: each half decides by its own pledges, and says so."""
+
+    async def routine() -> Country:
+        one = land(tmp_path, "abcd")
+        towns = {site: await one.start(site) for site in one.order}
+        await asyncio.gather(*(asked(town, 1) for town in towns.values()))
+        for site, town in towns.items():
+            for other, way in town.ways.items():
+                if (site in "ab") != (other in "ab"):
+                    way.connected.clear()
+        found = await asyncio.gather(*(asked(town, 2) for town in towns.values()))
+        limits = {site: decision.limits[ROUND_JOULES] for site, decision in zip(one.order, found, strict=True)}
+        halves = {
+            frozenset(record.sites): record.grants for site in one.order for record in one.of(site, Coordinated)[-1:]
+        }
+        assert all(len({site in "ab" for site in sites}) == 1 for sites in list(halves) if len(sites) < 4)
+        assert limits["c"] <= 2 * ALLOWANCE / 3 + 1e-9
+        for town in towns.values():
+            for way in town.ways.values():
+                way.connected.set()
+        again = await asyncio.gather(*(asked(town, 3) for town in towns.values()))
+        assert all(decision.devices for decision in again)
+        for town in towns.values():
+            await town.stack.aclose()
+        return one
+
+    one = virtual(routine())
+    assert rights(one) <= 4 * ALLOWANCE + 1e-9
+    for site in one.order:
+        terms = [record.term for record in one.of(site, TermBegan)]
+        assert terms == sorted(terms)
+
+
+@pytest.mark.parametrize("killed", ["a", "b"])
+@pytest.mark.parametrize("after_s", [0.001, 0.5, 3.0])
+def test_a_server_that_is_killed_in_a_decision_pledges_nothing_twice(tmp_path, killed, after_s):
+    """The coordinator, or one that asks: by the journals each pledge stands once and is granted once."""
+
+    async def routine() -> Country:
+        one = land(tmp_path)
+        towns = {site: await one.start(site) for site in one.order}
+        work = {site: asyncio.create_task(asked(town, 1)) for site, town in towns.items() if site != "c"}
+        await asyncio.sleep(after_s)
+        work[killed].cancel()
+        await asyncio.gather(work[killed], return_exceptions=True)
+        await one.kill(towns[killed])
+        towns[killed] = await one.start(killed)
+        work[killed] = asyncio.create_task(asked(towns[killed], 1))
+        work["c"] = asyncio.create_task(asked(towns["c"], 1))
+        found = await asyncio.gather(*work.values())
+        assert all(decision.devices for decision in found)
+        for town in towns.values():
+            await town.stack.aclose()
+        return one
+
+    one = virtual(routine())
+    for site in one.order:
+        keys = [(record.round, record.term) for record in one.of(site, Pledged)]
+        assert len(keys) == len(set(keys))
+        granted = [(record.round, record.term) for record in one.of(site, Granted)]
+        assert len(granted) == len(set(granted))
+    assert rights(one) <= 3 * ALLOWANCE + 1e-9
+
+
+def test_the_same_is_answered_to_who_asks_again(tmp_path):
+    """A site that lost the answer with its process gets the same decision, and its grant once."""
+
+    async def routine() -> Country:
+        one = land(tmp_path, "ab")
+        a, b = [await one.start(site) for site in one.order]
+        _, first = await asyncio.gather(asked(a, 1), asked(b, 1))
+        await one.kill(b)
+        b = await one.start("b")
+        assert await asked(b, 1) == first
+        for town in (a, b):
+            await town.stack.aclose()
+        return one
+
+    one = virtual(routine())
+    assert len(one.of("a", Coordinated)) == 1
+    assert len(one.of("b", Pledged)) == len(one.of("b", Granted)) == 1
+
+
+def test_nobody_there_a_site_decides_alone_with_its_own_joules(tmp_path, caplog):
+    async def routine() -> Decision:
+        one = land(tmp_path)
+        b = await one.start("b")
+        found = await asked(b, 1)
+        await b.stack.aclose()
+        return found
+
+    found = virtual(routine())
+    assert found.coordinator == "b"
+    assert found.limits[ROUND_JOULES] <= ALLOWANCE / ROUNDS
+    assert "decides without a, c" in caplog.text
+
+
+def test_cases_keep_their_sites_deadlines_and_travel_whole():
+    a, b = case_of("a", 1), case_of("b", 1)
+    whole = merged("a", {"a": a, "b": read_case(pack_case(b))}, 7.0)
+    assert whole.names == ["a-1", "a-2", "b-1", "b-2"]
+    assert whole.limits[ROUND_JOULES] == 7.0
+    assert whole.figures["b-1"]["deadline_s"].value == b.limits["deadline_s"]
+    assert whole.figures["b-1"]["step_s"].value == math.inf
+    with pytest.raises(WireError):
+        read_case(b"nonsense")

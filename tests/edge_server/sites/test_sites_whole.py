@@ -1,0 +1,266 @@
+"""Hierarchical FedAvg on two sites: with real agents in one virtual time, and as processes over two real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_server.fleet import broker
+from edge_server.fleet.hub import Server
+from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.decision import Decision
+from edge_server.journal.records import (
+    AnyRecord,
+    EdgeSettled,
+    Gossiped,
+    RoundOpened,
+    RunClosed,
+    UpdateAccepted,
+    closed_rounds,
+)
+from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.plan.plan import Plan, share
+from edge_server.plan.server_config import LinkConfig
+from edge_server.rounds.check_plan import load
+from edge_server.rounds.run import run_plan
+from edge_server.sites.gossip import Ourselves, round_folder
+from edge_server.sites.link import Births, Links, plan_bytes
+from edge_server.sites.neighbours import Means, joined
+from edge_server.sites.overview import summarise_sites
+from shared.runtime.executor import inline
+from shared.tensors.tree import State
+from tests.edge_server.fleets import FRAME_BYTES, RUN, Network, Site, Stopping
+from tests.edge_server.harness import virtual, write_examples, write_plan
+from tests.edge_server.processes import PATIENCE_S, Forked, called, final, folder_of, forked, started, until
+from tests.edge_server.textbook import require_equal
+
+HOMES = {"north": "a", "south": "b"}
+ROUNDS, EDGE_ROUNDS = 4, 2
+TOGETHER = f"""
+[sites]
+edge_rounds = {EDGE_ROUNDS}
+graph = "full"
+deadline_s = 90.0
+clusters = {{ north = ["a"], south = ["b"] }}
+[[device]]
+name = "a"
+[[device]]
+name = "b"
+"""
+
+
+def planned(folder: Path) -> Plan:
+    """Write a plan of two sites with a device each; return it as a server reads it."""
+    path = write_plan(
+        folder,
+        rounds=ROUNDS,
+        model='name = "mlp"\noptions = { features = 8, hidden = 4, classes = 3 }',
+        hyper="local_epochs = 1\nbatch_size = 8\nlearning_rate = 0.2",
+        cohort="min_devices = 1",
+        evaluation="every = 1",
+        data=write_examples(folder),
+        partition='kind = "even"',
+        more=TOGETHER,
+    )
+    return load(path, folder)
+
+
+@dataclass
+class Region:
+    """Two sites in one virtual time, each with its broker, its agent and its folder."""
+
+    plan: Plan
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.sites = {name: Site(Network(), self.plan, self.folder / name, name) for name in HOMES}
+        self.processes = 0
+
+    async def serve(self, name: str, store: SqliteStore | None = None) -> tuple[State, list[AnyRecord]]:
+        """Be the server of a site, from where its folder says it stands."""
+        clock, brokers = asyncio.get_running_loop().time, {one: site.network.memory for one, site in self.sites.items()}
+        away = {other: memory for other, memory in brokers.items() if other != name}
+        store, self.processes = store or SqliteStore(self.sites[name].folder / RUN, durable=False), self.processes + 1
+        links = Links(name, brokers[name], away, plan_bytes(self.plan))
+        for other, memory in away.items():
+            born = Births(name, other, RUN, str(self.processes), links.plan).presence()
+            await memory.publish(born.topic, born.birth, retain=True)
+        config = LinkConfig(frame_bytes=FRAME_BYTES)
+
+        async def keep(record: AnyRecord) -> None:
+            store.append(record)
+
+        means = Means(keep, lambda _case: Decision(), config.policy(1 << 20), clock, inline)
+        us = Ourselves(name, tuple(HOMES), RUN, store.folder, self.plan.sites.deadline_s)
+        server = Server(name, brokers[name], clock, inline, was_run=lambda run: run == RUN)
+        join = partial(joined, self.plan, us, links, means, store.records())
+        try:
+            async with server.listening(), join() as neighbours:
+                about = {"started": "", "members": frozenset(HOMES[name]), "neighbours": neighbours}
+                state = await run_plan(self.plan, RUN, server, store, config, **about)
+            return state, store.records()
+        finally:
+            store.close()
+
+    async def serve_twice(self, name: str, cut) -> tuple[State, list[AnyRecord]]:
+        """Be a server that ends when `cut` says so of what it wrote, and another that goes on."""
+        store = asyncio.create_task(self._serve_until(name, cut))
+        with pytest.raises(asyncio.CancelledError):
+            await store
+        return await self.serve(name)
+
+    async def _serve_until(self, name: str, cut) -> None:
+        await self.serve(name, Stopping(self.sites[name].folder / RUN, cut))
+
+    def play(self, cut=None) -> dict[str, tuple[State, list[AnyRecord]]]:
+        """Run the plan; the northern server is ended once where `cut` says so."""
+
+        async def routine():
+            async with AsyncExitStack() as stack:
+                for name, site in self.sites.items():
+                    await stack.enter_async_context(site.devices(HOMES[name]))
+                north = self.serve_twice("north", cut) if cut else self.serve("north")
+                return dict(zip(HOMES, await asyncio.gather(north, self.serve("south")), strict=True))
+
+        return virtual(routine())
+
+
+def require_whole(records: list[AnyRecord], device: str, peer: str) -> None:
+    """Check that a site's record is as if nothing had happened: every round and update once, every edge on."""
+    assert [(one.round, one.arrived) for one in closed_rounds(records)] == [
+        (number, (device,)) for number in range(1, ROUNDS + 1)
+    ]
+    taken = [(one.round, one.device) for one in records if isinstance(one, UpdateAccepted)]
+    assert taken == [(number, device) for number in range(1, ROUNDS + 1)]
+    settled = {(one.round, one.site): one.on for one in records if isinstance(one, EdgeSettled)}
+    assert settled == dict.fromkeys([(number, peer) for number in (2, 4)], True)
+    assert isinstance(records[-1], RunClosed)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> State:
+    """What both sites end with where nothing happens."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ends = Region(planned(folder), folder).play()
+    for name, peer in (("north", "south"), ("south", "north")):
+        require_whole(ends[name][1], HOMES[name], peer)
+    require_equal(ends["north"][0].tree, ends["south"][0].tree)
+    return ends["north"][0]
+
+
+def test_edge_models_are_equal_after_each_gossip_of_a_full_graph(undisturbed, tmp_path):
+    """And differ in between; `sites` tells who mixed."""
+    ends = Region(planned(tmp_path), tmp_path).play()
+    accuracy = {name: [one.test_loss for one in closed_rounds(records)] for name, (_, records) in ends.items()}
+    assert accuracy["north"][1::2] == accuracy["south"][1::2]
+    assert accuracy["north"][0] != accuracy["south"][0]
+    found = summarise_sites(ends["north"][1])
+    assert (found.round, found.rounds) == ("1.1", (4, 4))
+    [peer] = found.peers
+    assert (peer.site, peer.mixed, peer.missed, peer.last, peer.cause) == ("south", 2, 0, "1.1", "")
+    assert peer.bytes_up > 0
+    require_equal(ends["north"][0].tree, undisturbed.tree)
+
+
+def is_settled(written: object) -> bool:
+    return isinstance(written, EdgeSettled)
+
+
+def is_gossiped(written: object) -> bool:
+    return isinstance(written, Gossiped)
+
+
+def is_taken_before_gossip(written: object) -> bool:
+    return isinstance(written, UpdateAccepted) and written.round == EDGE_ROUNDS
+
+
+@pytest.mark.parametrize("cut", [is_taken_before_gossip, is_settled, is_gossiped, 2])
+def test_a_server_that_ends_in_a_gossip_goes_on_to_the_same_bits(undisturbed, tmp_path, cut):
+    """Before it, once an edge is settled, once all are, and once the mixed model is stored."""
+    ends = Region(planned(tmp_path), tmp_path).play(cut if callable(cut) else lambda written: written == cut)
+    for name, peer in (("north", "south"), ("south", "north")):
+        require_whole(ends[name][1], HOMES[name], peer)
+        require_equal(ends[name][0].tree, undisturbed.tree)
+
+
+@contextmanager
+def agents(folder: Path, plan: Plan, ports: dict[str, int]) -> Iterator[None]:
+    """Run the agent of each site while the block lasts."""
+    with ExitStack() as stack:
+        for index, (site, device) in enumerate(HOMES.items()):
+            data = msgspec.to_builtins(share(plan, plan.device, index))
+            keys = {"device": device, "site": site, "state_dir": str(folder / device), "data": data}
+            path = folder / f"{device}.json"
+            path.write_text(json.dumps({"broker": {"port": ports[site]}, "trainer": {"threads": 1}, **keys}))
+            stack.enter_context(started("device_agent", "run", "--config", path, log=folder / f"{device}.log"))
+        yield
+
+
+def server_config(folder: Path, site: str, ports: dict[str, int]) -> Path:
+    """Write the file of a site's server."""
+    other = next(one for one in HOMES if one != site)
+    keys = {"plan": "plan.toml", "data_dir": f"runs-{site}", "data_root": str(folder), "site": site, "threads": 1}
+    peers = [{"site": other, "broker": {"port": ports[other]}}]
+    path = folder / f"{site}.json"
+    path.write_text(json.dumps({"broker": {"port": ports[site]}, "peer": peers, **keys}))
+    return path
+
+
+def records_of(folder: Path, site: str) -> list[AnyRecord]:
+    found = [path.parent for path in (folder / f"runs-{site}").glob(f"*/{JOURNAL}")]
+    return read(found[0]) if found else []
+
+
+@pytest.mark.broker
+@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
+def test_two_servers_over_two_brokers_mix_and_one_is_killed_in_the_middle(undisturbed, tmp_path, capsys):
+    """The northern one gossips, nobody is there yet, and kill -9 takes it; started again it ends with the replay's bits."""
+    plan = planned(tmp_path)
+
+    async def routine() -> None:
+        async with AsyncExitStack() as stack:
+            ports = {}
+            for site in HOMES:
+                (tmp_path / f"broker-{site}").mkdir()
+                running = await stack.enter_async_context(broker.running(tmp_path / f"broker-{site}"))
+                ports[site] = running.port
+            await asyncio.to_thread(between, ports)
+
+    def server(site: str, ports: dict[str, int]):
+        return forked("run", "--config", server_config(tmp_path, site, ports), log=tmp_path / f"{site}.log")
+
+    def between(ports: dict[str, int]) -> None:
+        with agents(tmp_path, plan, ports):
+            with server("north", ports) as north:
+                until(lambda: is_offering(tmp_path), "a gossip")
+                north.kill()
+                assert north.wait(PATIENCE_S) == -signal.SIGKILL
+            with server("north", ports) as north, server("south", ports) as south:
+                assert both_ended(north, south)
+
+    asyncio.run(routine())
+    for site, peer in (("north", "south"), ("south", "north")):
+        records = records_of(tmp_path, site)
+        require_whole(records, HOMES[site], peer)
+        assert len([one for one in records if isinstance(one, RoundOpened)]) == ROUNDS
+        require_equal(final(folder_of(tmp_path / f"runs-{site}"), ROUNDS), undisturbed.tree)
+    assert called("sites", "--data-dir", tmp_path / "runs-south", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["peers"][0]["mixed"] == 2
+
+
+def is_offering(folder: Path) -> bool:
+    """Tell whether the northern server has put its model where its neighbour will ask for it."""
+    return any(round_folder(path.parent, 2).exists() for path in (folder / "runs-north").glob(f"*/{JOURNAL}"))
+
+
+def both_ended(*servers: Forked) -> bool:
+    return all(server.wait(PATIENCE_S) == 0 for server in servers)
