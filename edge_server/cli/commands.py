@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     config = load(options.config)
     processes.configure(config.log_level, options.verbose)
     registry.allow([*registry.allowed_entries(), *config.models])
-    plan = check_plan.load(Path(config.plan), Path(config.data_root))
+    plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True)
     name = config.run or unfinished(Path(config.data_dir), plan)
     if ended := ended_run(Path(config.data_dir), plan, name or ""):
         if not options.again:

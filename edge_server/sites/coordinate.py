@@ -1,8 +1,8 @@
 """Decisions for the devices of all sites: who coordinates, what is told to it, and what it answers.
 
-See `pledges` for terms and joules. A site sends the case of its round to the coordinator of the current term; who gets no
-answer by the deadline, or knows that the coordinator is gone, raises the term to the next site that is there. So at the
-latest a site coordinates itself, alone, with its own joules, and says so.
+See `pledges` for terms and joules. A site sends the case of its round to the coordinator of the current term; who gets
+no answer by the deadline, or knows that the coordinator is gone, raises the term to the next site that is there. So at
+the latest a site coordinates itself, alone, with its own joules, and says so.
 """
 
 from __future__ import annotations
@@ -228,11 +228,11 @@ class Coordination:
         decision = await self.worker(self.decide_case, replace(case, limits=limits))
         return self._stamped(decision, key[1], self.us.site)
 
-    def _asks(self, lead: str, key: Key) -> list[Joules]:
+    def _asks(self, lead: str, key: Key) -> tuple[Joules, ...]:
         """Return earlier pledges to this coordinator of which nothing is known."""
         open_ones = ((one, joules) for one, joules in self._purse.unanswered() if one != key)
         ours = [(*one, joules) for one, joules in open_ones if leader(self.us.order, one[1]) == lead]
-        return ours[-MOST_ASKED:]
+        return tuple(ours[-MOST_ASKED:])
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -301,7 +301,7 @@ class Coordination:
                 round=said.round,
                 term=said.term if key in self._book.grants else max(said.term, self._book.term),
                 decision=decision,
-                grants=[(*one, joules) for one, joules in found if joules is not None],
+                grants=tuple((*one, joules) for one, joules in found if joules is not None),
                 reason="" if decision else LATE if key in self._book.grants else TERM,
             ),
         )

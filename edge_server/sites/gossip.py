@@ -1,8 +1,8 @@
 """Gossip of one site after a round: its model to every neighbour and theirs to it, and each edge settled once.
 
-Models are files in the run's folder, `peers/round-000010/<site>`, `_<site>` while they come: a server that was killed in
-between goes on with what it has. Its own model of the last gossip is served until the next begins, since a neighbour may
-have been away.
+Models are files in the run's folder, `peers/round-000010/<site>`, `_<site>` while they come: a server that was killed
+in between goes on with what it has. Its own model of the last gossip is served until the next begins, since a neighbour
+may have been away.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from edge_server.journal.records import AnyRecord, EdgeSettled, Gossiped, Noted
 from edge_server.sites import verdicts
 from edge_server.sites.link import Links
@@ -24,8 +26,8 @@ from edge_server.sites.verdicts import EdgeState
 from shared.errors import WireError
 from shared.protocol.clip import NAME, printable
 from shared.protocol.messages import Message, Transfer, Want
-from shared.protocol.peers import EdgeWord, ModelOffer
 from shared.protocol.payload import digest
+from shared.protocol.peers import EdgeWord, ModelOffer
 from shared.runtime.clock import Clock
 from shared.runtime.durable import replace_file, sync
 from shared.runtime.executor import Worker, background
@@ -183,7 +185,7 @@ class Gossip:
         return round_folder(self.us.folder, self._number) / peer
 
     async def _offer(self, peer: str) -> None:
-        """Offer our model to a neighbour until the edge is settled here, and as long as it may still lack our word."""
+        """Offer our model to a neighbour until the edge is settled here."""
         assert self._own
         offer = ModelOffer(site=self.us.site, run=self.us.run, round=self._number, params=self._own.transfer)
         while self._edges[peer].on is None:
@@ -207,7 +209,7 @@ class Gossip:
             left = [self._patience_s(peer) - gone_s for peer in open_ones]
             for peer, left_s in zip(open_ones, left, strict=True):
                 if why := self.links.objection(peer):
-                    self._edges[peer] = replace(self._edges[peer], heard=False, cause=why)
+                    self._edges[peer] = verdicts.refuse(self._edges[peer], why)
                 judged = verdicts.judge(self._edges[peer], is_late=left_s <= 0)
                 if judged.on is not None:
                     await self._conclude(peer, judged)
@@ -237,9 +239,13 @@ class Gossip:
     async def _tell(self, peer: str) -> None:
         """Tell a neighbour what we know of the edge."""
         edge = self._edges[peer]
-        us = {"site": self.us.site, "run": self.us.run, "round": self._number, "digest": self._held.get(peer, b"")}
-        word = EdgeWord(**us, has=edge.has, on=edge.on, reason="" if edge.on is not False else edge.cause)
-        await self.links.answer(peer, "gossiped", word)
+        word = self._word(self._number, self._held.get(peer, b""), on=edge.on, reason=edge.cause)
+        await self.links.answer(peer, "gossiped", msgspec.structs.replace(word, has=edge.has))
+
+    def _word(self, number: int, digest: bytes, *, on: bool | None, reason: str) -> EdgeWord:
+        why = reason if on is False else ""
+        us = self.us
+        return EdgeWord(site=us.site, run=us.run, round=number, digest=digest, has=bool(on), on=on, reason=why)
 
     async def hear(self, peer: str, said: Message | bytes) -> None:
         """Take what a peer says of models.
@@ -283,8 +289,7 @@ class Gossip:
             return  # it will be offered again once we are there
         if offer.round < self._number:
             on = self._words.get((offer.round, peer), False)
-            us = {"site": self.us.site, "run": self.us.run, "round": offer.round, "digest": offer.params.digest}
-            await self.links.answer(peer, "gossiped", EdgeWord(**us, has=on, on=on, reason="" if on else STALE))
+            await self.links.answer(peer, "gossiped", self._word(offer.round, offer.params.digest, on=on, reason=STALE))
             return
         edge = self._edges[peer]
         if edge.on is not None or (edge.has and self._held.get(peer) == offer.params.digest):
@@ -317,7 +322,7 @@ class Gossip:
         if fetch is None or fetch.complete or self._edges[peer].on is not None:
             return
         fetch.take(frames.decode(data), self.clock())
-        if fetch.complete:
+        if not fetch.lacking:
             await self._whole(peer, fetch)
         else:
             await self._ask(peer, fetch)
@@ -329,9 +334,8 @@ class Gossip:
         except WireError as error:
             if error.reason == "digest" and not fetch.is_hopeless:
                 await self._ask(peer, fetch)
-            elif self._edges[peer].on is None:
-                cause = printable(error.reason, NAME)
-                self._edges[peer] = replace(self._edges[peer], heard=False, cause=cause)
+            else:
+                self._edges[peer] = verdicts.refuse(self._edges[peer], printable(error.reason, NAME))
                 self._news.set()
             raise
         self._held[peer] = fetch.transfer.digest

@@ -6,7 +6,6 @@ believed before a Hello with the same plan has been heard.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -115,11 +114,10 @@ class Births:
     def presence(self) -> Presence:
         """Begin a session: return its birth and its will."""
         self._session += 1
-        us = {"site": self.site, "session": self._session, "instance": self.instance, "run": self.run}
+        will = Hello(site=self.site, session=self._session, instance=self.instance, run=self.run, online=False)
         plan = self.plan if len(self.plan) <= MOST_PLAN_BYTES else b""
-        birth = Hello(**us, online=True, digest=digest_of(self.plan), plan=plan)
-        name = peer_topic(self.peer, self.site, "status")
-        return Presence(name, wire.encode(birth), wire.encode(Hello(**us, online=False)))
+        birth = msgspec.structs.replace(will, online=True, digest=digest_of(self.plan), plan=plan)
+        return Presence(peer_topic(self.peer, self.site, "status"), wire.encode(birth), wire.encode(will))
 
 
 def newer(known: Hello | None, heard: Hello) -> bool:
@@ -277,14 +275,12 @@ class Links:
             found = differing_keys(self.plan, hello.plan) if hello.plan else []
             keys = "; ".join(printable(one) for one in found[:MOST_NAMED]) or "it is too long to be told"
             more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-            log.error(
-                "site %s has another plan (%s%s): give both the same; until then it is left out", peer, keys, more
-            )
+            log.error("site %s has another plan (%s%s): give both the same; till then it is left out", peer, keys, more)
             self.refused[OTHER_PLAN] += 1
         elif self.objection(peer) == OTHER_RUN:
             known = self.bound[peer]
             log.error(
-                "site %s is at run %s, and ours was begun with its run %s: begin ours anew, or go on with that one there",
+                "site %s is at run %s, and ours was begun with its run %s: begin ours anew, or go on with that there",
                 *(peer, printable(hello.run, NAME), known),
             )
             self.refused[OTHER_RUN] += 1

@@ -129,7 +129,7 @@ def adopt(book: Book, term: int) -> Book:
 
 
 def settle(book: Book, key: Key, grants: Mapping[str, float]) -> Book:
-    """Return the book with a decision's grants; what was decided before stays as it is, and a past term decides nothing.
+    """Return the book with a decision's grants; what was decided before stays, and a past term decides nothing.
 
     Args:
         book: Before it.

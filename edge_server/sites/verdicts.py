@@ -1,7 +1,8 @@
 """One edge of one gossip, as each of its two ends knows it: pure functions of what was heard, and of the time.
 
-The end that stands first in the plan's order owns the edge and settles it; the other one waits for its word. Whatever is
-lost, said twice or in another order, both settle it alike, or the other end knows that it settled without the owner's word.
+The end that stands first in the plan's order owns the edge and settles it; the other one waits for its word. Whatever
+is lost, said twice or in another order, both settle it alike, or the other end knows that it settled without the
+owner's word.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class EdgeState:
         heard: How the other has settled the edge, by its word; None while it has not.
         on: How it is settled here; None while it is not. Once it is, that stays.
         cause: Why it is off, one word.
+        refused: Whether something rules the edge out here, such as a model that is none.
     """
 
     owns: bool
@@ -31,6 +33,7 @@ class EdgeState:
     heard: bool | None = None
     on: bool | None = None
     cause: str = ""
+    refused: bool = False
 
 
 def hear(state: EdgeState, *, has: bool, on: bool | None, cause: str = "") -> EdgeState:
@@ -53,8 +56,8 @@ def receive(state: EdgeState) -> EdgeState:
 
 
 def refuse(state: EdgeState, cause: str) -> EdgeState:
-    """Return the state after something that rules the edge out, such as a model that is none; settled ones stay."""
-    return state if state.on is not None else replace(state, on=False, cause=cause)
+    """Return the state after something that rules the edge out; one that is settled stays as it is."""
+    return state if state.on is not None else replace(state, refused=True, cause=cause)
 
 
 def judge(state: EdgeState, *, is_late: bool) -> EdgeState:
@@ -66,7 +69,7 @@ def judge(state: EdgeState, *, is_late: bool) -> EdgeState:
     """
     if state.on is not None:
         return state
-    if state.heard is False:
+    if state.heard is False or state.refused:
         return replace(state, on=False, cause=state.cause or THEIRS)
     if state.has and (state.given if state.owns else state.heard is True):
         return replace(state, on=True)

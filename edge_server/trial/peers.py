@@ -6,13 +6,13 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 from edge_server.allocation.coordinator import decide
 from edge_server.fleet.membership import Members, devices_of_plan
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.decision import Decision
 from edge_server.journal.disk import RETRY_S, persist
+from edge_server.journal.records import AnyRecord
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
@@ -68,8 +68,12 @@ async def among_peers(
             await stack.enter_async_context(transport.running())
         links = Links(config.site, home, away, described)
         us = Ourselves(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
+
+        async def keep(record: AnyRecord) -> None:
+            await persist(in_thread, RETRY_S, store.append, record)
+
         means = Means(
-            keep=partial(persist, in_thread, RETRY_S, store.append),
+            keep=keep,
             decide_case=partial(decide, plan.optimizer) if plan.optimizer else lambda _case: Decision(),
             policy=config.link.policy(MOST_MODEL_BYTES),
             clock=monotonic,

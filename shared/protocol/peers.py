@@ -87,7 +87,7 @@ class Telemetry(OfSite, frozen=True, kw_only=True):
     term: int
     case: bytes
     pledge: float | None = None
-    asks: list[Joules] = []
+    asks: tuple[Joules, ...] = ()
 
 
 class Ruling(OfSite, frozen=True, kw_only=True):
@@ -102,5 +102,5 @@ class Ruling(OfSite, frozen=True, kw_only=True):
 
     term: int
     decision: bytes = b""
-    grants: list[Joules] = []
+    grants: tuple[Joules, ...] = ()
     reason: str = ""

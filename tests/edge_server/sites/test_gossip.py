@@ -1,4 +1,4 @@
-"""Gossip over memory in virtual time: models arrive whole, edges agree, what is late, wrong or killed leaves them off or goes on."""
+"""Gossip over memory in virtual time: models arrive whole and edges agree, whatever is late, wrong or killed."""
 
 from __future__ import annotations
 

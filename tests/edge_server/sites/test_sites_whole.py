@@ -71,7 +71,7 @@ def planned(folder: Path) -> Plan:
         partition='kind = "even"',
         more=TOGETHER,
     )
-    return load(path, folder)
+    return load(path, folder, several_sites=True)
 
 
 @dataclass
@@ -223,7 +223,7 @@ def records_of(folder: Path, site: str) -> list[AnyRecord]:
 @pytest.mark.broker
 @pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
 def test_two_servers_over_two_brokers_mix_and_one_is_killed_in_the_middle(undisturbed, tmp_path, capsys):
-    """The northern one gossips, nobody is there yet, and kill -9 takes it; started again it ends with the replay's bits."""
+    """The northern one gossips, nobody is there yet, kill -9 takes it; started again it ends with the same bits."""
     plan = planned(tmp_path)
 
     async def routine() -> None:

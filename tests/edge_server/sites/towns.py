@@ -23,6 +23,7 @@ from shared.transport.simulated_link import Link, Rate
 
 PLAN = b'{"name":"towns","rounds":4}'
 DEADLINE_S = 60.0
+NO_LIMIT = Rate()
 POLICY = Policy(window=8, patience_s=1.0, limit=64 << 20, frame_bytes=16 << 10)
 
 
@@ -64,7 +65,7 @@ class Country:
     edges: set[frozenset[str]]
     decide: Callable[[Case], Decision] = lambda _case: Decision()
     allowance: float = 0.0
-    rate: Rate = Rate()
+    rate: Rate = NO_LIMIT
     brokers: dict[str, MemoryTransport] = field(default_factory=dict)
     records: dict[str, list[AnyRecord]] = field(default_factory=dict)
     processes: int = 0

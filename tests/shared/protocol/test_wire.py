@@ -120,8 +120,8 @@ EXAMPLES = {
     ),
     "ModelOffer": peers.ModelOffer(**SITE, params=TRANSFER),
     "EdgeWord": peers.EdgeWord(**SITE, digest=TRANSFER.digest, has=True, on=False, reason="deadline"),
-    "Telemetry": peers.Telemetry(**SITE, term=3, case=b"\x80", pledge=2.5, asks=[(4, 3, 1.5)]),
-    "Ruling": peers.Ruling(**SITE, term=3, decision=b"\x80", grants=[(5, 3, 2.25)], reason="late"),
+    "Telemetry": peers.Telemetry(**SITE, term=3, case=b"\x80", pledge=2.5, asks=((4, 3, 1.5),)),
+    "Ruling": peers.Ruling(**SITE, term=3, decision=b"\x80", grants=((5, 3, 2.25),), reason="late"),
 }
 
 
