@@ -61,6 +61,12 @@ def runs(options: argparse.Namespace) -> int:
             return _list(options)
 
 
+def sites_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `edge-server sites` takes."""
+    parser.add_argument("run", metavar="RUN", nargs="?", default="last", help=f"{places.RUN}; default: last")
+    places.add(parser, form=True)
+
+
 def sites(options: argparse.Namespace) -> int:
     """Show how a site stands among the others of its run.
 

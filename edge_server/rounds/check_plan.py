@@ -67,8 +67,8 @@ def require_one_site(plan: Plan, path: Path) -> None:
     """
     if plan.sites:
         raise ConfigError(
-            f"{path}: sites: a plan for several edge servers can be checked (`edge-server plan check`) so far, and not "
-            "run: take the table out to run it with one server"
+            f"{path}: sites: a plan for several edge servers is run by `edge-server run` at each of them, with a "
+            "[[peer]] for every other: take the table out to run it with one server"
         )
 
 

@@ -193,7 +193,13 @@ class Links:
         return await _publish(self.away[peer], peer_topic(peer, self.site, channel), data, assured=assured)
 
     async def answer(self, peer: str, channel: Channel, message: Message) -> bool:
-        """Answer a peer at our own broker; return whether that was there."""
+        """Answer a peer at our own broker; return whether that was there.
+
+        Args:
+            peer: Whom.
+            channel: On which.
+            message: What.
+        """
         name = peer_topic(self.site, peer, channel)
         return await _publish(self.home, name, message, assured=not isinstance(message, Want))
 

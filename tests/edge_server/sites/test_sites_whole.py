@@ -13,11 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
+from edge_server.allocation.coordinator import decide
 from edge_server.fleet import broker
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.decision import Decision
+from edge_server.journal.decision import Coordinated, Decision
 from edge_server.journal.records import (
     AnyRecord,
     EdgeSettled,
@@ -34,8 +36,9 @@ from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from edge_server.sites.gossip import Ourselves, round_folder
 from edge_server.sites.link import Births, Links, plan_bytes
-from edge_server.sites.neighbours import Means, joined
+from edge_server.sites.neighbours import Means, joined, packed_model, require_model
 from edge_server.sites.overview import summarise_sites
+from shared.errors import WireError
 from shared.runtime.executor import inline
 from shared.tensors.tree import State
 from tests.edge_server.fleets import FRAME_BYTES, RUN, Network, Site, Stopping
@@ -58,7 +61,7 @@ name = "b"
 """
 
 
-def planned(folder: Path) -> Plan:
+def planned(folder: Path, more: str = "") -> Plan:
     """Write a plan of two sites with a device each; return it as a server reads it."""
     path = write_plan(
         folder,
@@ -69,7 +72,7 @@ def planned(folder: Path) -> Plan:
         evaluation="every = 1",
         data=write_examples(folder),
         partition='kind = "even"',
-        more=TOGETHER,
+        more=TOGETHER + more,
     )
     return load(path, folder, several_sites=True)
 
@@ -99,7 +102,8 @@ class Region:
         async def keep(record: AnyRecord) -> None:
             store.append(record)
 
-        means = Means(keep, lambda _case: Decision(), config.policy(1 << 20), clock, inline)
+        decides = partial(decide, self.plan.optimizer) if self.plan.optimizer else lambda _case: Decision()
+        means = Means(keep, decides, config.policy(1 << 20), clock, inline)
         us = Ourselves(name, tuple(HOMES), RUN, store.folder, self.plan.sites.deadline_s)
         server = Server(name, brokers[name], clock, inline, was_run=lambda run: run == RUN)
         join = partial(joined, self.plan, us, links, means, store.records())
@@ -169,6 +173,49 @@ def test_edge_models_are_equal_after_each_gossip_of_a_full_graph(undisturbed, tm
     assert (peer.site, peer.mixed, peer.missed, peer.last, peer.cause) == ("south", 2, 0, "1.1", "")
     assert peer.bytes_up > 0
     require_equal(ends["north"][0].tree, undisturbed.tree)
+
+
+OPTIMIZER = """
+[optimizer]
+name = "bandwidth"
+options = { up_bits_per_s = 1e7 }
+"""
+
+
+def test_one_site_decides_for_the_devices_of_both(tmp_path):
+    """It is recorded by the coordinator with all devices, by each site with its own; after a kill, too."""
+    ends = Region(planned(tmp_path, OPTIMIZER), tmp_path).play(lambda written: isinstance(written, Coordinated))
+    for name, (_, records) in ends.items():
+        opened = [one for one in records if isinstance(one, RoundOpened)]
+        assert [one.decision.coordinator for one in opened] == ["north"] * ROUNDS
+        assert all(set(one.decision.devices) == {HOMES[name]} for one in opened)
+    [*all_of_them] = [one for one in ends["north"][1] if isinstance(one, Coordinated)]
+    assert [(one.round, one.term) for one in all_of_them] == [(number, 0) for number in range(1, ROUNDS + 1)]
+    assert all(set(one.decision.devices) == {"a", "b"} for one in all_of_them)
+    assert summarise_sites(ends["south"][1]).coordinator == "north"
+
+
+def like() -> dict[str, torch.Tensor]:
+    return {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"w": torch.zeros(3, 2)}, "shape"),
+        ({"w": torch.zeros(2, 3, dtype=torch.float64)}, "dtype"),
+        ({"w": torch.full((2, 3), float("nan"))}, "not-finite"),
+        ({"more": torch.zeros(1)}, "unknown-tensor"),
+        ({"b": None}, "shape"),
+    ],
+)
+def test_a_neighbours_model_that_is_not_like_ours(change, reason):
+    """By the same words as a device's update."""
+    tree = {key: leaf for key, leaf in (like() | change).items() if leaf is not None}
+    with pytest.raises(WireError) as caught:
+        require_model(memoryview(bytearray().join(packed_model(tree))), like())
+    assert caught.value.reason == reason
+    require_model(memoryview(bytearray().join(packed_model(like()))), like())
 
 
 def is_settled(written: object) -> bool:
