@@ -73,6 +73,16 @@ class BoundedClient(mqtt.Client):
         """Whether the packet that is being read, or handed on, is not taken."""
         return bool(self._in_packet["remaining_length"] > self.most_bytes) or self._is_admitted is False
 
+    def note_life(self) -> None:
+        """Count what is no packet as a sign of life, such as bytes that arrived at the other end's kernel.
+
+        On a slow link the question whether somebody is there waits behind frames of minutes; it waits anew from now.
+        """
+        with self._msgtime_mutex:
+            self._last_bytes_received = now = mqtt.time_func()
+        if self._ping_t:
+            self._ping_t = now
+
     def _sock_recv(self, bufsize: int) -> bytes:
         """Receive bytes of a packet; paho asks for all that it lacks, and keeps what it is given."""
         packet = self._in_packet

@@ -125,6 +125,7 @@ class Connection:
         self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
         self._wants_to_write = self._waits_to_write = False
+        self._passed = 0, 0
         self.client = client = BoundedClient(
             CallbackAPIVersion.VERSION2,
             most_bytes=incoming.most_bytes,
@@ -266,7 +267,11 @@ class Connection:
             self.lost.set_result(reason)
 
     def _tick(self) -> None:
-        """Let the client keep the connection alive, and notice when it is not."""
+        """Let the client keep the connection alive, and notice when it is not: nothing passes either way any more."""
+        counts = self._traffic.counts()
+        if counts and (passed := (counts.acked_bytes, counts.received_bytes)) != self._passed:
+            self._passed = passed
+            self.client.note_life()
         if self.client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
             self._write()
             self._misc = self._loop.call_later(MISC_S, self._tick)
