@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from shared.errors import ConfigError, FieldFleetError, Unwritable
-from shared.runtime.command_line import add_general_options, missing_extra
+from shared.runtime.command_line import add_general_options, missing_extra, parse_all
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -65,7 +65,7 @@ def _run(arguments: list[str]) -> int:
         if name == asked:  # the others need not be imported for this one
             _module(name).add(verb)
     add_general_options(parser)
-    options = parser.parse_args(arguments)
+    options = parse_all(parser, arguments)
     code: int = _module(options.command).run(options)
     return code
 

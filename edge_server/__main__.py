@@ -19,7 +19,7 @@ from edge_server.cli import trace as trace_command
 from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
-from shared.runtime.command_line import add_general_options, missing_extra
+from shared.runtime.command_line import add_general_options, missing_extra, parse_all
 from shared.runtime.processes import keep_private
 
 EXIT_CONFIG = 2
@@ -54,7 +54,7 @@ RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release", "r
 
 def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
-    options = _parser().parse_args()
+    options = parse_all(_parser())
     if options.command in RECORDING:
         keep_private()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,20 +100,33 @@ def _remedy(error: str, kind: type, text: str, *, is_json: bool) -> str:
         return f"{key}: {problem}; remove it or correct its spelling{named}{guess}"
     if "missing required field" in problem:
         return f"{key}: {problem}; add it"
+    if "enum value" in problem:
+        allowed = [str(value) or "''" for one in _types_at(key, kind) for value in _literals(one)]
+        return f"{key}: {problem}; correct the value: use {' or '.join(allowed)}" if allowed else f"{key}: {problem}"
     return f"{key}: {problem}; correct the value"
 
 
 def _known_keys(place: str, kind: type, text: str, *, is_json: bool) -> list[str]:
     """Return the keys of the table at a place such as `device[0].link`; empty where nobody knows them."""
-    found = [inspect.type_info(kind)]
-    for part in re.findall(r"[^.\[\]]+", place):
-        found = [inner for one in _without_unions(found) for inner in _parts_of(one, part)]
-    tables = [one for one in _without_unions(found) if isinstance(one, inspect.StructType)]
+    tables = [one for one in _types_at(place, kind) if isinstance(one, inspect.StructType)]
     if len(tables) > 1:  # the table says which of them it is
         told = _table_at(place, _decode(text, dict[str, Any], is_json=is_json))
         tables = [one for one in tables if told.get(one.tag_field or "") == one.tag]
     tags = [one.tag_field for one in tables[:1] if one.tag_field]
     return [*tags, *(field.encode_name for one in tables[:1] for field in one.fields)]
+
+
+def _types_at(place: str, kind: type) -> list[inspect.Type]:
+    """Return the types that the value at a place may have."""
+    found = [inspect.type_info(kind)]
+    for part in re.findall(r"[^.\[\]]+", place):
+        found = [inner for one in _without_unions(found) for inner in _parts_of(one, part)]
+    return list(_without_unions(found))
+
+
+def _literals(one: inspect.Type) -> Sequence[object]:
+    """Return the values that a type allows; none where it allows any."""
+    return one.values if isinstance(one, inspect.LiteralType) else ()
 
 
 def _without_unions(types: list[inspect.Type]) -> Iterator[inspect.Type]:

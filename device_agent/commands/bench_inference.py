@@ -128,7 +128,8 @@ async def measure(
     began = monotonic()
     async with background(process.run()):
         await process.ready.wait()
-        await process.figures(files.name, files.version)  # refused where it could not be loaded
+        if cause := process.refused.get(files.name):
+            raise ConfigError(f"{cause}; nothing can be measured of it: export the release again")
         ready_s, memory = monotonic() - began, psutil.Process(process.pid).memory_full_info()
         await in_thread(ask_for, settings.socket, request, WARM_UP_S)
         if board.power:

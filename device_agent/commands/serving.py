@@ -104,6 +104,6 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
     settings = choose_settings(*us, on_battery=on_battery)
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(serve.releases))
-    process = InferenceProcess(settings, files.find, files.served())
+    process = InferenceProcess(settings, files.find, files.served(), folders=files.folders)
     own = None if serve.split else OwnModelServing(folder / "state", process)
     return BoardServing(config, folder, process, settings, store, own)

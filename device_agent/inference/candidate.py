@@ -60,7 +60,7 @@ class Serving(Protocol):
         """
 
     async def unload(self, name: str, version: int) -> None:
-        """Part with a version, after what it is computing; one that is not loaded is no fault."""
+        """Part with a version, 0 for all that do not answer, after what it is computing; if none is there, so be it."""
 
     async def figures(self, name: str, version: int) -> Figures:
         """Return how a version does since it was loaded.
@@ -310,7 +310,7 @@ class Candidate:
         await self.advance("passed")
         self._before = None
         if old != self.record.committed:
-            await self.unload(old)
+            await self.unload(old)  # 0 where there was none: what a folder brought is unloaded then
         await self.around.worker(self.around.store.tidy)
 
     async def go_back(self, event: Event, reason: str) -> None:

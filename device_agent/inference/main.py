@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from device_agent.inference.messages import (
+    EXIT_TAKEN,
     HEAD_BYTES,
     Ask,
     FromInference,
@@ -30,7 +31,7 @@ from device_agent.inference.messages import (
     frame,
 )
 from device_agent.inference.settings import InferenceSettings
-from shared.errors import FieldFleetError
+from shared.errors import ConfigError, FieldFleetError
 from shared.runtime import malloc, memory, processes
 from shared.runtime.clock import monotonic
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from device_agent.inference.collaborative.pipe import TopPipe
     from device_agent.inference.models import ServedModels
 
-EXIT_GARBLED, EXIT_TAKEN = 70, 71
+EXIT_GARBLED = 70
 
 
 class Opening(NamedTuple):
@@ -93,8 +94,8 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
         http = HttpServer(routes, settings.max_body_bytes, settings.patience_s, monotonic)
         try:
             await http.listen(settings.port, settings.socket)
-        except OSError as error:
-            logger.critical("nobody is answered at port %d and %s: %s", settings.port, settings.socket, error.strerror)
+        except ConfigError as error:
+            logger.critical("nobody is answered: %s", error)
             return EXIT_TAKEN
         sweeping = asyncio.create_task(http.sweep())
         try:

@@ -12,6 +12,8 @@ import msgspec
 
 from shared.tensors.counts import ceil_share
 
+EXIT_TAKEN = 71
+"""Of an inference process that cannot listen where it is to."""
 HEAD_BYTES = 4
 
 

@@ -16,6 +16,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ import msgspec
 from device_agent.inference.collaborative.interface import AskTop, Half, TopReply
 from device_agent.inference.collaborative.pipe import relay
 from device_agent.inference.messages import (
+    EXIT_TAKEN,
     HEAD_BYTES,
     Ask,
     Figures,
@@ -42,6 +44,7 @@ from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import FieldFleetError, ServingDied, ServingRefused, Unreachable
 from shared.runtime.clock import Clock, monotonic
+from shared.runtime.memory import MIB
 from shared.runtime.processes import terminate
 
 log = logging.getLogger(__name__)
@@ -76,10 +79,12 @@ class InferenceProcess:
         settings: It is started with.
         find: Returns the files of a version; raises what there is against it.
         served: What it serves from its start.
+        folders: What answers where everything else of its name was taken back: what an operator put on the board.
         clock: Of back-offs.
         command: Starts it, without its settings.
 
     Attributes:
+        refused: Why it serves none of what it was to serve from its start, by name.
         ask: The way to upper halves on the server, where networks are cut; None while there is none.
         own: The device's own parameters; None where the releases' answer.
         ready: Whether the process is there and has what it served before.
@@ -92,17 +97,20 @@ class InferenceProcess:
         find: Callable[[str, int], ReleaseFiles],
         served: Mapping[str, ReleaseFiles],
         *,
+        folders: Mapping[str, ReleaseFiles] = MappingProxyType({}),
         clock: Clock = monotonic,
         command: tuple[str, ...] = (sys.executable, "-m", "device_agent.inference.main"),
     ) -> None:
         self._settings, self._find, self._clock, self._command = settings, find, clock, command
         self._loaded = {name: {one.version: one} for name, one in served.items()}
         self._current = {name: one.version for name, one in served.items()}
+        self._folders = folders
         self._process: Process | None = None
         self._pending: deque[asyncio.Future[FromInference]] = deque()
         self.ready = asyncio.Event()
         self.ask: AskTop | None = None
         self.own: OwnParameters | None = None
+        self.refused: dict[str, str] = {}
         self.starts = 0
 
     @property
@@ -126,8 +134,17 @@ class InferenceProcess:
         except FieldFleetError as error:
             raise ServingRefused(str(error)) from error
         await self._up()
+        await self._unload_others(name, version)
         await self._ask(self._load_message(files), Loaded)
         self._loaded.setdefault(name, {})[version] = files
+
+    async def _unload_others(self, name: str, version: int) -> None:
+        """Forget what neither answers nor is wanted, such as a folder's version since a rollout's answers."""
+        there = self._loaded.get(name, {})
+        for one in [one for one in there if one not in (version, self._current.get(name))]:
+            del there[one]
+            if self.pid:
+                await self._ask(Unload(name, one), Unloaded)
 
     async def switch(self, name: str, version: int) -> None:
         """Have a version answer from now on.
@@ -158,19 +175,44 @@ class InferenceProcess:
     async def unload(self, name: str, version: int) -> None:
         """Have a version forgotten; it is not served after a start either. If it answers, another one does from now on.
 
+        Args:
+            name: Of the model.
+            version: Of it; 0 for all that do not answer.
+
         Raises:
             ServingDied: The process ended first, and comes back without it.
         """
-        others = self._loaded.get(name, {})
+        if not version:
+            await self._unload_others(name, version)
+            return
+        others = self._loaded.setdefault(name, {})
         others.pop(version, None)
         if self._current.get(name) == version:
             del self._current[name]
-            if others:  # such as the one of a folder, where the first that a rollout brought is taken back
-                self._current[name] = max(others)
-                if self.pid:
-                    await self.switch(name, max(others))
-        if self.pid:
+            await self._answer_instead(name, others)
+        if self.pid and version not in others:
             await self._ask(Unload(name, version), Unloaded)
+
+    async def _answer_instead(self, name: str, others: dict[int, ReleaseFiles]) -> None:
+        """Have another version answer: one that is loaded, or the one of a folder, where a rollout's is taken back."""
+        files = None if others else self._folders.get(name)
+        if files:
+            others[files.version] = files
+        if not others:
+            return
+        self._current[name] = max(others)
+        if not self.pid:
+            return
+        try:
+            if files:
+                await self._ask(self._load_message(files), Loaded)
+            await self.switch(name, max(others))
+        except ServingDied:
+            raise  # the next one begins with it
+        except ServingRefused as error:
+            log.warning("%s: nothing answers any more: %s", name, error)
+            del self._current[name]
+            others.clear()
 
     async def figures(self, name: str, version: int) -> Figures:
         """Return how a version does.
@@ -225,10 +267,12 @@ class InferenceProcess:
         log.info("inference process started pid=%d", process.pid)
         relaying = asyncio.create_task(self._relay(ours), name="upper halves") if ours else None
         restoring: asyncio.Task[None] | None = None
+        is_there = False
         try:
             async with asyncio.timeout(START_PATIENCE_S):
                 first = await _receive(process)
             if isinstance(first, Ready):
+                is_there = True
                 restoring = asyncio.create_task(self._restore(), name="restore")
                 while (message := await _receive(process)) is not None:
                     self._answered(message)
@@ -247,7 +291,14 @@ class InferenceProcess:
                     task.cancel()
             self._fail_pending()
             await asyncio.shield(terminate(process))
-        return _cause_of_death(process)
+        return _cause_of_death(process) + ("" if is_there else self._hint(process))
+
+    def _hint(self, process: Process) -> str:
+        """Say what may be the cause where the process never began to serve."""
+        if process.returncode == EXIT_TAKEN:
+            return " (serve.port, serve.socket)"
+        limit = self._settings.memory_bytes / MIB
+        return f"; it ended before it could serve: where memory was short, raise serve.memory_mb, now {limit:.0f} MiB"
 
     async def _relay(self, ours: socket.socket) -> None:
         """Ask the server what the process asks for, until it is gone."""
@@ -281,10 +332,12 @@ class InferenceProcess:
                     told = await self._ask(self._load_message(files), Loaded)
                     if self._current.get(name) == files.version:
                         await self._ask(Switch(name, files.version), Switched)
+                    self.refused.pop(name, None)
                     log.info("serving %s/%d, opened in %.2f s by %s", name, files.version, told.seconds, told.provider)
                 except ServingDied:
                     return  # `run` starts another
                 except ServingRefused as error:
+                    self.refused[name] = str(error)
                     log.warning("%s/%d is not served: %s", name, files.version, error)
         self.ready.set()
 

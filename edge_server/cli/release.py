@@ -101,9 +101,7 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     create = verbs.add_parser("create", help="make a release of a run's model")
     _model_arguments(create)
-    create.add_argument(
-        "--name", default="", metavar="NAME", help="what applications call it; default: the plan's name"
-    )
+    create.add_argument("--name", metavar="NAME", help="what applications call it; default: the plan's name")
     help_ = "two graphs besides, below and above a cut; default: where the run was cut, or else the network's first"
     create.add_argument("--halves", type=int, nargs="?", const=0, metavar="CUT", help=help_)
     _reduction_arguments(create)
@@ -206,7 +204,9 @@ def _create(options: argparse.Namespace) -> StoredRelease:
     smaller, drop = None, MAX_DROP if options.max_drop is None else options.max_drop
     if options.int8 or options.float16:
         smaller = Smaller("int8" if options.int8 else "float16", drop)
-    return create_release(found, options.data_dir, options.name or found.plan.name, options.halves, smaller)
+    return create_release(
+        found, options.data_dir, found.plan.name if options.name is None else options.name, options.halves, smaller
+    )
 
 
 def _list_releases(options: argparse.Namespace) -> None:

@@ -52,7 +52,9 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
         *("throt\ntled", "Mbit/s\nup/down", FREE.heading),
         *(column.heading for column in more),
     )
-    serves = [TextColumn("model", least=12)] * any(one.models for one in devices)
+    serves = [TextColumn("model", least=12)] if any(one.models for one in devices) else []
+    if serves:
+        serves.append(TextColumn("p95 ms\nerrors", right=True))
     columns = (
         *(TextColumn("device", least=16), TextColumn("on"), TextColumn("board", least=12), *serves),
         *(TextColumn(heading, right=True) for heading in (*figures, "s", "J", "age")),
@@ -60,7 +62,11 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
     rows = [
         (
             *(short_text(one.device), _online(one), short_text(one.board or NOTHING)),
-            *([", ".join(map(model_cell, one.models)) or NOTHING] if serves else []),
+            *(
+                (", ".join(map(cell_of, one.models)) or NOTHING for cell_of in (model_cell, health_cell))
+                if serves
+                else ()
+            ),
             *(cell(one, column) for column in COLUMNS),
             *(throttled(one), "/".join(cell(one, column) for column in LINK), cell(one, FREE)),
             *(cell(one, column) for column in more),
@@ -78,6 +84,14 @@ def model_cell(one: ModelStatus) -> str:
     served = f"{one.name}/{one.committed}" if one.committed else f"{one.name}: none"
     is_settled = one.state in ("", "committed", "superseded")
     return short_text(served if is_settled else f"{served}, {one.candidate} {one.state}")
+
+
+def health_cell(one: ModelStatus) -> str:
+    """Return how the version of a model that a device serves does: milliseconds of its answers, and failed requests."""
+    p95_s, requests = one.figures.get("p95_s"), one.figures.get("requests", 0.0)
+    if p95_s is None or not requests > 0:
+        return NOTHING
+    return f"{1e3 * p95_s:.3g}/{one.figures.get('errors', 0.0) / requests:.1%}"
 
 
 def model_lines(device: Device) -> list[str]:

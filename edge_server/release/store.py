@@ -207,11 +207,13 @@ def export_release(stored: StoredRelease, out: Path) -> None:
         out: A new folder.
 
     Raises:
-        ConfigError: There is something already, or nothing can be written.
+        ConfigError: There is something already, or no folder to put it in, or nothing can be written.
         CorruptFile: A part is gone or damaged.
     """
     if out.exists():
         raise ConfigError(f"{out} is there already; name a new folder")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out}: there is no folder {out.parent}; make it, or name a folder in one that is there")
     verify(stored)
     partial = out.with_name(f".{out.name}.part-{os.getpid()}")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 
 EXTRAS: Mapping[str, Sequence[str]] = {
@@ -44,6 +45,19 @@ def add_general_options(parser: argparse.ArgumentParser) -> None:
         verb = below.pop()
         verb.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help=help_)
         below += _verbs(verb)
+
+
+def parse_all(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what a command line says; of what is left over, the error shows where it begins and ends.
+
+    Args:
+        parser: Of the command.
+        arguments: Its words; None for those of this process.
+    """
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        parser.error(f"nothing is known of {shlex.join(rest)}")
+    return options
 
 
 def _verbs(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

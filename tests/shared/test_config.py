@@ -79,7 +79,7 @@ def test_toml_and_json_read_alike(tmp_path):
         ('name = "x"\nrounds = 1.5', "rounds", "Expected `int`, got `float`", "correct the value"),
         ("name = 1979-05-27\nrounds = 1", "name", "Expected `str`, got `date`", "correct the value"),
         (GOOD + "[broker]\nport = '1883'", "broker.port", "Expected `int`, got `str`", "correct the value"),
-        (GOOD + "[broker]\nversion = 4", "broker.version", "Invalid enum value 4", "correct the value"),
+        (GOOD + "[broker]\nversion = 4", "broker.version", "Invalid enum value 4", "correct the value: use 3 or 5"),
         (GOOD + "broker = 5", "broker", "Expected `object`, got `int`", "correct the value"),
         ("rounds = 3", "top level", "missing required field `name`", "add it"),
         (GOOD + "[data]\npath = 'x'", "data", "missing required field `source`", "add it"),

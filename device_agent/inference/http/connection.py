@@ -167,6 +167,12 @@ class Connection(asyncio.Protocol):
         if begins and self._arriving is None and len(self._read) == 1:
             self._known = _Known.of(data, self._read[0])
         self._read.clear()
+        if self._begins_nothing():  # such as empty lines without end, which the parser passes over
+            self.deadline = min(self.deadline, self._server.clock() + self._server.patience_s)
+
+    def _begins_nothing(self) -> bool:
+        """Tell whether all that came is no begin of a request, and none is being answered."""
+        return not (self._arriving or self._completed or self._computing or self._waiting or self._refused)
 
     def _is_known(self, data: bytes) -> bool:
         """Take a request whose head is that of the one before, to the byte, without reading it again."""

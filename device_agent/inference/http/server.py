@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from device_agent.inference.http.connection import Connection
 from device_agent.inference.http.message import Request, Response
+from shared.errors import ConfigError
 from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,20 @@ class HttpServer:
             socket: Path of a Unix socket, of which a dead process may have left one; empty for none.
 
         Raises:
-            OSError: Another process listens there, or the path cannot be used.
+            ConfigError: Another process listens there, or the path cannot be used.
         """
         loop = asyncio.get_running_loop()
-        if port:
-            self._listeners.append(await loop.create_server(lambda: Connection(self), LOOPBACK, port))
-        if socket:
-            self._listeners.append(await loop.create_unix_server(lambda: Connection(self), socket))
+        try:
+            if port:
+                self._listeners.append(await loop.create_server(lambda: Connection(self), LOOPBACK, port))
+        except OSError as error:
+            remedy = "end what listens there, or name another one, 0 for none"
+            raise ConfigError(f"serve.port = {port}: {error.strerror}; {remedy}") from error
+        try:
+            if socket:
+                self._listeners.append(await loop.create_unix_server(lambda: Connection(self), socket))
+        except OSError as error:
+            raise ConfigError(f"serve.socket: {socket}: {error.strerror}; name another path") from error
 
     async def sweep(self) -> None:
         """Part with peers whose time is up, until cancelled."""

@@ -245,10 +245,20 @@ class RolloutJournal:
             for record in records:
                 line, mark = rollout_line(record, mark)
                 lines += line
-            os.pwrite(file, lines, self._read_to)
-            os.fsync(file)
+            self._write(file, lines)
             self._mark, self._read_to = mark, self._read_to + len(lines)
         return [*found, *records]
+
+    def _write(self, file: int, lines: bytes) -> None:
+        """Put lines behind what is known, all of them or none."""
+        done = 0
+        try:
+            while done < len(lines):
+                done += os.pwrite(file, lines[done:], self._read_to + done)
+            os.fsync(file)
+        except OSError:
+            os.ftruncate(file, self._read_to)
+            raise
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

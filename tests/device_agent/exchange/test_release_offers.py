@@ -211,6 +211,31 @@ def test_a_full_disk_refuses_it_and_leaves_what_is_served(tmp_path, stored, virt
     live(gateway, virtually, routine)
 
 
+def test_a_disk_that_is_full_refuses_it_and_takes_it_when_there_is_room(disk, stored, virtually):
+    """A real one: neither the note of the offer nor its parts find room, or the parts alone do not."""
+    gateway = Gateway(stored, disk.path)
+
+    async def routine() -> None:
+        await gateway.say(offer(stored))
+        await asyncio.sleep(60)
+        assert gateway.status().committed == 1
+        newer = make_release(disk.path.parent / "runs", {**LAYERS, "layer1": DRAW.randbytes(9_000)})
+        gateway.stored, manifest = newer, newer.path(newer.sha256).read_bytes()
+        for number, left in enumerate((0, 20_000)):
+            disk.fill(left)
+            await gateway.say(offer(newer, deployment=f"000{number}", version=2, manifest=manifest))
+            await asyncio.sleep(60)
+            assert (gateway.status().state, gateway.status().committed) == ("refused", 1)
+            assert "disk" in gateway.status().reason, gateway.status().reason
+            assert gateway.board.record().committed == 1
+        disk.make_room()
+        await gateway.say(offer(newer, deployment="0009", version=2, manifest=manifest))
+        await asyncio.sleep(60)
+        assert gateway.status().committed == 2
+
+    live(gateway, virtually, routine)
+
+
 def test_withdrawn_in_the_middle_of_a_download_nothing_is_taken(tmp_path, stored, virtually):
     gateway = Gateway(stored, tmp_path)
     gateway.answers = False

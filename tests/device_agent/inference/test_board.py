@@ -16,6 +16,7 @@ import pytest
 
 from device_agent import __main__ as program
 from edge_server.fleet.broker import free_port
+from shared.protocol.release import PARAMETERS
 from tests.device_agent.agent_side import LIMIT_S, line_with, living, stop
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,7 @@ def test_a_board_without_data_serves_and_takes_no_tasks(made, real, tmp_path):
     real(story())
 
 
-def test_what_a_request_costs_is_told(made, capsys, monkeypatch):
+def test_what_a_request_costs_is_told(made, copied, capsys, monkeypatch):
     """In words, and as JSON whose figures fit together; a release that is none is something to edit."""
 
     def told(*words: object) -> tuple[int, str, str]:
@@ -80,3 +81,7 @@ def test_what_a_request_costs_is_told(made, capsys, monkeypatch):
     code, _, err = told("--release", made["tiny-1"] / "nothing")
     assert (code, "edge-server release export" in err) == (2, True)
     assert told(*quick, "--clients", 0)[0] == 2
+    folder = copied("tiny-1")
+    (folder / PARAMETERS).write_bytes(b"")
+    code, _, err = told("--release", folder, "--seconds", 0.2)
+    assert (code, "is damaged: it does not have its digest; nothing can be measured" in err) == (2, True), err

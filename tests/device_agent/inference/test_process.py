@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.client
 import json
 import os
@@ -16,11 +17,13 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from device_agent.inference.http.message import Response
+from device_agent.inference.http.server import HttpServer
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from edge_server.fleet.broker import free_port
 from shared.errors import ConfigError, ServingDied, ServingRefused
-from shared.protocol.release import PARAMETERS, PROBES
+from shared.protocol.release import PARAMETERS, PROBES, read_manifest, write_manifest
 
 LIMIT_S = 120.0
 
@@ -254,8 +257,71 @@ def test_a_process_that_cannot_listen_says_so_and_what_waits_for_it_is_told(made
     async def story() -> None:
         process = InferenceProcess(told, lambda *_: files, {"tiny": files})
         cause = await asyncio.wait_for(process._live(), LIMIT_S)
-        assert cause == "the inference process ended with exit code 71; its last words are in this agent's log"
+        assert "exit code 71" in cause
+        assert "serve.socket" in cause
         with pytest.raises(ServingDied):
             await process._ask(None, None)
 
     real(story())
+
+
+def test_a_port_that_is_taken_is_named_by_its_setting(real):
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            server = HttpServer(lambda _: Response(200, b""), 1, 1.0, lambda: 0.0)
+            with pytest.raises(ConfigError, match=f"serve.port = {port}: .*name another"):
+                await server.listen(port, "")
+        with pytest.raises(ConfigError, match=r"serve\.socket: /no/such/folder: .*name another path"):
+            await server.listen(0, "/no/such/folder")
+
+    real(story())
+
+
+def test_too_little_memory_is_named_by_its_setting(made, settings, real):
+    """However the process dies of it: of a library's own words for that nobody knows what to do."""
+    files = read_folder(made["tiny-1"])
+    told = msgspec.structs.replace(settings, memory_bytes=8 << 20)
+
+    async def story() -> None:
+        process = InferenceProcess(told, lambda *_: files, {"tiny": files})
+        cause = await asyncio.wait_for(process._live(), LIMIT_S)
+        assert "raise serve.memory_mb, now 8 MiB" in cause
+
+    real(story())
+
+
+def test_what_a_folder_has_answers_again_when_a_rollouts_release_is_taken_back(made, settings, real):
+    """Also after a restart, when nothing but the rollout's was loaded; a third version finds room beside the second."""
+    files = {(one.name, one.version): one for one in map(read_folder, made.values())}
+    told, first = probe(made["tiny-1"])
+    folder = {"tiny": files["tiny", 1]}
+
+    async def story() -> None:
+        process = InferenceProcess(settings, lambda *key: files[key], {"tiny": files["tiny", 2]}, folders=folder)
+        running = asyncio.create_task(process.run())
+        async with asyncio.timeout(LIMIT_S):
+            await process.ready.wait()
+            await process.unload("tiny", 2)
+            status, found = await asyncio.to_thread(asked, settings.socket, "POST", "/v2/models/tiny/infer", told)
+            assert (status, found["model_version"]) == (200, "1")
+            assert found["outputs"][0]["data"] == pytest.approx(first, rel=1e-4, abs=1e-5)
+            await process.load("tiny", 2)
+            await process.switch("tiny", 2)
+            third = tmp_third(files["tiny", 2])
+            files["tiny", 3] = third
+            await process.load("tiny", 3)
+            assert (await asyncio.to_thread(asked, settings.socket, "GET", "/v2/models/tiny"))[1]["versions"] == [
+                "2",
+                "3",
+            ]
+        running.cancel()
+        await asyncio.wait({running})
+
+    real(story())
+
+
+def tmp_third(files: ReleaseFiles) -> ReleaseFiles:
+    """Return the same release with another number."""
+    manifest = msgspec.structs.replace(read_manifest(files.manifest, "manifest"), version=3)
+    return dataclasses.replace(files, version=3, manifest=write_manifest(manifest))

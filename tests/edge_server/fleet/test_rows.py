@@ -26,6 +26,7 @@ from edge_server.fleet.view import Device, device_rows
 from edge_server.journal.report_history import KeptReport
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
+from shared.protocol.rollout import ModelStatus
 from tests.edge_server.harness import report
 
 NOW = 1e9
@@ -178,3 +179,14 @@ def test_a_gpu_and_swap_have_columns_where_a_device_has_them():
     headings = [column.heading for column in table.columns]
     figures = [dict(zip(headings, row, strict=True)) for row in table.rows]
     assert [(one["GPU\n%"], one["swap\nMiB"]) for one in figures] == [("-", "0"), ("47", "512")]
+
+
+def test_the_table_shows_how_the_versions_that_a_board_serves_do():
+    """Milliseconds of nearly all answers, and the share that failed; a dash where it was asked nothing."""
+    busy = ModelStatus(name="net", committed=3, figures={"requests": 2000.0, "errors": 20.0, "p95_s": 0.00417})
+    idle = ModelStatus(name="pets", committed=1, figures={"requests": 0.0, "errors": 0.0, "p95_s": 0.0})
+    table = devices_table([device(models=(busy, idle)), device(models=(ModelStatus(name="new"),)), device()])
+    place = [column.heading for column in table.columns].index("p95 ms\nerrors")
+    assert [row[place] for row in table.rows] == ["4.17/1.0%, -", "-", "-"]
+    assert [row[place - 1] for row in table.rows] == ["net/3, pets/1", "new: none", "-"]
+    assert "p95 ms\nerrors" not in [column.heading for column in devices_table([device()]).columns]

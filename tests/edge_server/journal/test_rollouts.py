@@ -16,7 +16,7 @@ from edge_server.journal.rollouts.file import (
     read_rollout,
     rollout_names,
 )
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.rollout import ModelStatus
 
 AT = "20260101T000000Z"
@@ -49,6 +49,22 @@ def test_two_processes_append_and_each_hears_of_the_other_in_order(journal, tmp_
     assert journal.append(resume) == [pause, resume]
     assert other.news() == [resume]
     assert read_rollout(tmp_path, PLAN.deployment) == [*RECORDS, pause, resume]
+
+
+def test_on_a_full_disk_nothing_is_appended_and_it_goes_on_when_there_is_room(disk):
+    """Where a part of what is to be written would have found room, too."""
+    journal = RolloutJournal(disk.path, PLAN.deployment)
+    journal.append(*RECORDS[:-1])
+    stored = len(journal.path.read_bytes())
+    more = [RolloutOrdered(at=AT, order="pause", cause="x" * 5000)] * 40
+    for left in (0, 20_000):
+        disk.fill(left)
+        with pytest.raises(Unwritable):
+            journal.append(*more)
+        assert len(journal.path.read_bytes()) == stored
+    disk.make_room()
+    journal.append(RECORDS[-1])
+    assert read_rollout(disk.path, PLAN.deployment) == RECORDS
 
 
 @pytest.mark.parametrize("torn", [1, 20, 60])

@@ -26,7 +26,7 @@ from shared.protocol.release import (
     sha256_of,
 )
 from shared.protocol.topics import topic
-from shared.protocol.update import NewVersion, UpdateRecord, advance, take_offer
+from shared.protocol.update import PENDING, NewVersion, UpdateRecord, advance, take_offer
 from shared.runtime.executor import background, inline
 from shared.transfer.receiver import Policy
 from shared.transport.base import Transport
@@ -92,6 +92,8 @@ class RuleSwap:
         if (record.deployment, record.release) == (offer.deployment, offer.release):
             self.announce(record)
             return record
+        if record.phase in PENDING:
+            record = advance(record, "superseded", 0.0)
         return self._note(take_offer(record, offer, 0.0), manifest)
 
     def _note(self, record: UpdateRecord, manifest: bytes | None = None) -> UpdateRecord:

@@ -154,6 +154,7 @@ def test_weights_too_large_for_16_bits_are_refused(tmp_path, give):
         (("--int8", "--max-drop", "nan"), "--max-drop: give a share from 0 to 1"),
         (("--int8", "--max-drop", "-0.1"), "--max-drop: give a share from 0 to 1"),
         (("--int8", "--halves"), "leave out --int8"),
+        (("--float16", "--halves", 1), "leave out --float16"),
     ],
 )
 def test_words_that_make_no_sense_together(tmp_path, give, words, said):

@@ -247,7 +247,8 @@ def test_numbers_that_are_none_are_refused(tmp_path, give):
         (("show", "nothing"), "no release 'nothing'"),
         (("show", "../tiny"), "write NAME"),
         (("export", "tiny", "."), "is there already"),
-        (("export", "tiny", "/nowhere/out"), "/nowhere/out"),
+        (("export", "tiny", "/nowhere/out"), "there is no folder /nowhere; make it"),
+        (("create", "last", "--name", ""), "release '': use 1 to 64 letters"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(give, made, words, problem):

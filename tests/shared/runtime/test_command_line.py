@@ -64,3 +64,12 @@ def test_every_positional_argument_has_a_word_of_help(monkeypatch, capsys):
         assert "positional arguments:" in out, verb
         listed = out.partition("positional arguments:")[2].partition("options:")[0]
         assert re.findall(r"^  [A-Z|]+$\n(?!\s{4})", listed, re.MULTILINE) == [], verb
+
+
+def test_a_word_that_nobody_knows_can_be_seen_in_the_error(monkeypatch, capsys):
+    """Also an empty one, as of a variable of the shell that nobody set."""
+    monkeypatch.setattr(sys, "argv", ["edge-server", "release", "list", "", "two words"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "nothing is known of '' 'two words'" in capsys.readouterr().err
