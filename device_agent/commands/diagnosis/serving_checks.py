@@ -17,9 +17,13 @@ PROVIDERS: Mapping[str, str] = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 RUNTIME_BYTES = 96 * MIB
-"""Of its limit what Python, numpy and ONNX Runtime take before any model."""
-SESSION_SHARE = 2
-"""A session that is given its parameters keeps them twice."""
+"""Of its limit what Python, numpy and ONNX Runtime take before any model: LeNet is served within it, not within 80."""
+OPENING_SHARE, SESSION_SHARE = 4, 2
+"""Times its parameters that a model takes while it is opened, and afterwards.
+
+Measured on x86-64 with ONNX Runtime 1.31: VGG-16 of 56 MiB is opened within 304 MiB and not within 288, a perceptron of
+103 MiB within 448 and not within 384.
+"""
 
 
 def check_runtime(version: str, providers: Sequence[str], wanted: str) -> Check:
@@ -75,7 +79,7 @@ def check_serving_memory(limit_bytes: int, weight_bytes: int, free_bytes: float 
         free_bytes: That the board has to give now; None where nobody knows.
     """
     name, shown = "serve: memory", format_figure(AVAILABLE_MEMORY, limit_bytes)
-    one = RUNTIME_BYTES + SESSION_SHARE * weight_bytes
+    one = RUNTIME_BYTES + OPENING_SHARE * weight_bytes
     two = one + SESSION_SHARE * weight_bytes
     what = f"with a model of {format_figure(AVAILABLE_MEMORY, weight_bytes)}" if weight_bytes else "with no model yet"
     finding = f"{shown} at most; about {format_figure(AVAILABLE_MEMORY, one)} {what}"

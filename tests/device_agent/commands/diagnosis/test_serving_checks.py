@@ -63,12 +63,12 @@ def test_the_port(port, refusal, taken, runs, state, words) -> None:
     ("limit_mib", "weight_mib", "free_mib", "state", "words"),
     [
         (500, 0, 1000, "ok", "with no model yet"),
-        (500, 100, 1000, "ok", "with a model of 100 MiB"),
+        (700, 100, 1000, "ok", "with a model of 100 MiB"),
         (95, 0, 1000, "bad", "memory_mb of [serve] to 96"),
-        (250, 100, 1000, "bad", "memory_mb of [serve] to 496"),
-        (400, 100, 1000, "warn", "every rollout is refused"),
-        (500, 100, 200, "warn", "end other programs"),
-        (500, 100, None, "ok", "at most"),
+        (250, 100, 1000, "bad", "memory_mb of [serve] to 696"),
+        (500, 100, 1000, "warn", "every rollout is refused"),
+        (700, 100, 200, "warn", "end other programs"),
+        (700, 100, None, "ok", "at most"),
     ],
 )
 def test_the_limit_of_memory(limit_mib, weight_mib, free_mib, state, words) -> None:
