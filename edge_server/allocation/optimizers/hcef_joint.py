@@ -47,6 +47,7 @@ from edge_server.allocation.optimizers.hcef_problem import (
     Point,
     control,
     joules,
+    steps_cap,
     terms,
     value,
 )
@@ -56,6 +57,7 @@ MANY, CELLS, CERTAIN = 256, (500, 2000, 6000), 9e-4
 SEARCHED = 1000
 NARROWINGS, WIDENINGS = 80, 200
 CLOSE, ENOUGH = 1e-10, 1e-6
+STARTS = 16
 
 
 def solve(problem: Hcef) -> Control:
@@ -79,6 +81,8 @@ def solve(problem: Hcef) -> Control:
         best = _alternated(given, faces, (under[1], over[1]), best)
         best, bound = _by_cells(given, faces, under[0], (best, bound))
         best = _better(given, best, _ended(given, best[0]))
+        if len(best[0]) <= FEW:
+            best = _scattered(given, best)
     return control(given, best, under[0], least_objective=bound)
 
 
@@ -86,6 +90,16 @@ def _ended(given: HcefTerms, steps: Array) -> Point:
     """Return where alternation from these steps ends."""
     last = alternate(given, steps)
     return last.steps, last.sent
+
+
+def _scattered(given: HcefTerms, best: Point) -> Point:
+    """Return the best of where alternation ends from scattered steps: a few devices share joules in many ways."""
+    cap = steps_cap(given, np.full(len(best[0]), given.least[1]))
+    for drawn in np.random.default_rng(0).random((STARTS, len(best[0]))):
+        found = _ended(given, np.clip(drawn, given.least[0], cap))
+        if joules(given, found) <= given.energy_joules * (1 + ROUNDING):
+            best = _better(given, best, found)
+    return best
 
 
 def _alternated(given: HcefTerms, faces: Faces, sides: tuple[Apart, Apart], best: Point) -> Point:
