@@ -162,11 +162,11 @@ def replay(options: argparse.Namespace) -> int:
 
     processes.configure("warning", options.verbose)
     recorded = command.find_recorded(options)
-    folder, records = command.run_command(options)
+    found = command.run_command(options)
     if recorded:
-        return command.compared(options, recorded, Run(folder, records))
-    _show(options, folder, records)
-    return outcome_code(records)
+        return command.compared(options, recorded, Run(*found[0]))
+    _show_all(options, found)
+    return max(outcome_code(records) for _, records in found)
 
 
 def trial(options: argparse.Namespace) -> int:
@@ -242,6 +242,18 @@ def chaos(options: argparse.Namespace) -> int:
     else:
         command.show(outcome, sys.stdout)
     return 0 if outcome.holds else EXIT_SHORT
+
+
+def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[AnyRecord]]]) -> None:
+    """Show each run below its name, or all of them as one JSON array, where there are several."""
+    if len(runs) == 1:
+        _show(options, *runs[0])
+    elif options.format == "json":
+        _print_json([_shown(folder, records) for folder, records in runs])
+    else:
+        for folder, records in runs:
+            sys.stdout.write(f"\n{folder.name}\n")
+            _show(options, folder, records)
 
 
 def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:

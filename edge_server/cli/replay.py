@@ -16,7 +16,7 @@ from edge_server.journal.runs import Run, find
 from edge_server.replay.comparison.compare import Gap, Model, compare_runs
 from edge_server.replay.comparison.compare_page import page
 from edge_server.replay.comparison.compare_text import lines, table
-from edge_server.replay.run import run_replay
+from edge_server.replay.run import Replayed, run_replay
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol import payload
@@ -40,17 +40,18 @@ def find_recorded(options: argparse.Namespace) -> Run | None:
     return None
 
 
-def run_command(options: argparse.Namespace) -> tuple[Path, list[AnyRecord]]:
-    """Replay what the command line names; return the run's folder and its records.
+def run_command(options: argparse.Namespace) -> list[Replayed]:
+    """Replay what the command line names; return folder and records of each run, of which sites have one each.
 
     Raises:
-        ConfigError: As `edge_server.replay.run.main`.
+        ConfigError: As `run_replay`.
     """
     return run_replay(
         *(options.plan, options.data_root, options.data_dir, options.devices, options.workers),
         instead=options.instead,
         exact=options.exact,
         other_data=options.other_data,
+        compared=options.compare is not None,
     )
 
 

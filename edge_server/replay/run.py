@@ -10,10 +10,11 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -34,6 +35,7 @@ from edge_server.replay.jobs import Desk, Jobs
 from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
 from edge_server.replay.site import Cast, play
+from edge_server.replay.sites import play_sites
 from edge_server.replay.source import find_source, recorded_fleet, require_recorded_data
 from edge_server.replay.stacked_training import divide_cohort
 from edge_server.replay.trainer import Scale
@@ -86,6 +88,9 @@ ROOM_BYTES = 256 << 20
 Tell = Callable[[AnyRecord, float], None]
 """Is told of every record, and the virtual second."""
 
+Replayed: TypeAlias = tuple[Path, list[AnyRecord]]
+"""A run's folder and its records."""
+
 
 def run_replay(  # noqa: PLR0913 - what the command line says
     source: Path,
@@ -97,8 +102,11 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     instead: Path | None = None,
     exact: bool = False,
     other_data: bool = False,
-) -> tuple[Path, list[AnyRecord]]:
-    """Replay a plan or a recorded run; return the run's folder and its records. Progress is told on standard error.
+    compared: bool = False,
+) -> list[Replayed]:
+    """Replay a plan or a recorded run; return folder and records of the run, of a plan with sites of the run of each.
+
+    Progress is told on standard error.
 
     Args:
         source: The plan, a trace or a run.
@@ -110,6 +118,7 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         exact: Train every device alone, as in a live run, whatever the plan allows. So is a trace under its own plan,
             which is there to be compared.
         other_data: Whether a trace's own plan is played although its devices trained on other examples.
+        compared: Whether it is to be compared with a recorded run, so that it must be one alone.
 
     Raises:
         ConfigError: The plan or the trace cannot be used.
@@ -117,19 +126,48 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     if min(workers, count) < 0:
         raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
     plan, trace = find_source(source, instead, data_dir, data_root)
+    if plan.sites:
+        _require_replayable(source, is_plan=trace is None and not count and not compared)
     require_there(plan, data_root)
     if exact or (trace and not instead):
         plan = plan_for_exact_bits(plan)
     if trace and not (instead or count or other_data):
         require_recorded_data(trace, _sizes(plan, recorded_fleet(trace, plan)[0]))
-    folder = data_dir / name_of(plan, trace, count)
-    tell = Progress(plan.rounds).tell
     with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
-        part = place / folder.name  # two replays of one plan write two of them, and one that is ended none
-        _, records = replay(plan, part, count, workers=workers or cores(), tell=tell, trace=trace)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
+        part = place / name_of(plan, trace, count)  # two replays of one plan write two, and one that is ended none
+        return [_kept(one, data_dir) for one in _played(plan, part, count, workers or cores(), trace)]
+
+
+def _played(plan: Plan, part: Path, count: int, workers: int, trace: Trace | None) -> list[Replayed]:
+    """Replay a plan into a folder, or one that has sites into a folder for each beside it."""
+    tell = Progress(plan.rounds).tell
+    if not plan.sites:
+        return [(part, replay(plan, part, count, workers=workers, tell=tell, trace=trace)[1])]
+    parts = {site: part.with_name(f"{part.name}-{site}") for site in plan.sites.names}
+    ended = replay_sites(plan, parts, workers=workers, tell=tell)
+    return [(parts[site], records) for site, (_, records) in ended.items()]
+
+
+def _kept(replayed: Replayed, data_dir: Path) -> Replayed:
+    """Put a run's folder in the place of an earlier one of its name."""
+    part, records = replayed
+    folder = data_dir / part.name
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
     return folder, records
+
+
+def _require_replayable(source: Path, *, is_plan: bool) -> None:
+    """Refuse what a plan with several sites cannot be replayed from or into.
+
+    Raises:
+        ConfigError: It is a trace or a run, other devices are asked for, or one run to compare.
+    """
+    if not is_plan:
+        raise ConfigError(
+            f"{source}: sites: of several edge servers a plan's file alone can be replayed, with the devices that it "
+            "names, and into a run for each: leave out --devices, --compare and a trace"
+        )
 
 
 def _sizes(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int]:
@@ -201,6 +239,55 @@ def replay(
         ConfigError: The plan's data cannot be read, or the trace does not know the plan's devices.
         Infeasible: A budget of the plan cannot be met; the message says the smallest that can.
     """
+    with _prepared(plan, count, workers, trace) as ready:
+        runner, cast, place, notes = ready
+        store = ReportingStore(folder, place / "updates", runner.get_loop().time, tell)
+        try:
+            state = runner.run(play(plan, folder.name, store, cast))
+            store.extend([Noted(what=note) for note in notes])
+            store.export()
+            return state, store.records()
+        finally:
+            store.close()
+
+
+def replay_sites(
+    plan: Plan, folders: Mapping[str, Path], *, workers: int = 1, tell: Tell | None = None
+) -> dict[str, tuple[State, list[AnyRecord]]]:
+    """Run a plan with several sites on one virtual time; return each server's final state and its records.
+
+    Args:
+        plan: What to do.
+        folders: New ones, of each site's run.
+        workers: As `replay`.
+        tell: Is told of every record of each of them.
+
+    Raises:
+        ConfigError: As `replay`.
+        Infeasible: As `replay`.
+    """
+    with _prepared(plan, 0, workers, None) as ready, ExitStack() as stack:
+        runner, cast, place, notes = ready
+        stores = {
+            site: ReportingStore(folder, place / "updates" / site, runner.get_loop().time, tell)
+            for site, folder in folders.items()
+        }
+        for store in stores.values():
+            stack.callback(store.close)
+        states = runner.run(play_sites(plan, stores, cast))
+        for store in stores.values():
+            store.extend([Noted(what=note) for note in notes])
+            store.export()
+        return {site: (states[site], store.records()) for site, store in stores.items()}
+
+
+Ready: TypeAlias = tuple["asyncio.Runner", Cast, Path, list[str]]
+"""A loop of virtual time, who takes part, a folder that is gone afterwards, and what the record must say."""
+
+
+@contextmanager
+def _prepared(plan: Plan, count: int, workers: int, trace: Trace | None) -> Iterator[Ready]:
+    """Have everything that a replay needs while the block lasts; arguments as `replay`."""
     malloc.tune(*_blocks(plan))
     torch.set_num_threads(1)
     (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(DataCache())
@@ -218,15 +305,12 @@ def replay(
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
         server_s, draw = (recorded_gateway.costs(trace), trace.header.draw) if trace else ({}, DRAW)
-        cast = Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s, draw)
-        store = ReportingStore(folder, aside / "updates", runner.get_loop().time, tell)
-        try:
-            state = runner.run(play(plan, folder.name, store, cast))
-            store.extend([Noted(what=note) for note in notes])
-            store.export()
-            return state, store.records()
-        finally:
-            store.close()
+        yield (
+            runner,
+            Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s, draw),
+            aside,
+            notes,
+        )
 
 
 def _blocks(plan: Plan) -> tuple[int, int]:
@@ -280,7 +364,9 @@ def _together(plan: Plan, fleet: Sequence[DevicePlan], scale: Scale) -> int:
 
 
 def _cohort(plan: Plan, fleet: Sequence[DevicePlan]) -> int:
-    return min(len(fleet), round(plan.cohort.size * (1 + plan.cohort.over_selection)) or len(fleet))
+    """Return how many devices work at once, at all sites together."""
+    sites = len(plan.sites.names) if plan.sites else 1
+    return min(len(fleet), sites * round(plan.cohort.size * (1 + plan.cohort.over_selection)) or len(fleet))
 
 
 def memory_folder(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:

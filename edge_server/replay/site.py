@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -74,6 +74,8 @@ class Stage:
         jobs: Has tasks done.
         scale: Tells how much work they are.
         clock: Virtual time.
+        site: The name of the server's site.
+        members: The devices that are of this site; None for all.
         most: Agents that lived at once, at most.
     """
 
@@ -85,6 +87,8 @@ class Stage:
     jobs: Jobs
     scale: Scale
     clock: Clock
+    site: str = SITE
+    members: frozenset[str] | None = None
     most: int = 0
     _numbers: dict[str, int] = field(init=False)
     _actors: dict[str, Actor] = field(default_factory=dict)
@@ -140,13 +144,15 @@ class Stage:
     def _appearances(self) -> Iterator[tuple[float, str, int, bool]]:
         """Yield when each device connects, True, and leaves, with the number of its session."""
         for device, behaviour in zip(self.fleet, self.behaviours, strict=True):
+            if self.members is not None and device.name not in self.members:
+                continue
             for session, (start, stop) in enumerate(behaviour.present, 1):
                 yield start, device.name, session, True
                 if stop < float("inf"):
                     yield stop, device.name, session, False
 
     async def _appear(self, name: str, session: int, *, here: bool) -> None:
-        said, actor = build_presence(name, SITE, name, session, classes=self._classes), self._actors.get(name)
+        said, actor = build_presence(name, self.site, name, session, classes=self._classes), self._actors.get(name)
         if here:
             self._here.add(name)
         else:
@@ -172,7 +178,11 @@ class Stage:
         if self._spare and not folder.exists():
             self._spare.pop().rename(folder)
         config = AgentConfig(
-            device=name, site=SITE, state_dir=str(folder), data=share(self.plan, self.fleet, number), report_s=REPORT_S
+            device=name,
+            site=self.site,
+            state_dir=str(folder),
+            data=share(self.plan, self.fleet, number),
+            report_s=REPORT_S,
         )
         trainer = ReplayTrainer(behaviour, self.scale, self.jobs, self.clock, self._workspace)
         agent = compose(
@@ -183,7 +193,7 @@ class Stage:
             seed=entry,
         )
         agent.delivery.bucket = None  # its link has its share of the bandwidth already
-        self.broker.keep(topic(SITE, name, "task"))
+        self.broker.keep(topic(self.site, name, "task"))
         living = self._group.create_task(agent.run(), name=name)
         self._actors[name] = Actor(agent, link, living, folder, (task.run, task.round))
         self.most = max(self.most, len(self._actors))
@@ -231,6 +241,46 @@ class Cast:
     draw: str = DRAW
 
 
+@dataclass(frozen=True)
+class ReplaySite:
+    """One site of a replay.
+
+    Attributes:
+        site: Its name.
+        members: Its devices; None for all.
+        broker: On which its server and they meet.
+    """
+
+    site: str = SITE
+    members: frozenset[str] | None = None
+    broker: MemoryTransport = field(default_factory=MemoryTransport)
+
+
+@asynccontextmanager
+async def server_among_devices(plan: Plan, run: str, cast: Cast, place: ReplaySite) -> AsyncIterator[Server]:
+    """Let a server listen, and the devices of its site come and go, while the block lasts.
+
+    Args:
+        plan: What will be done.
+        run: The run's name.
+        cast: Who takes part, at whichever site.
+        place: The site.
+    """
+    folder, clock = (cast.folder / place.site if place.members else cast.folder), asyncio.get_running_loop().time
+    us = plan, cast.fleet, cast.behaviours, folder, place.broker, cast.jobs, cast.scale, clock
+    stage, worker = Stage(*us, place.site, place.members), build_charging_worker(cast.server_s)
+    server = Server(place.site, stage, clock, worker, was_run=lambda name: name == run, keep=[stage.heard])
+    async with background(stage.run()), server.listening():
+        yield server
+
+
+def wait_for_jobs(cast: Cast) -> None:
+    """Have the running loop's virtual time wait for what is computed beside it."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.before_time_moves(cast.jobs.settle)
+
+
 async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
     """Run a plan on the running loop's virtual time; return the final server state.
 
@@ -240,13 +290,8 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
         store: Where it is recorded.
         cast: Who takes part.
     """
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    loop.before_time_moves(cast.jobs.settle)
-    stage = Stage(plan, cast.fleet, cast.behaviours, cast.folder, MemoryTransport(), cast.jobs, cast.scale, loop.time)
-    worker = build_charging_worker(cast.server_s)
-    server = Server(SITE, stage, loop.time, worker, was_run=lambda name: name == run, keep=[stage.heard])
-    async with background(stage.run()), server.listening():
+    wait_for_jobs(cast)
+    async with server_among_devices(plan, run, cast, ReplaySite()) as server:
         return await run_plan(
             plan, run, server, store, LinkConfig(), started="", draw=cast.draw, graph=make_evaluation_graph(plan)
         )

@@ -40,7 +40,7 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
     elif source.is_dir():
         raise ConfigError(f"{source}: a folder without a trace or a run in it; name one that has, or a plan's file")
     elif instead is None:
-        return load(source, data_root), None
+        return load(source, data_root, several_sites=True), None
     else:
         raise ConfigError(f"{source} is no trace and no run: only of what was recorded another plan can be replayed")
     check(trace.header.plan, source)

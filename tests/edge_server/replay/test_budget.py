@@ -123,7 +123,7 @@ def test_another_budget_is_told_at_once_if_the_recorded_devices_cannot_keep_to_i
     folder, told = tmp_path / "recorded", tmp_path / "recorded" / "trace"
     folder.mkdir()
     make_plan(folder)
-    run, _ = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    [(run, _)] = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
     export(folder / "runs", run.name, told, folder)
     hyper = f"local_epochs = {epochs}\nbatch_size = 8\nlearning_rate = 0.2"
     other = {"hyper": hyper, "rounds": 2, "partition": 'kind = "none"'}
@@ -132,7 +132,7 @@ def test_another_budget_is_told_at_once_if_the_recorded_devices_cannot_keep_to_i
         run_replay(told, folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
     least_s = float(str(refused.value).split(" s; give that")[0].split()[-1])
     make_plan(tmp_path, **other | {"more": f"[budget]\ntime_s = {least_s}"})
-    _, records = run_replay(told, folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
+    [(_, records)] = run_replay(told, folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
     seconds = sum(one.seconds for one in closed_rounds(records))
     assert 0.5 * seconds < least_s <= 1.001 * seconds
     trace = files.read(told)

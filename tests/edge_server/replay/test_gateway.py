@@ -45,7 +45,7 @@ def played(tmp_path_factory):
     """A run of three devices whose links are so unequal that two of them wait for the third, and its trace."""
     folder = tmp_path_factory.mktemp("played")
     make_plan(folder, rounds=2, more=LINKS, model=LARGE, evaluation="every = 1")
-    run, records = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    [(run, records)] = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
     return folder, Run(run, records), trace_of(records)
 
 

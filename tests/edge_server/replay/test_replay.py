@@ -121,8 +121,8 @@ def test_seconds_follow_from_the_plan(tmp_path):
 def test_the_command_replays_into_one_folder(tmp_path):
     """The same plan replaces its own record; a plan that differs in anything has another."""
     plan = make_plan(tmp_path, rounds=1)
-    folder, records = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
-    again, _ = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    [(folder, records)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
+    [(again, _)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
     assert folder == again
     assert read(folder) == records
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [name_of(plan)]
@@ -134,18 +134,18 @@ def test_a_run_is_not_replayed_with_other_examples_than_it_had_unless_that_is_as
     """Rounds of accuracies that mean nothing were printed without a word."""
     make_plan(tmp_path, rounds=1, partition='kind = "even"')
     runs = tmp_path / "runs"
-    folder, _ = run_replay(tmp_path / "plan.toml", tmp_path, runs, 0, 1)
-    assert len(closed_rounds(run_replay(folder, tmp_path, runs, 0, 1)[1])) == 1
+    [(folder, _)] = run_replay(tmp_path / "plan.toml", tmp_path, runs, 0, 1)
+    assert len(closed_rounds(run_replay(folder, tmp_path, runs, 0, 1)[0][1])) == 1
     write_examples(tmp_path, 30)
     with pytest.raises(ConfigError, match=r"3 of 3 .*a on 30 examples, here 10.*--data-root.*--other-data"):
         run_replay(folder, tmp_path, runs, 0, 1)
-    assert len(closed_rounds(run_replay(folder, tmp_path, runs, 0, 1, other_data=True)[1])) == 1
+    assert len(closed_rounds(run_replay(folder, tmp_path, runs, 0, 1, other_data=True)[0][1])) == 1
 
 
 def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkeypatch):
     """It is made aside, so that neither an error nor a second replay at the same time takes a record away."""
     make_plan(tmp_path, rounds=1)
-    folder, records = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
+    [(folder, records)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
     monkeypatch.setattr(Desk, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)

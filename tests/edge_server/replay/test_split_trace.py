@@ -36,7 +36,7 @@ def trial(tmp_path_factory):
     """A split run of three devices, two of which wait for the third at every step, and its trace."""
     folder = tmp_path_factory.mktemp("trial")
     make_plan(folder, more=LINKS.replace("compute_s = 3.0", "compute_s = 6.0"), **SPLIT)
-    run, records = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    [(run, records)] = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
     return folder, Run(run, records), trace_of(records)
 
 
@@ -48,7 +48,7 @@ def with_tasks(trace: Trace, change) -> Trace:
 def test_a_replayed_split_run_is_the_run_again(trial, tmp_path):
     """The same model and cut traffic, the recorded seconds of computing, round times within 5 %."""
     folder, run, _ = trial
-    again, found = run_replay(Path(run.folder.name), folder, folder / "runs", 0, 1)
+    [(again, found)] = run_replay(Path(run.folder.name), folder, folder / "runs", 0, 1)
     gap = gap_between_runs(run, Run(again, found))
     assert (gap.model, gap.updates.same) == ("same", gap.updates.of)
     for figure in ("compute_s", "bytes_up", "bytes_down"):

@@ -90,8 +90,8 @@ def test_exactness_can_be_asked_for_on_the_command_line(tmp_path, monkeypatch):
     """`--exact` gives the record of a plan that allows nothing, under that plan's name."""
     plan = planned(tmp_path)
     path = tmp_path / "plan.toml"
-    exact, _ = run_replay(path, tmp_path, tmp_path / "runs", 0, 1, exact=True)
-    fast, _ = run_replay(path, tmp_path, tmp_path / "runs", 0, 1)
+    [(exact, _)] = run_replay(path, tmp_path, tmp_path / "runs", 0, 1, exact=True)
+    [(fast, _)] = run_replay(path, tmp_path, tmp_path / "runs", 0, 1)
     assert (exact.name, fast.name) == (name_of(plan_for_exact_bits(plan)), name_of(plan))
     assert exact != fast
     assert msgspec.structs.replace(plan, replay=ReplayPlan()) == plan_for_exact_bits(plan)

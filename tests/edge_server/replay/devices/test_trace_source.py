@@ -38,7 +38,7 @@ def trial(tmp_path_factory):
     """A run of three devices with links and delays, and its trace."""
     folder = tmp_path_factory.mktemp("trial")
     make_plan(folder, more=LINKS, model=LARGE, evaluation="on_device = true")
-    run, records = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
+    [(run, records)] = run_replay(folder / "plan.toml", folder, folder / "runs", 0, 1)
     export(folder / "runs", run.name, folder / "trace", folder)
     return folder, run, records
 
@@ -46,7 +46,7 @@ def trial(tmp_path_factory):
 def test_a_replayed_trace_is_the_run_again(trial, tmp_path):
     """The same model and bytes, the recorded seconds of computing, and round times within 5 %."""
     folder, run, records = trial
-    again, found = run_replay(folder / "trace", folder, tmp_path, 0, 1)
+    [(again, found)] = run_replay(folder / "trace", folder, tmp_path, 0, 1)
     before, after = closed_rounds(records), closed_rounds(found)
     for name in ("arrived", "bytes_up", "bytes_down", "accuracy", "loss", "test_loss"):
         assert [getattr(one, name) for one in after] == [getattr(one, name) for one in before], name
@@ -65,8 +65,8 @@ def test_a_replayed_trace_is_the_run_again(trial, tmp_path):
 def test_a_run_is_replayed_as_its_trace_is_and_twice_the_same(trial, tmp_path):
     """By the run's name or by the trace's folder, whatever the number of processes."""
     folder, run, _ = trial
-    one, _ = run_replay(Path(run.name), folder, folder / "runs", 0, 1)
-    two, _ = run_replay(folder / "trace", folder, tmp_path, 0, 2)
+    [(one, _)] = run_replay(Path(run.name), folder, folder / "runs", 0, 1)
+    [(two, _)] = run_replay(folder / "trace", folder, tmp_path, 0, 2)
     assert (one / "journal.jsonl").read_bytes() == (two / "journal.jsonl").read_bytes()
 
 
@@ -79,7 +79,7 @@ def test_another_plan_does_other_work_with_the_recorded_devices(trial, tmp_path)
     seconds = []
     for epochs in (2, 4):
         make_plan(tmp_path, rounds=1, hyper=hyper.format(epochs), **more)
-        _, records = run_replay(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
+        [(_, records)] = run_replay(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
         seconds.append({device: cost.compute_s for device, cost in by_round(records)[1].items()})
     assert seconds[0].keys() == {"b", "c"}
     assert {name: seconds[1][name] / seconds[0][name] for name in "bc"} == pytest.approx({"b": 2.0, "c": 2.0})

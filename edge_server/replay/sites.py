@@ -1,0 +1,115 @@
+"""Several sites in one virtual time: each with its server, broker and devices, and links between their brokers.
+
+What the servers say to each other is what they say live; a link has the backhaul's rate and delay, each way for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+from edge_server.allocation.coordinator import decide
+from edge_server.fleet.hub import Server
+from edge_server.journal.checkpoints import Store
+from edge_server.journal.decision import Decision
+from edge_server.journal.records import AnyRecord
+from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import LinkConfig
+from edge_server.plan.sites import SitesPlan, devices_by_site
+from edge_server.release.evaluation_graph import make_evaluation_graph
+from edge_server.replay.site import Cast, ReplaySite, server_among_devices, wait_for_jobs
+from edge_server.rounds.neighbours import Neighbours
+from edge_server.rounds.run import run_plan
+from edge_server.sites.gossip import Ourselves
+from edge_server.sites.link import Births, Links, plan_bytes
+from edge_server.sites.neighbours import Means, joined
+from shared.tensors.tree import State
+from shared.transport.memory import MemoryTransport
+from shared.transport.simulated_link import Link, Rate
+
+MOST_MODEL_BYTES = 8 << 30
+"""Of a neighbour's model."""
+
+
+def backhaul(sites: SitesPlan) -> Rate:
+    """Return what the link from one site to another does to bytes."""
+    rate = None if sites.backhaul_mbit_s is None else sites.backhaul_mbit_s * 1e6
+    return Rate(rate, rate, sites.backhaul_delay_s)
+
+
+async def play_sites(plan: Plan, stores: Mapping[str, Store], cast: Cast) -> dict[str, State]:
+    """Run a plan at all its sites on the running loop's virtual time; return the final state of each server.
+
+    Args:
+        plan: It has sites.
+        stores: Where each site's run is recorded; the folder has the run's name.
+        cast: Who takes part.
+
+    Raises:
+        FieldFleetError: A site's run failed; the first of several.
+    """
+    assert plan.sites
+    wait_for_jobs(cast)
+    clusters = devices_by_site(plan.sites, [device.name for device in cast.fleet])
+    places = {site: ReplaySite(site, frozenset(devices), MemoryTransport()) for site, devices in clusters.items()}
+    ended = asyncio.Barrier(len(places))
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                site: group.create_task(_play_site(plan, places, stores[site], cast, site, ended), name=f"site {site}")
+                for site in places
+            }
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return {site: task.result() for site, task in tasks.items()}
+
+
+async def _play_site(
+    plan: Plan, places: Mapping[str, ReplaySite], store: Store, cast: Cast, site: str, ended: asyncio.Barrier
+) -> State:
+    """Run a plan at one site, and serve its neighbours until all have ended."""
+    run = store.folder.name
+    async with (
+        server_among_devices(plan, run, cast, places[site]) as server,
+        _among_peers(plan, cast, store, places, server) as neighbours,
+    ):
+        us, graph = (plan, run, server, store, LinkConfig()), make_evaluation_graph(plan)
+        state = await run_plan(*us, started="", draw=cast.draw, graph=graph, neighbours=neighbours)
+        await ended.wait()
+        return state
+
+
+@asynccontextmanager
+async def _among_peers(
+    plan: Plan, cast: Cast, store: Store, places: Mapping[str, ReplaySite], server: Server
+) -> AsyncIterator[Neighbours]:
+    """Link a site to the brokers of the others while the block lasts."""
+    sites, site = plan.sites, server.site
+    assert sites
+    rate, described, names, run = backhaul(sites), plan_bytes(plan), list(places), store.folder.name
+    away = {
+        peer: Link(place.broker, rate, server.clock, seed=names.index(peer))
+        for peer, place in places.items()
+        if peer != site
+    }
+    for peer, link in away.items():
+        said = Births(site, peer, run, run, described).presence()
+        await link.publish(said.topic, said.birth, retain=True)
+    links = Links(site, places[site].broker, away, described)
+    folder = cast.folder / f"{site}.neighbours"  # not of the run: nobody goes on with a replay
+    us = Ourselves(site, sites.names, run, folder, sites.deadline_s)
+
+    async def keep(record: AnyRecord) -> None:
+        store.append(record)
+
+    means = Means(
+        keep=keep,
+        decide_case=partial(decide, plan.optimizer) if plan.optimizer else lambda _case: Decision(),
+        policy=LinkConfig().policy(MOST_MODEL_BYTES),
+        clock=server.clock,
+        worker=server.worker,
+    )
+    async with joined(plan, us, links, means, store.records()) as neighbours:
+        yield neighbours
