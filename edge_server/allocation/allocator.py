@@ -40,7 +40,10 @@ class Allocator(Generic[OptionsT]):
             device says makes it fail.
         limits: (options, setting) -> what holds for all devices of a round, by name.
         figures: (options, device, limits) -> what is decided from, by name.
-        candidates: Options -> the keep ratios that there is a choice of; a case has the bytes of an update of each.
+        candidates: Options -> the shares of a model, or of its change, that there is a choice of; a case has the bytes
+            of an update of each.
+        objective: What it minimises, for people.
+        shared: What one more of is worth the decision's multiplier, likewise.
         what_if: Of allocators whose values are shares of the model; None: an explanation says nothing of it.
         solvers: Those that it has.
     """
@@ -51,5 +54,7 @@ class Allocator(Generic[OptionsT]):
     limits: Callable[[OptionsT, RoundSetting], dict[str, float]] = lambda *_: {}
     figures: Callable[[OptionsT, DeviceFacts, Mapping[str, float]], dict[str, Figure]] = lambda *_: {}
     candidates: Callable[[OptionsT], list[float]] = lambda _: []
+    objective: str = "pruned of all devices together"
+    shared: str = "of the whole uplink"
     what_if: WhatIf[OptionsT] | None = None
     solvers: tuple[Solver, ...] = ("numpy",)

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from edge_server.allocation.allocator import Allocator
-from edge_server.allocation.bandwidth import BANDWIDTH
-from edge_server.allocation.clusters import CLUSTERS
+from edge_server.allocation.allocators.bandwidth import BANDWIDTH
+from edge_server.allocation.allocators.clusters import CLUSTERS
+from edge_server.allocation.allocators.hcef import HCEF
+from edge_server.allocation.allocators.keep_ratio import KEEP_RATIO
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.figures import device_facts
 from edge_server.allocation.inputs import Case, RoundSetting
-from edge_server.allocation.keep_ratio import KEEP_RATIO
 from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.devices import expanded
 from edge_server.plan.sections import OptimizerPlan
@@ -24,6 +25,7 @@ from shared.protocol.messages import Report
 ALLOCATORS: Mapping[str, Allocator[Any]] = {
     "bandwidth": BANDWIDTH,
     "clusters": CLUSTERS,
+    "hcef": HCEF,
     "keep_ratio": KEEP_RATIO,
 }
 """Every optimizer by the name that it has in a plan."""

@@ -27,6 +27,9 @@ ALIKE = 0.02
 
 JOULE_FIGURES = frozenset({"task_joules", "compute_w", "upload_w", "download_w", "download_joules"})
 
+LATE = 2
+"""Rounds after which nobody asks for the steps of a task any more."""
+
 NEAR = 0.8
 """Who sent at so much of the rate that it was told kept to it: what else its link could carry did not show."""
 
@@ -40,12 +43,14 @@ class PastTask:
         given: What had been decided; None where nothing was.
         cost: What the device says; of an update that is not settled yet, without its upload.
         was_held: Whether its upload before this one kept to what it was told; also where there was none.
+        steps: Training steps that it was told; None where that follows from its examples.
     """
 
     round: int
     given: Given | None
     cost: Cost
     was_held: bool = True
+    steps: int | None = None
 
     @property
     def share(self) -> float | None:
@@ -112,6 +117,8 @@ class Experience:
         order: Devices in order of first appearance.
         steps: What was measured before round 1.
         last: The figures that were decided from last, by device.
+        limits: Those of the last decision.
+        metrics: What the newest update of each device told beside its cost.
         tasks: The newest task of each device that has told a cost.
         carried: The newest of them that has told what its upload took.
         errors: Measured over predicted, smoothed, by device and part of a cost.
@@ -121,10 +128,13 @@ class Experience:
     order: list[str] = field(default_factory=list)
     steps: dict[str, StepCost] = field(default_factory=dict)
     last: dict[str, dict[str, Figure]] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     tasks: dict[str, PastTask] = field(default_factory=dict)
     carried: dict[str, PastTask] = field(default_factory=dict)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     _decisions: dict[int, Decision | None] = field(default_factory=dict)
+    _steps: dict[tuple[int, str], int] = field(default_factory=dict)
     _alike: set[tuple[int, str]] = field(default_factory=set)
 
     def take(self, records: Iterable[AnyRecord]) -> None:
@@ -134,11 +144,14 @@ class Experience:
             match record:
                 case Measured():
                     self.steps |= record.by_device
+                    self.metrics |= record.metrics
                 case RoundOpened():
                     self._open(record)
                 case UpdateAccepted():
                     cost = plausible(record.update.cost)
                     self._learn(record.round, record.device, msgspec.structs.replace(cost, upload_s=None))
+                    if record.round in self._decisions:
+                        self.metrics[record.device] = record.update.metrics
                 case CostSettled():
                     self._learn(record.round, record.device, plausible(record.cost))
                 case _:
@@ -147,6 +160,10 @@ class Experience:
     def _open(self, record: RoundOpened) -> None:
         self.order += [device for device in record.assignments if device not in self.order]
         self._decisions[record.round] = record.decision
+        self.limits = record.decision.limits if record.decision else {}
+        told = {(record.round, name): one.allocated.local_steps for name, one in record.assignments.items()}
+        kept = {key: steps for key, steps in self._steps.items() if key[0] >= record.round - LATE}
+        self._steps = kept | {key: steps for key, steps in told.items() if steps is not None}
         for device, given in record.decision.devices.items() if record.decision else ():
             self.last[device] = self.last.get(device, {}) | given.figures
             if _is_like(self.tasks.get(device), given):
@@ -158,9 +175,9 @@ class Experience:
         decision = self._decisions[number]
         given = decision.devices.get(device) if decision else None
         known = self.tasks.get(device)
-        had = known.cost if known and known.round == number else Cost()
+        had, steps = known.cost if known and known.round == number else Cost(), self._steps.get((number, device))
         if known is None or known.round <= number:
-            self.tasks[device] = PastTask(number, given, cost)
+            self.tasks[device] = PastTask(number, given, cost, steps=steps)
         if cost.upload_s is not None:
             before_it = self.carried.get(device)
             was_held = before_it is None or before_it.share is None or before_it.is_held

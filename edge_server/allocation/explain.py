@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge_server.allocation.coordinator import allocator_of, decide, options_of
+from edge_server.allocation.coordinator import ALLOCATORS, allocator_of, decide, options_of
 from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.costs import by_round
 from edge_server.journal.decision import Decision, Figure, Source, kept_share
@@ -37,7 +37,7 @@ class DeviceExplanation(msgspec.Struct, frozen=True, kw_only=True):
         multiplier: Of that limit.
         buys: How much more of the model it would keep, for one more of: `second` of the deadline, `joule` of its task,
             `megahertz` of its clock, `megabit_per_s` of its link; what does not apply is left out. Of large fleets,
-            the last two to within what `edge_server.allocation.bandwidth` leaves out.
+            the last two to within what `edge_server.allocation.allocators.bandwidth` leaves out.
         predicted: What the task should cost.
         measured: What it cost; None while nobody knows.
     """
@@ -193,6 +193,7 @@ PARTS: Mapping[str, Label] = {
 }
 LIMITS: Mapping[str, Label] = {
     "joules": ("joules of a task", 1.0, "J"),
+    "round_joules": ("joules of the round", 1.0, "J"),
     "spent_s": ("of the run's time is spent", 1.0, "s"),
     "spent_joules": ("of the run's energy is spent", 1.0, "J"),
     "weights": ("weights", 1.0, ""),
@@ -203,11 +204,14 @@ LIMITS: Mapping[str, Label] = {
     "personal_steps": ("personal steps", 1.0, ""),
     "warmup_steps": ("warm-up", 1.0, ""),
     "global_steps": ("global", 1.0, ""),
+    "local_steps": ("local steps", 1.0, ""),
+    "gradients": ("gradients to estimate by", 1.0, ""),
 }
 FIGURES: Mapping[str, Label] = {
     "up_bits_per_s": ("uplink", 1e-6, "Mbit/s"),
     "down_bits_per_s": ("downlink", 1e-6, "Mbit/s"),
     "step_s": ("a local step", 1e3, "ms"),
+    "step_joules": ("a local step", 1.0, "J"),
     "task_s": ("a task of the whole model", 1.0, "s"),
     "task_joules": ("computing the whole model", 1.0, "J"),
     "compute_w": ("computing", 1.0, "W"),
@@ -218,6 +222,8 @@ FIGURES: Mapping[str, Label] = {
     "f_hertz": ("clock", 1e-9, "GHz"),
     "memory_bytes": ("free memory", 1e-6, "MB"),
     "keep": ("its own since its first task", 1e2, "% of the neurons"),
+    "sigma2": ("variance of its gradients", 1.0, ""),
+    "g2": ("their squared norm", 1.0, ""),
 }
 ERRORS = {"compute_error": "computing", "upload_error": "upload", "joules_error": "joules"}
 SOURCES: Mapping[Source, str] = {
@@ -231,6 +237,8 @@ VALUES: Mapping[str, Label] = {
     "keep": ("of the neurons kept", 1e2, "%"),
     "share": ("of the uplink", 1e2, "%"),
     "up_bits_per_s": ("at most", 1e-6, "Mbit/s"),
+    "steps": ("of the local steps", 1e2, "%"),
+    "sent": ("of the change sent", 1e2, "%"),
 }
 BUYS = {"second": "second of deadline", "joule": "J", "megahertz": "MHz of clock", "megabit_per_s": "Mbit/s of link"}
 WORDS = {
@@ -246,6 +254,9 @@ WORDS = {
     "settled": "what it kept at first: this method chooses once and for all",
     "fairness": "the largest share of the uplink that one device may have (fairness)",
     "cluster": "its cluster's ratio, whatever it measures",
+    "round_joules": "the joules of the round, which all share",
+    "least": "its floors: fewer steps would do, but for rho_min and theta_min",
+    "baseline": "nothing: this baseline looks at no budget",
 }
 NOTHING = 1e-9
 """What is less buys nothing: it is a rounding error of deciding twice."""
@@ -260,9 +271,9 @@ def explanation_lines(found: Explanation) -> Iterator[str]:
     if limits := [_amount(LIMITS, name, found.limits[name]) for name in LIMITS if name in found.limits]:
         yield f"  {', '.join(limits)}"
     if found.objective is not None:
-        yield f"  pruned of all devices together {found.objective:.4g}" + (
-            f"; one more of the whole uplink would save {found.multiplier:.4g} of it" if found.multiplier else ""
-        )
+        chosen = ALLOCATORS[found.optimizer]
+        more = f"; one more {chosen.shared} would save {found.multiplier:.4g} of it" if found.multiplier else ""
+        yield f"  {chosen.objective} {found.objective:.4g}{more}"
     if not found.feasible:
         enough = ", ".join(f"{name} {value:.4g}" for name, value in found.enough.items())
         yield f"  the limits cannot be met by all; {enough or 'nothing'} would do"
@@ -274,7 +285,7 @@ def explanation_lines(found: Explanation) -> Iterator[str]:
         yield f"  the round took {found.seconds:.4g} s, with downloads and all waiting"
     for one in found.devices:
         yield from _device(one)
-        if "joules" in found.limits and one.predicted.compute_joules is None:
+        if found.limits.keys() & {"joules", "round_joules"} and one.predicted.compute_joules is None:
             yield "  nobody knew its joules: their limit did not hold it back"
 
 

@@ -31,6 +31,9 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "step_s": (1e-9, 1e6),
     "f_hertz": (1e5, 1e11),
     "task_joules": (0.0, 1e9),
+    "step_joules": (0.0, 1e9),
+    "sigma2": (0.0, 1e12),
+    "g2": (0.0, 1e12),
     "tx_w": (0.0, 1e3),
     "upload_w": (0.0, 1e4),
     "download_w": (0.0, 1e4),
@@ -183,6 +186,7 @@ class DeviceFacts:
         planned: What the plan says of it.
         errors: By how much earlier predictions were off, measured over predicted, by part of a cost.
         last: The figures that were decided from last.
+        metrics: What its newest update, or the measurement before round 1, told beside its cost.
     """
 
     report: Report | None = None
@@ -193,6 +197,7 @@ class DeviceFacts:
     planned: DevicePlan | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, Figure] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def device_facts(
@@ -216,6 +221,7 @@ def device_facts(
         planned=planned,
         errors=experience.errors.get(device, {}),
         last=experience.last.get(device, {}),
+        metrics=experience.metrics.get(device, {}),
     )
 
 

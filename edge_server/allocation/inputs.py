@@ -84,6 +84,7 @@ class RoundSetting:
         spending: What the run has spent before it.
         sizes: Of the model.
         ladder: Ratios to choose from, each with the bytes of an update.
+        last_limits: Of the round that was decided last; none before the first.
         settled: What devices were given once and for all, by device and name: see `shared.algorithms.base.Resources`.
     """
 
@@ -93,6 +94,7 @@ class RoundSetting:
     spending: RunSpending
     sizes: Sizes
     ladder: tuple[tuple[float, int], ...] = ()
+    last_limits: Mapping[str, float] = field(default_factory=dict)
     settled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 

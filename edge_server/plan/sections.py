@@ -200,7 +200,7 @@ class OptimizerPlan(Section, frozen=True, kw_only=True):
 
     Attributes:
         name: One of the optimizers that have a section of options below.
-        solver: `numpy`, or for `bandwidth` also `cvxpy`, which is slower by far and there to compare.
+        solver: `numpy`, or for `bandwidth` and `hcef` also `cvxpy`, which is slower by far and there to compare.
         options: Options of that optimizer.
     """
 

@@ -131,7 +131,8 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
         ConfigError: The plan's data cannot be read, or nothing tells the joules of a budget.
     """
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-    depends = algorithm.split or algorithm.resources.step_share  # on what each device is told
+    resources = algorithm.resources
+    depends = algorithm.split or resources.step_share or resources.timed_step  # on what each device is told
     if plan.budget != BudgetPlan() and not depends:
         require_budgets(plan, _rounds(plan, fleet, behaviours, scale))
 

@@ -18,7 +18,7 @@ import msgspec
 from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting
-from edge_server.allocation.model_sizes import measure_model, update_bytes
+from edge_server.allocation.model_sizes import measure_model, sent_bytes, update_bytes
 from edge_server.fleet import membership as muster
 from edge_server.fleet.classes import agreed_classes
 from edge_server.fleet.hub import Server
@@ -280,14 +280,17 @@ class Assigning:
         plan = self.plan
         assert plan.optimizer
         settled = self.algorithm.resources.settled
-        ratios = coordinator.allocator_of(plan.optimizer).candidates(coordinator.options_of(plan.optimizer))
+        chosen = coordinator.allocator_of(plan.optimizer)
+        shares = chosen.candidates(coordinator.options_of(plan.optimizer))
+        sizes = partial(sent_bytes, plan.codec) if "sent" in chosen.decides else update_bytes
         setting = RoundSetting(
             plan=plan,
             number=number,
             devices=devices,
             spending=self._ledger.spending(),
             sizes=measure_model(self.algorithm, self.model, state),
-            ladder=update_bytes(self.model, ratios) if ratios else (),
+            ladder=sizes(self.model, shares) if shares else (),
+            last_limits=self._experience.limits,
             settled={device: settled(state, device) for device in devices} if settled else {},
         )
         reports = dict(self.server.fleet.reports)  # it changes meanwhile

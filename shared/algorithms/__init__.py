@@ -6,6 +6,7 @@ from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.fedprox import fedprox
 from shared.algorithms.fedselect import fedselect
+from shared.algorithms.hcef import hcef
 from shared.algorithms.local_only import local_only
 from shared.algorithms.personal.pruned_personalization import VARIANTS as PERSONALIZED
 from shared.algorithms.personal.pruned_personalization import pruned_personalization
@@ -26,6 +27,7 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fedprox": fedprox,
     "fedsl": fedsl,
     "fedspu": fedspu,
+    "hcef": hcef,
     "local_only": local_only,
     "random_dropout": random_dropout,
     "pruned_personalization": pruned_personalization,

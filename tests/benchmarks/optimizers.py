@@ -15,16 +15,22 @@ from statistics import median
 import numpy as np
 from measure import Figure
 
+from edge_server.allocation.allocators.hcef_figures import HcefOptions
+from edge_server.allocation.coordinator import decide
+from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import bandwidth, bandwidth_problem, hcef, hcef_cvxpy, hcef_joint
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
 from edge_server.allocation.optimizers.base import Array
 from edge_server.allocation.optimizers.hcef_problem import HcefTerms, joules, steps_cap, terms, value
+from edge_server.journal.decision import Figure as Told
+from edge_server.plan.sections import OptimizerPlan
 from tests.edge_server.allocation.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))
 QUICK_INSTANCES = 3
 COUNTS = (1, 3, 10, 32, 64)
 FEW, MANY, MOST = 64, 10_000, 1_000_000
+FLEET = 1000
 LEVELS, GRID = 2001, 300
 CERTIFIED = 1e-3
 
@@ -209,6 +215,10 @@ def seconds(counts: Sequence[int]) -> Iterator[Figure]:
         if count < MOST:
             took = max(timed(_joint(kind, count), count) for kind in instances.CONTROLS)
             yield Figure(f"joint, N = {count}", 1e3 * took, "ms", f"<= {10 if count == FEW else 100}")
+    for joint in (False, True):
+        took = max(timed(_decision(kind, FLEET, joint=joint), MANY) for kind in instances.CONTROLS)
+        how = "both at once" if joint else "in turn"
+        yield Figure(f"hcef, N = {FLEET}, a whole decision, {how}", 1e3 * took, "ms", "" if joint else "<= 50")
     took = conic_s(instances.bandwidth("mixed", FEW, 1))
     yield Figure(f"bandwidth, N = {FEW}, conic solver", 1e3 * took, "ms")
     if MOST not in counts:
@@ -233,6 +243,28 @@ def _turn(kind: str, count: int) -> Callable[[], object]:
 def _joint(kind: str, count: int) -> Callable[[], object]:
     problem = instances.control(kind, count, 1)
     return lambda: hcef_joint.solve(problem)
+
+
+def _decision(kind: str, count: int, *, joint: bool) -> Callable[[], object]:
+    """Return HCEF's coordinator at work on devices' figures: columns, solver, bytes, and what each device is given."""
+    problem = instances.control(kind, count, 1)
+    weights = 269_722
+    columns = {
+        "step_s": problem.mu_s,
+        "step_joules": problem.alpha_joules,
+        "upload_w": problem.tx_w,
+        "up_bits_per_s": 32 * weights / np.asarray(problem.nu_s),
+    }
+    figures = {
+        f"d{place}": {name: Told(float(column[place]), "measured") for name, column in columns.items()}
+        | {"sigma2": Told(problem.sigma2, "measured"), "g2": Told(problem.g2, "measured")}
+        for place in range(count)
+    }
+    limits = {"deadline_s": float(np.max(problem.deadline_s)), "round_joules": problem.energy_joules}
+    limits |= {"local_steps": float(problem.tau), "gradients": 4.0, "model_bytes": 4.0 * weights}
+    ladder = tuple((share, round(4 * weights * min(1.0, 1.3 * share))) for share in HcefOptions().levels())
+    case, table = Case(tuple(figures), limits, figures, ladder), OptimizerPlan(name="hcef", options={"joint": joint})
+    return lambda: decide(table, case)
 
 
 def conic_s(problem: Bandwidth) -> float:

@@ -149,6 +149,8 @@ class Source:
             return False
         if not work.train:
             return True
+        if task.steps == 0:  # of a method that may take none
+            return not work.examples
         return self._share(task) == work.share and self._examples(task) in (None, 0.0, work.examples)
 
     def _share(self, task: TaskRow) -> float:

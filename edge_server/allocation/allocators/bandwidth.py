@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from edge_server.allocation.allocator import Allocator, WhatIf
-from edge_server.allocation.bandwidth_figures import BandwidthOptions, figures, limits
+from edge_server.allocation.allocators.bandwidth_figures import BandwidthOptions, figures, limits
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.bandwidth import allocation, ramps
 from edge_server.allocation.optimizers.bandwidth_marks import CLOSE, TURNS, Upload, solve_with_marks

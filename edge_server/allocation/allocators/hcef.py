@@ -1,0 +1,291 @@
+"""HCEF's control of one round: from devices' figures to the symbols of P2, and back; and what it is compared with.
+
+P2 takes the bytes of an update to be in proportion to theta; in truth an entry of a sparse change costs more the fewer
+there are, as its position travels too. With beta(theta), the share of the whole model's bytes that an update really
+takes, and o = beta(theta) / theta at the theta of the last turn, each device is decided for with o nu_n in place of
+nu_n, from the dearest o on; what it sends in the end is the largest theta whose bytes pass in the seconds that the last
+turn gave it. So deadlines and joules hold of real bytes.
+
+    CEF: rho = theta = 1.   CEF-F: theta = 1, P2.2.   CEF-C: rho = 1, P2.1.   MLL-SGD: theta = 1, rho_n = min mu / mu_n
+
+(T. Castiglia, A. Das, S. Patterson, "Multi-Level Local SGD", ICLR 2021, https://arxiv.org/abs/2007.13819; HCEF's own
+formula for it adds up to one over all devices, and follows joules in place of seconds.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge_server.allocation.allocator import Allocator
+from edge_server.allocation.allocators.hcef_figures import MOMENTS, HcefOptions, figures, limits
+from edge_server.allocation.inputs import Case
+from edge_server.allocation.optimizers import hcef, hcef_joint
+from edge_server.allocation.optimizers.base import Array, Bound, Solver
+from edge_server.allocation.optimizers.hcef_problem import TIGHT, Control, Hcef, control, terms
+from edge_server.allocation.task_joules import times, with_joules
+from edge_server.journal.decision import Decision, Given
+from shared.protocol.measurements import Cost
+
+STEPS, SENT = "steps", "sent"
+"""Values of a task: rho and theta."""
+TURNS = 3
+"""Of deciding with the bytes of what was decided before."""
+FEW = 128
+"""Devices of which steps and changes are decided at once unless the plan says otherwise."""
+NAMES = {Bound.INTERIOR: "round_joules", Bound.FLOOR: "least"}
+"""Reasons whose usual names speak of bandwidth."""
+
+
+@dataclass(frozen=True)
+class HcefColumns:
+    """A round in columns, one entry a device; seconds, joules, watts.
+
+    Attributes:
+        step_s: mu_n.
+        whole_s: nu_n, seconds to upload all of the model.
+        step_joules: alpha_n.
+        upload_w: p_n.
+        room_s: D_n, less what no decision changes: the download and the gradients of the estimates.
+        besides_s: That.
+        besides_joules: Likewise.
+        download_s: Of it, the download.
+        round_joules: E, less those of all devices.
+        shares: theta, ascending, at which the bytes of an update are known; the last is 1.
+        sizes: These bytes, nowhere falling.
+        tau: Local steps of a round at rho = 1.
+        gradients: M.
+        moments: sigma^2 and G^2, means over the devices that told them.
+    """
+
+    step_s: Array
+    whole_s: Array
+    step_joules: Array
+    upload_w: Array
+    room_s: Array
+    besides_s: Array
+    besides_joules: Array
+    download_s: Array
+    round_joules: float
+    shares: Array
+    sizes: Array
+    tau: int
+    gradients: int
+    moments: tuple[float, float]
+
+    def byte_share(self, sent: Array) -> Array:
+        """Return beta, the share of a whole update's bytes that so much of the change takes."""
+        return np.interp(sent, self.shares, self.sizes / self.sizes[-1])
+
+    def sent_in(self, byte_share: Array) -> Array:
+        """Return the largest theta whose update takes no more than that share of a whole one's bytes."""
+        rises = np.append(np.diff(self.sizes) > 0, True)  # of equal sizes the last, which is of the largest theta
+        found = np.interp(byte_share, self.sizes[rises] / self.sizes[-1], self.shares[rises])
+        return np.where(byte_share >= 1, 1.0, found)
+
+
+def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
+    """Decide rho and theta of every device, or what a baseline would.
+
+    Args:
+        options: Of the optimizer.
+        solver: Of the blocks where they are decided in turn.
+        case: What it is decided from.
+    """
+    if not case.names:
+        return Decision()
+    asked = round_columns(options, case)
+    found, sent = _solved(options, solver, asked)
+    noise, bend = sum(asked.moments), options.w_add * asked.moments[1]
+    least_s, least_joules = _floors(options, asked, found)
+    is_met = ~np.isfinite(least_s) | (least_s <= asked.room_s)
+    feasible = bool(is_met.all()) and least_joules <= asked.round_joules
+    return Decision(
+        devices=dict(_given(options, case, asked, found, sent)),
+        objective=float(((2 - sent) * found.steps * noise + bend * (1 - found.steps) ** 2).sum()),
+        multiplier=found.multiplier,
+        feasible=feasible,
+        enough={} if feasible else _enough(case, asked, least_s, least_joules),
+    )
+
+
+def round_columns(options: HcefOptions, case: Case) -> HcefColumns:
+    """Return a round's columns."""
+    limits, gradients = case.limits, case.limits["gradients"]
+    shares, sizes = (np.array(part, np.float64) for part in zip(*case.ladder, strict=True))
+    rate = np.array(case.column("up_bits_per_s", 0.0)) / np.array(case.column("upload_error", 1.0))
+    down = np.array(case.column("down_bits_per_s", math.inf))
+    step_s, step_joules = np.array(case.column("step_s", math.inf)), np.array(case.column("step_joules", 0.0))
+    with np.errstate(all="ignore"):
+        whole_s, download_s = 8 * sizes[-1] / rate, 8 * limits["model_bytes"] / down
+        besides_s = download_s + (gradients * step_s if gradients else 0.0)
+        room_s = np.array(case.column("deadline_s", limits["deadline_s"])) - besides_s
+        besides_joules = _finite(gradients * step_joules + np.array(case.column("download_joules", 0.0)))
+    return HcefColumns(
+        step_s=step_s,
+        whole_s=whole_s,
+        step_joules=step_joules,
+        upload_w=np.array(case.column("upload_w", 0.0)),
+        room_s=np.where(np.isnan(room_s), 0.0, room_s),
+        besides_s=besides_s,
+        besides_joules=besides_joules,
+        download_s=download_s,
+        round_joules=limits.get("round_joules", math.inf) - float(besides_joules.sum()),
+        shares=shares,
+        sizes=sizes,
+        tau=int(limits["local_steps"]),
+        gradients=int(gradients),
+        moments=_moments(options, case),
+    )
+
+
+def _finite(column: Array) -> Array:
+    """Return a column in which what is no amount is none: nothing that a device says makes a decision fail."""
+    return np.where(np.isfinite(column) & (column > 0), column, 0.0)
+
+
+def _moments(options: HcefOptions, case: Case) -> tuple[float, float]:
+    """Return sigma^2 and G^2 as plain means over the devices that told them; the options' where none has."""
+    told = [[case.figures.get(device, {}).get(name) for name in MOMENTS] for device in case.names]
+    pairs = [(sigma2.value, g2.value) for sigma2, g2 in told if sigma2 and g2]
+    known = [pair for pair in pairs if all(0 <= one < math.inf for one in pair)]
+    if not known:
+        return options.sigma2, options.g2
+    return math.fsum(one for one, _ in known) / len(known), math.fsum(one for _, one in known) / len(known)
+
+
+def problem_of(options: HcefOptions, asked: HcefColumns, overhead: Array) -> Hcef:
+    """Return P2 with what an entry of a change costs beside its share of the bytes.
+
+    Args:
+        options: Of the optimizer.
+        asked: The round.
+        overhead: o, by device.
+    """
+    all_sent = options.baseline in ("cef", "cef_f", "mll_sgd") or asked.sizes[0] >= asked.sizes[-1]
+    return Hcef(
+        mu_s=asked.step_s,
+        nu_s=asked.whole_s * overhead,
+        alpha_joules=asked.step_joules,
+        tx_w=asked.upload_w,
+        deadline_s=np.maximum(asked.room_s, 0.0),
+        energy_joules=asked.round_joules * (1 - TIGHT),  # what rounding adds must not be beyond a budget
+        tau=asked.tau,
+        sigma2=asked.moments[0],
+        g2=asked.moments[1],
+        least_steps=1.0 if options.baseline in ("cef", "cef_c") else options.rho_min,
+        least_sent=1.0 if all_sent else options.theta_min,
+        weight_add=options.w_add,
+    )
+
+
+def _solved(options: HcefOptions, solver: Solver, asked: HcefColumns) -> tuple[Control, Array]:
+    """Return the allocation, and theta by real bytes."""
+    overhead = np.full(len(asked.step_s), asked.sizes[0] / asked.sizes[-1] / asked.shares[0])
+    problem = problem_of(options, asked, overhead)
+    if problem.least_sent == 1:
+        found = _once(options, solver, problem_of(options, asked, np.ones(len(overhead))))
+        return found, found.sent
+    for _ in range(TURNS):
+        found = _once(options, solver, replace(problem, nu_s=asked.whole_s * overhead))
+        sent = np.maximum(asked.sent_in(found.sent * overhead), options.theta_min)
+        overhead = asked.byte_share(sent) / sent
+    return found, sent
+
+
+def _once(options: HcefOptions, solver: Solver, problem: Hcef) -> Control:
+    if options.baseline == "mll_sgd":
+        fastest = float(np.min(problem.mu_s[np.isfinite(problem.mu_s)], initial=math.inf))
+        with np.errstate(all="ignore"):
+            steps = np.where(problem.mu_s > 0, fastest / problem.mu_s, 1.0)
+        steps = np.clip(np.nan_to_num(steps, nan=0.0), problem.least_steps, 1.0)
+        return control(terms(problem), (steps, np.ones(len(steps))), 0.0)
+    at_once = options.joint if options.joint is not None else len(problem.mu_s) <= FEW
+    if at_once and options.baseline == "hcef" and solver == "numpy" and problem.least_sent < 1:
+        return hcef_joint.solve(problem)
+    return hcef.solve(problem, options.start, solver)
+
+
+def _floors(options: HcefOptions, asked: HcefColumns, found: Control) -> tuple[Array, float]:
+    """Return the seconds and the joules of the least that may be given; of what nothing decides, of all of it."""
+    problem = problem_of(options, asked, np.ones(len(asked.step_s)))
+    steps = found.steps if options.baseline == "mll_sgd" else np.full(len(found.steps), problem.least_steps)
+    upload_s = asked.byte_share(np.full(len(steps), problem.least_sent)) * asked.whole_s
+    with np.errstate(all="ignore"):
+        least_s = asked.tau * steps * asked.step_s + upload_s
+        joules = _finite(asked.tau * steps * asked.step_joules + upload_s * asked.upload_w)
+    return least_s, float(joules.sum())
+
+
+def _enough(case: Case, asked: HcefColumns, least_s: Array, least_joules: float) -> dict[str, float]:
+    """Return the least that would do, of each limit that is below it, and of the budget that it is a part of."""
+    limits, over = case.limits, asked.room_s < least_s
+    seconds = float(np.max((least_s + asked.besides_s)[over & np.isfinite(least_s)], initial=0.0))
+    short = least_joules > asked.round_joules
+    found, left = {}, limits.get("rounds_left", 1.0)
+    for name, enough, spent, budget in (
+        ("deadline_s", seconds, "spent_s", "budget.time_s"),
+        (
+            "round_joules",
+            least_joules + float(asked.besides_joules.sum()) if short else 0.0,
+            "spent_joules",
+            "budget.joules",
+        ),
+    ):
+        if enough:
+            found[name] = enough * (1 + TIGHT)
+            if spent in limits:
+                found[budget] = limits[spent] + left * found[name]
+    return found
+
+
+def _given(
+    options: HcefOptions, case: Case, asked: HcefColumns, found: Control, sent: Array
+) -> Iterator[tuple[str, Given]]:
+    """Yield what each device is given, and what its task should cost; a thousand of them in some milliseconds."""
+    share, count = asked.byte_share(sent), found.steps * asked.tau + asked.gradients
+    with np.errstate(all="ignore"):
+        columns = (count * asked.step_s, share * asked.whole_s, asked.download_s)
+    seconds = zip(*(one.tolist() for one in columns), strict=True)
+    decided = zip(*(one.tolist() for one in (found.steps, sent, count, share * asked.sizes[-1])), strict=True)
+    whys = zip(found.bound.tolist(), found.gain_per_s.tolist(), strict=True)
+    is_decided = options.baseline not in ("cef", "mll_sgd")
+    for device, parts, (steps, part, gradients, size), (code, gain) in zip(
+        case.names, seconds, decided, whys, strict=True
+    ):
+        compute_s, upload_s, download_s = (one if math.isfinite(one) else None for one in parts)
+        figures, bound = case.known(device), Bound(code)
+        download = figures.get("download_joules")
+        predicted = with_joules(
+            Cost(compute_s=compute_s, upload_s=upload_s, download_s=download_s, bytes_up=round(size)),
+            figures,
+            times(figures.get("step_joules"), gradients),
+            download.value if download else None,
+        )
+        multiplier = {Bound.TIME: gain, Bound.INTERIOR: found.multiplier}.get(bound)
+        yield (
+            device,
+            Given(
+                values={STEPS: steps, SENT: part},
+                figures=figures,
+                predicted=predicted,
+                binding=NAMES.get(bound, bound.name.lower()) if is_decided else "baseline",
+                multiplier=multiplier if is_decided else None,
+            ),
+        )
+
+
+HCEF = Allocator(
+    options=HcefOptions,
+    decides=(STEPS, SENT),
+    decide=decide,
+    limits=limits,
+    figures=figures,
+    candidates=HcefOptions.levels,
+    objective="bound (15a) of all devices together",
+    shared="joule of the round",
+    solvers=("numpy", "cvxpy"),
+)

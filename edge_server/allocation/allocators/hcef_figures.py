@@ -1,0 +1,169 @@
+"""Figures of HCEF's control: options, limits of a round, and what is known of a device.
+
+Seconds and joules are those that a budget counts: of the whole device, idle included, downloads and the gradients of
+estimates too, which no decision changes. mu and alpha are those of the newest task, by the steps that it took, or were
+timed before round 1; sigma^2 and G^2 are those that devices told with their last updates, for the round after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from edge_server.allocation.figures import (
+    DeviceFacts,
+    Estimate,
+    choose_figures,
+    error_estimates,
+    link_estimates,
+    planned_step_s,
+    planned_task_s,
+)
+from edge_server.allocation.inputs import RoundSetting
+from edge_server.allocation.optimizers.hcef_problem import Place, remaining
+from edge_server.allocation.options import MeasuringOptions
+from edge_server.allocation.task_joules import joule_estimates, work_estimates
+from edge_server.journal.decision import Figure
+from edge_server.plan.simulated_devices import CyclesPower, GivenPower, RangeCompute, ends
+
+MOMENTS = ("sigma2", "g2")
+"""What devices estimate of their gradients, by the names that they give it."""
+LEVELS = 64
+"""Between theta_min and 1, at shares that grow by the same factor: for each, the bytes of an update are counted."""
+DENSE = 31 / 32
+"""Share from which on values of 32 bits and a bit for each place are no fewer bytes than all values."""
+
+
+class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
+    """Of `hcef`: rho, the share of its local steps that a device takes, and theta, of its change that it sends.
+
+    Attributes:
+        deadline_s: Time within which a task is to be done; absent: that of `[round]`. The rest of `[budget] time_s`,
+            shared among the rounds that are left, may be less.
+        smoothing: Weight of the last figure beside a new measurement; 0 takes each as it is.
+        baseline: What is compared: `hcef` decides both; `cef` neither, all steps and the whole change; `cef_f` steps
+            alone; `cef_c` the change alone; `mll_sgd` steps in proportion to a device's speed, whatever the budgets.
+        joint: Whether both are decided at once, by a solver with a certified gap, or in turn, as the paper does;
+            absent: at once of up to 128 devices, of which that takes no more than some milliseconds.
+        start: Of what is decided in turn: share of the room beyond the floors that is spent on steps at first; where it
+            ends depends on it.
+        w_add: Weight of the steps that are left out in the objective; 3 as printed, 1 as its proof has it.
+        rho_min: Least share of the local steps.
+        theta_min: Least share of the change.
+        budget_smoothing: Weight of the last round's deadline and joules beside what budgets leave now, so that one slow
+            round does not press on the next alone; 0, as in the paper: none.
+        sigma2: Variance of minibatch gradients, where no device has told it.
+        g2: Squared norm of the gradient, likewise; of both only their ratio counts.
+        step_s: Time of a local step on a device that has measured nothing.
+    """
+
+    baseline: Literal["hcef", "cef", "cef_f", "cef_c", "mll_sgd"] = "hcef"
+    joint: bool | None = None
+    start: float = 0.5
+    w_add: float = 3.0
+    rho_min: float = 0.05
+    theta_min: float = 1e-3
+    budget_smoothing: float = 0.0
+    sigma2: float = 0.0
+    g2: float = 1.0
+    step_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(step_s=self.step_s, w_add=self.w_add, g2=self.g2)
+        self.require(below=1.0, rho_min=self.rho_min, theta_min=self.theta_min)
+        if not 0 <= self.start <= 1 or not 0 <= self.budget_smoothing < 1:
+            raise ValueError("options.start must be in [0, 1], options.budget_smoothing in [0, 1)")
+        if not 0 <= self.sigma2 < math.inf:
+            raise ValueError("options.sigma2 must be >= 0 and finite")
+
+    def levels(self) -> list[float]:
+        """Return shares of a change from the least to all of it, in order."""
+        between = {self.theta_min ** (1 - place / LEVELS) for place in range(1, LEVELS)}
+        return sorted({self.theta_min, 1.0} | {one for one in between | {DENSE} if self.theta_min < one < 1})
+
+
+def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
+    """Return the seconds of a task and the joules of the round, (15b) and (15c), tau, M, and the bytes of the model."""
+    plan, spending, facts = setting.plan, setting.spending, setting.sizes.facts
+    place = Place(min(setting.number, plan.rounds) - 1, plan.rounds)
+    found = {"deadline_s": options.deadline_s or plan.round.deadline_s}
+    for name, spent_name, total, spent in (
+        ("deadline_s", "spent_s", plan.budget.time_s, spending.seconds),
+        ("round_joules", "spent_joules", plan.budget.joules, spending.joules or 0.0),
+    ):
+        if total is None:
+            continue
+        left = max(0.0, remaining(total, spent, place))
+        if name in setting.last_limits:
+            smoothed = (1 - options.budget_smoothing) * left + options.budget_smoothing * setting.last_limits[name]
+            left = min(smoothed, max(0.0, total - spent))
+        found[name] = min(found.get(name, math.inf), left)
+        found |= {spent_name: spent, "rounds_left": float(place.rounds - place.over)}
+    steps = {name: _count(facts.get(name), usual) for name, usual in (("local_steps", 1), ("gradients", 0))}
+    return found | steps | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+
+
+def _count(told: object, usual: int) -> float:
+    return float(told) if isinstance(told, int) and told >= 0 else float(usual)
+
+
+def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
+    """Return a device's link, what a local step costs it, and what it told of its gradients.
+
+    Args:
+        options: Of the optimizer.
+        device: What is known of it.
+        limits: Of the round.
+    """
+    estimates = link_estimates(device, options)
+    estimates |= {name: one for name, one in joule_estimates(device, options).items() if name != "joules_error"}
+    estimates["download_joules"] = work_estimates(device)["download_joules"]
+    estimates["step_s"] = _step_estimate(device, options, limits)
+    estimates["step_joules"] = _step_joules(device)
+    estimates |= {name: Estimate(device.metrics.get(name)) for name in MOMENTS}
+    if options.calibrated:
+        estimates |= error_estimates(device, steps=False)
+    return choose_figures(estimates, device.last, options)
+
+
+def _step_estimate(device: DeviceFacts, options: HcefOptions, limits: Mapping[str, float]) -> Estimate:
+    """Return seconds of a local step, as measured or as the plan has them."""
+    measured = _of_a_step(device, "compute_s", device.timed.seconds if device.timed else None)
+    whole_s, steps = planned_task_s(device), limits["local_steps"] + limits["gradients"]
+    profile = whole_s / steps if whole_s and steps else planned_step_s(device, limits["weights"])
+    return Estimate(measured, profile=profile, default=options.step_s)
+
+
+def _of_a_step(device: DeviceFacts, part: str, timed: float | None) -> float | None:
+    """Return a part of the newest task's cost by its steps, and what was timed where there was no such task yet.
+
+    A task in which no step was taken tells nothing.
+    """
+    task = device.task
+    if task is None or task.steps is None:
+        return timed
+    cost = getattr(task.cost, part)
+    return None if cost is None or not task.steps else float(cost) / task.steps
+
+
+def _step_joules(device: DeviceFacts) -> Estimate:
+    """Return joules of a local step, of the whole device."""
+    measured = _of_a_step(device, "compute_joules", device.timed.joules if device.timed else None)
+    return Estimate(measured, profile=_planned_step_joules(device))
+
+
+def _planned_step_joules(device: DeviceFacts) -> float | None:
+    """Return joules of a local step by the clock and the power that the plan gives the device."""
+    planned = device.planned
+    if planned is None or not isinstance(planned.compute, RangeCompute) or not planned.compute.cycles_per_step:
+        return None
+    cycles, hertz = planned.compute.cycles_per_step, sum(ends(planned.compute.hertz)) / 2
+    match planned.power:
+        case CyclesPower() as power:
+            return power.kappa * cycles * hertz**2 + power.idle_w * cycles / hertz
+        case GivenPower() as power:
+            return power.busy_w * cycles / hertz
+        case _:
+            return None
