@@ -42,6 +42,7 @@ def make(folder: Path, optimizer: str = "", *, gradients: int = 3, rounds: int =
     """Return a plan of five local steps; what decides is given by its options."""
     chosen = {
         "algorithm": f'name = "hcef"\noptions = {{ local_steps = 5, gradients = {gradients} }}',
+        "codec": 'name = "topk"',
         "round": "deadline_s = 900.0",
         "optimizer": f'name = "hcef"\noptions = {{ {optimizer} }}',
     }

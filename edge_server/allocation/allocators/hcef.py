@@ -78,12 +78,13 @@ class HcefColumns:
 
     def byte_share(self, sent: Array) -> Array:
         """Return beta, the share of a whole update's bytes that so much of the change takes."""
-        return np.interp(sent, self.shares, self.sizes / self.sizes[-1])
+        found: Array = np.interp(sent, self.shares, self.sizes / self.sizes[-1])
+        return found
 
     def sent_in(self, byte_share: Array) -> Array:
         """Return the largest theta whose update takes no more than that share of a whole one's bytes."""
-        rises = np.append(np.diff(self.sizes) > 0, True)  # of equal sizes the last, which is of the largest theta
-        found = np.interp(byte_share, self.sizes[rises] / self.sizes[-1], self.shares[rises])
+        rises = np.append(True, np.diff(self.sizes) > 0)
+        found: Array = np.interp(byte_share, self.sizes[rises] / self.sizes[-1], self.shares[rises])
         return np.where(byte_share >= 1, 1.0, found)
 
 

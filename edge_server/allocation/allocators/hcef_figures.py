@@ -25,7 +25,9 @@ from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.allocation.task_joules import joule_estimates, work_estimates
 from edge_server.journal.decision import Figure
+from edge_server.plan.plan import Plan
 from edge_server.plan.simulated_devices import CyclesPower, GivenPower, RangeCompute, ends
+from edge_server.plan.sites import round_position
 
 MOMENTS = ("sigma2", "g2")
 """What devices estimate of their gradients, by the names that they give it."""
@@ -85,24 +87,33 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
 
 
 def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
-    """Return the seconds of a task and the joules of the round, (15b) and (15c), tau, M, and the bytes of the model."""
+    """Return the seconds of a task and the joules of the round, (15b) and (15c), tau, M, and the sizes of the model."""
     plan, spending, facts = setting.plan, setting.spending, setting.sizes.facts
-    place = Place(min(setting.number, plan.rounds) - 1, plan.rounds)
+    place = round_place(plan, setting.number)
     found = {"deadline_s": options.deadline_s or plan.round.deadline_s}
-    for name, spent_name, total, spent in (
-        ("deadline_s", "spent_s", plan.budget.time_s, spending.seconds),
-        ("round_joules", "spent_joules", plan.budget.joules, spending.joules or 0.0),
+    for name, unit, total, spent in (
+        ("deadline_s", "s", plan.budget.time_s, spending.seconds),
+        ("round_joules", "joules", plan.budget.joules, spending.joules or 0.0),
     ):
         if total is None:
             continue
-        left = max(0.0, remaining(total, spent, place))
+        before = setting.last_limits.get(f"before_{unit}", spent) if place.edge_over else spent
+        left = max(0.0, remaining(total, before, place, spent - before))
         if name in setting.last_limits:
             smoothed = (1 - options.budget_smoothing) * left + options.budget_smoothing * setting.last_limits[name]
             left = min(smoothed, max(0.0, total - spent))
         found[name] = min(found.get(name, math.inf), left)
-        found |= {spent_name: spent, "rounds_left": float(place.rounds - place.over)}
+        found |= {f"spent_{unit}": spent, f"before_{unit}": before}
+        found["rounds_left"] = float((place.rounds - place.over) * place.edge_rounds - place.edge_over)
     steps = {name: _count(facts.get(name), usual) for name, usual in (("local_steps", 1), ("gradients", 0))}
     return found | steps | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+
+
+def round_place(plan: Plan, number: int) -> Place:
+    """Return where a run stands when a round begins; where sites do not mix, each round is a global one."""
+    edge_rounds = plan.sites.edge_rounds if plan.sites else 1
+    over, edge_over = round_position(min(number, plan.rounds), edge_rounds)
+    return Place(over, plan.rounds // edge_rounds, edge_over, edge_rounds)
 
 
 def _count(told: object, usual: int) -> float:

@@ -12,7 +12,7 @@ from shared.registry import build
 from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.sessions import Own
 
-NAMES = ("keep", "prune")
+NAMES = ("keep", "prune", "steps")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

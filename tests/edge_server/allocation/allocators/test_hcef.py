@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -18,7 +19,9 @@ from edge_server.journal.budget import RunSpending
 from edge_server.journal.decision import Decision, Figure
 from edge_server.journal.records import CostSettled, Measured, RoundOpened, UpdateAccepted
 from edge_server.plan.sections import BudgetPlan, OptimizerPlan
+from edge_server.plan.sites import SitesPlan
 from edge_server.rounds.check_plan import load
+from shared.codecs.topk import topk_bytes
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, StepCost
 from shared.protocol.messages import Assignment, Hyper, Update
@@ -32,10 +35,8 @@ def table(**options) -> OptimizerPlan:
     return OptimizerPlan(name="hcef", options=options)
 
 
-def sparse_bytes(share: float, weights: int = WEIGHTS) -> int:
-    """Positions of 32 bits, a bitmap, or all of it: what is smallest."""
-    count = max(1, math.ceil(share * weights))
-    return min(8 * count, 4 * count + math.ceil(weights / 8), 4 * weights)
+def sparse_bytes(share: float) -> int:
+    return topk_bytes(WEIGHTS, share)
 
 
 LADDER = tuple((share, sparse_bytes(share)) for share in HcefOptions().levels())
@@ -88,15 +89,15 @@ def shares(decision: Decision, name: str) -> list[float]:
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("gradients", [0.0, 2.0])
 def test_deadline_and_joules_hold_of_real_bytes(joint, gradients):
-    """To a hundredth, which the table of bytes leaves between its rows."""
+    """To what the table of bytes leaves between its rows."""
     for seed in range(8):
         link = (1.0, 0.01, 0.002)[seed % 3]
         case = fleet(seed, slow=0.4 + 0.05 * seed, poor=1.0 - 0.08 * seed, link=link, gradients=gradients)
         decision = decide(table(joint=joint), case)
         seconds, joules = spent(case, decision)
         if decision.feasible:
-            assert max(seconds.values()) <= case.limits["deadline_s"] * 1.01
-            assert joules <= case.limits["round_joules"] * 1.01
+            assert max(seconds.values()) <= case.limits["deadline_s"] * 1.003
+            assert joules <= case.limits["round_joules"] * 1.003
         for name, one in decision.devices.items():
             assert 0.05 <= one.values["steps"] <= 1
             assert 1e-3 <= one.values["sent"] <= 1
@@ -113,7 +114,7 @@ def test_less_is_sent_than_with_positions_that_cost_nothing():
     )
     real, paper = decide(free, case), decide(free, ideal)
     assert sum(shares(real, "sent")) < sum(shares(paper, "sent"))
-    assert max(spent(case, paper)[0].values()) > case.limits["deadline_s"] * 1.01
+    assert max(spent(case, paper)[0].values()) > case.limits["deadline_s"] * 1.003
 
 
 def test_without_limits_all_is_sent_and_steps_are_the_best_of_the_bound():
@@ -204,7 +205,7 @@ def test_a_deadline_of_a_devices_own_holds_for_it_alone():
     own = {**case.figures["d3"], "deadline_s": Figure(0.2 * case.limits["deadline_s"], "measured")}
     decision = decide(table(), Case(case.devices, case.limits, {**case.figures, "d3": own}, LADDER))
     seconds, _ = spent(case, decision)
-    assert seconds["d3"] <= 0.2 * case.limits["deadline_s"] * 1.01
+    assert seconds["d3"] <= 0.2 * case.limits["deadline_s"] * 1.003
     assert max(seconds.values()) > 0.5 * case.limits["deadline_s"]
 
 
@@ -218,12 +219,12 @@ def test_downloads_and_estimates_are_paid_for_first():
     for one in decision.devices.values():
         told = one.predicted
         assert told.download_s == pytest.approx(32 * WEIGHTS / 1e6)
-        assert told.download_s + told.compute_s + told.upload_s <= case.limits["deadline_s"] * 1.01
+        assert told.download_s + told.compute_s + told.upload_s <= case.limits["deadline_s"] * 1.003
     joules = sum(
         one.predicted.download_joules + one.predicted.compute_joules + one.predicted.upload_joules
         for one in decision.devices.values()
     )
-    assert joules <= case.limits["round_joules"] * 1.01
+    assert joules <= case.limits["round_joules"] * 1.003
 
 
 def test_many_devices_are_decided_for_in_turn_and_no_worse_than_their_floors():
@@ -233,12 +234,13 @@ def test_many_devices_are_decided_for_in_turn_and_no_worse_than_their_floors():
     assert joint.objective <= turned.objective * (1 + 1e-6)
 
 
-def test_the_conic_solver_decides_the_same():
+def test_the_conic_solver_decides_as_well():
+    """But for where its sweeps end: what its solver leaves inside the limits is no step any more."""
     case = fleet(12, count=6)
     ours = decide(table(joint=False), case)
     theirs = decide(msgspec.structs.replace(table(joint=False), solver="cvxpy"), case)
-    assert shares(theirs, "steps") == pytest.approx(shares(ours, "steps"), abs=1e-3)
-    assert theirs.objective == pytest.approx(ours.objective, rel=1e-4)
+    assert theirs.objective == pytest.approx(ours.objective, rel=0.01)
+    assert theirs.feasible
 
 
 FIGURES = st.one_of(st.floats(0, 1e12), st.sampled_from([0.0, math.inf, math.nan, 1e-300, 1e300]))
@@ -314,6 +316,20 @@ def test_limits_are_what_the_budgets_leave(tmp_path):
     over = limits(HcefOptions(), setting(tmp_path, 5, joules=500.0))
     assert over["round_joules"] == 0.0
     assert limits(HcefOptions(), setting(tmp_path, 11))["deadline_s"] == pytest.approx(30.0)  # that of [round] is less
+
+
+def test_with_several_sites_the_rest_of_the_run_looks_like_this_edge_round(tmp_path):
+    """Two global rounds of five: 40 s and 90 J are spent, 25 s and 60 J of them before the second one."""
+    at = setting(tmp_path, 8)
+    sites = SitesPlan(edge_rounds=5, clusters={"one": ["a*"], "two": ["b*"]})
+    at = dataclasses.replace(at, plan=msgspec.structs.replace(at.plan, sites=sites))
+    known = dataclasses.replace(at, last_limits={"before_s": 25.0, "before_joules": 60.0})
+    found = limits(HcefOptions(), known)
+    assert found["deadline_s"] == pytest.approx(((100 - 25) / 1 - (40 - 25)) / 3)
+    assert found["round_joules"] == pytest.approx(((300 - 60) / 1 - (90 - 60)) / 3)
+    first = limits(HcefOptions(), dataclasses.replace(known, number=6))
+    assert (first["before_s"], first["before_joules"]) == (40.0, 90.0)
+    assert first["deadline_s"] == pytest.approx((100 - 40) / 5)
 
 
 def test_smoothed_budgets_follow_slowly_and_never_beyond_what_is_left(tmp_path):
