@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from edge_server.allocation.inputs import Case
+from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan, predicted_joules
 from edge_server.journal.records import AnyRecord
 from edge_server.sites import pledges
@@ -47,6 +48,7 @@ class Coordination:
         links: To its peers.
         keep: Journals.
         decide_case: Decides a case by the plan's optimizer.
+        place: Where the run stands in a round.
         allowance: Joules that this site's devices may spend in the run, their share of the plan's; 0 for no budget.
     """
 
@@ -56,6 +58,7 @@ class Coordination:
     decide_case: Callable[[Case], Decision]
     clock: Clock
     worker: Worker
+    place: Callable[[int], Place]
     allowance: float = 0.0
     _purse: Purse = field(init=False)
     _book: Book = field(default_factory=Book)
@@ -135,12 +138,10 @@ class Coordination:
         return self._purse.pledged[key]
 
     def _own_part(self, case: Case) -> float:
-        """Return what a round may take of our joules: what of our rights is not spent, over the rounds that are left.
-
-        The sum over all sites is (15c), which is linear in what is left.
-        """
-        left = self._purse.rights - case.limits.get("spent_joules", 0.0)
-        return max(0.0, left / max(1.0, case.limits.get("rounds_left", 1.0)))
+        """Return what the round may take of our joules; the sum over all sites is (15c), which is linear in them."""
+        spent = case.limits.get("spent_joules", 0.0)
+        before = case.limits.get("before_joules", spent)
+        return max(0.0, remaining(self._purse.rights, before, self.place(self._number), spent - before))
 
     async def _lead(self, case: Case, key: Key) -> Decision | None:
         """Decide for all that tell their case in time; None where a higher term has begun meanwhile."""
@@ -160,7 +161,7 @@ class Coordination:
         if record is None or record.decision is None:
             return None
         await self._credit(key, record.grants.get(self.us.site))
-        return self._stamped(part_of(record.decision, case.names), key[1], self.us.site)
+        return self._ours(record.decision, case, key, self.us.site)
 
     async def _call(self, peer: str, key: Key) -> None:
         """Tell a peer which term it is: it may have been away, and know an earlier one."""
@@ -220,13 +221,13 @@ class Coordination:
             await self.links.say(lead, "telemetry", msgspec.structs.replace(asked, asks=self._asks(lead, key)))
             await self._wait(min(OFFER_S, left_s))
         if ruling.decision:
-            return self._stamped(part_of(read_decision(ruling.decision), case.names), key[1], lead)
+            return self._ours(read_decision(ruling.decision), case, key, lead)
         if ruling.reason != LATE:
             return None
         log.warning("round %d: site %s has decided without us: site %s decides alone", key[0], lead, self.us.site)
         limits = {**case.limits, ROUND_JOULES: self._own_part(case)} if ROUND_JOULES in case.limits else case.limits
         decision = await self.worker(self.decide_case, replace(case, limits=limits))
-        return self._stamped(decision, key[1], self.us.site)
+        return msgspec.structs.replace(decision, term=key[1], coordinator=self.us.site)
 
     def _asks(self, lead: str, key: Key) -> tuple[Joules, ...]:
         """Return earlier pledges to this coordinator of which nothing is known."""
@@ -239,8 +240,12 @@ class Coordination:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._news.wait()
 
-    def _stamped(self, decision: Decision, term: int, coordinator: str) -> Decision:
-        return msgspec.structs.replace(decision, term=term, coordinator=coordinator)
+    def _ours(self, decision: Decision, case: Case, key: Key, coordinator: str) -> Decision:
+        """Return our part of a decision, with the limits of our own case and what was granted to us."""
+        granted = self._purse.granted.get(key)
+        limits = dict(case.limits) if granted is None else {**case.limits, ROUND_JOULES: granted}
+        part = part_of(decision, case.names)
+        return msgspec.structs.replace(part, limits=limits, term=key[1], coordinator=coordinator)
 
     async def _credit(self, key: Key, joules: float | None) -> None:
         """Take what was granted, in the journal first."""

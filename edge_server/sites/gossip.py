@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, EdgeSettled, Gossiped, Noted
 from edge_server.sites import verdicts
 from edge_server.sites.link import Links
@@ -29,7 +30,7 @@ from shared.protocol.messages import Message, Transfer, Want
 from shared.protocol.payload import digest
 from shared.protocol.peers import EdgeWord, ModelOffer
 from shared.runtime.clock import Clock
-from shared.runtime.durable import replace_file, sync
+from shared.runtime.durable import explain_disk_errors, replace_file, sync
 from shared.runtime.executor import Worker, background
 from shared.transfer import frames
 from shared.transfer.receiver import Policy, Receiver
@@ -167,7 +168,7 @@ class Gossip:
     async def _begin(self, number: int, model: Sequence[memoryview], require: Require) -> None:
         """Put our model where it is served from, in place of that of the last gossip."""
         place = round_folder(self.us.folder, number)
-        await self.worker(_write_own, place, self.us.site, model)
+        await persist(self.worker, RETRY_S, _write_own, place, self.us.site, model)
         self._own = Sender.of_parts([view(place / self.us.site)], self.policy.frame_bytes)
         self._number, self._require, self._bytes = number, require, {}
         self._fetches = {}
@@ -181,7 +182,6 @@ class Gossip:
                 self._edges[peer] = replace(edge, on=False, cause="disk")
 
     def _place(self, peer: str) -> Path:
-        """Return where a neighbour's model lies once it is whole and checked."""
         return round_folder(self.us.folder, self._number) / peer
 
     async def _offer(self, peer: str) -> None:
@@ -382,7 +382,8 @@ class Gossip:
 
 def _write_own(place: Path, site: str, model: Iterable[memoryview]) -> None:
     """Write our model durably, then part with the gossips before it."""
-    place.mkdir(parents=True, exist_ok=True)
+    with explain_disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
     replace_file(place / site, b"".join(model))
     for old in place.parent.glob("round-*"):
         if old.name < place.name:

@@ -227,6 +227,8 @@ class Links:
                 await self._take(peer, parse_channel(name), data)
             except WireError as error:
                 self.refuse(peer, error)
+            except OSError as error:  # the disk takes nothing more: it is said, or asked for, again
+                self.refuse(peer, WireError(f"not stored: {error}", reason="disk"))
 
     async def _take(self, peer: str, channel: str, data: bytes) -> None:
         if not data:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from edge_server.allocation.inputs import Case
+from edge_server.allocation.optimizers.hcef_problem import Place
 from edge_server.journal.decision import Decision
 from edge_server.journal.records import AnyRecord
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
-from edge_server.plan.sites import devices_by_site
+from edge_server.plan.sites import devices_by_site, round_position
 from edge_server.sites.coordinate import Coordination
 from edge_server.sites.gossip import Gossip, Keep, Ourselves
 from edge_server.sites.graph import graph_edges, neighbours_of
@@ -155,7 +157,8 @@ async def joined(
     near, clock, worker = neighbours_of(us.site, edges), means.clock, means.worker
     gossip = Gossip(us, near, links, means.keep, means.policy, clock, worker)
     allowance = allowance_of(plan, us.site)
-    coordination = Coordination(us, links, means.keep, means.decide_case, clock, worker, allowance)
+    deciding = us, links, means.keep, means.decide_case, clock, worker
+    coordination = Coordination(*deciding, partial(place_of, plan), allowance)
     gossip.recall(known)
     coordination.recall(known)
     row = mixing_rows(sizes_of(plan), edges)[us.site]
@@ -175,6 +178,14 @@ def edges_of(plan: Plan) -> tuple[Edge, ...]:
     """Return the edges of a plan's graph."""
     assert plan.sites
     return graph_edges(plan.sites)
+
+
+def place_of(plan: Plan, number: int) -> Place:
+    """Return where a run stands when a round of it begins."""
+    assert plan.sites
+    edge_rounds = plan.sites.edge_rounds
+    over, edge_over = round_position(min(number, plan.rounds), edge_rounds)
+    return Place(over, plan.rounds // edge_rounds, edge_over, edge_rounds)
 
 
 def allowance_of(plan: Plan, site: str) -> float:

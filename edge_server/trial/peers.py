@@ -21,7 +21,7 @@ from edge_server.rounds.neighbours import Neighbours
 from edge_server.sites.gossip import Ourselves
 from edge_server.sites.link import Births, Links, plan_bytes
 from edge_server.sites.neighbours import Means, joined, require_peers
-from shared.protocol.topics import PEER
+from shared.protocol.topics import PEER, PEERS
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import in_thread
 from shared.transport.mqtt import MqttTransport
@@ -59,7 +59,7 @@ async def among_peers(
         return
     async with AsyncExitStack() as stack:
         described, instance = plan_bytes(plan), uuid.uuid4().hex
-        home = MqttTransport(config.broker, f"{config.site}.{PEER}s")
+        home = MqttTransport(config.broker, f"{config.site}.{PEERS}")
         away = {}
         for peer in config.peer:
             births = Births(config.site, peer.site, run, instance, described)

@@ -35,7 +35,7 @@ ROOT = "fieldfleet/v1"
 EVERYONE = "_all"
 SERVER = "_server"
 TOPS = "_tops"
-PEER = "_peer-"
+PEER, PEERS = "_peer-", "_peers"
 ANY = "+"
 ALL_BELOW = "#"
 

@@ -26,11 +26,10 @@ def decide(case: Case) -> Decision:
     return Decision(devices=dict.fromkeys(case.names, given), limits=dict(case.limits))
 
 
-def case_of(site: str, number: int, spent: float = 0.0) -> Case:
+def case_of(site: str, spent: float = 0.0) -> Case:
     """Return the case of a site with two devices."""
     devices = (f"{site}-1", f"{site}-2")
     limits = {"deadline_s": 30.0 + ord(site), ROUND_JOULES: 1.0, "spent_joules": spent}
-    limits["rounds_left"] = float(ROUNDS - number + 1)
     return Case(devices, limits, {one: {"step_s": Figure(math.inf, "measured")} for one in devices})
 
 
@@ -39,7 +38,7 @@ def land(folder, order="abc") -> Country:
 
 
 async def asked(town: Town, number: int, spent: float = 0.0) -> Decision:
-    return await town.coordination.decide(case_of(town.site, number, spent), number)
+    return await town.coordination.decide(case_of(town.site, spent), number)
 
 
 def rights(one: Country) -> float:
@@ -61,11 +60,14 @@ def test_one_site_decides_for_all_and_every_joule_comes_back(tmp_path):
                     assert set(decision.devices) == {f"{site}-1", f"{site}-2"}
                     assert (decision.term, decision.coordinator) == (0, "a")
                     assert decision.devices[f"{site}-1"].values == {"of": 6}
-                    assert decision.limits[ROUND_JOULES] == pytest.approx(3 * ALLOWANCE / (ROUNDS - number + 1))
+                    assert decision.limits[ROUND_JOULES] == pytest.approx(ALLOWANCE / (ROUNDS - number + 1))
+                    assert decision.limits["deadline_s"] == case_of(site).limits["deadline_s"]
         return one
 
     one = virtual(routine())
     assert [len(one.of(site, Coordinated)) for site in one.order] == [ROUNDS, 0, 0]
+    for record in one.of("a", Coordinated):
+        assert record.decision.limits[ROUND_JOULES] == pytest.approx(3 * ALLOWANCE / (ROUNDS - record.round + 1))
     assert rights(one) == pytest.approx(3 * ALLOWANCE)
 
 
@@ -202,7 +204,7 @@ def test_nobody_there_a_site_decides_alone_with_its_own_joules(tmp_path, caplog)
 
 
 def test_cases_keep_their_sites_deadlines_and_travel_whole():
-    a, b = case_of("a", 1), case_of("b", 1)
+    a, b = case_of("a"), case_of("b")
     whole = merged("a", {"a": a, "b": read_case(pack_case(b))}, 7.0)
     assert whole.names == ["a-1", "a-2", "b-1", "b-2"]
     assert whole.limits[ROUND_JOULES] == 7.0

@@ -8,6 +8,7 @@ import pytest
 
 from edge_server.journal.records import EdgeSettled, Gossiped, Noted
 from edge_server.plan.plan import Plan
+from edge_server.sites.gossip import round_folder
 from edge_server.sites.link import differing_keys, plan_bytes
 from shared.protocol import payload, wire
 from shared.protocol.messages import Transfer, Want
@@ -144,6 +145,26 @@ def test_a_neighbour_that_is_killed_late_still_gets_the_model(tmp_path):
             await town.stack.aclose()
 
     virtual(routine())
+
+
+def test_a_model_that_the_disk_does_not_take_is_fetched_once_it_does(tmp_path):
+    """Something is in the place of its file for ten seconds; that is counted, and ends nothing."""
+
+    async def routine() -> tuple[Country, float]:
+        one = country(tmp_path, "ab", ["ab"])
+        async with one.all() as towns:
+            wrong = round_folder(tmp_path / "a", 1) / "_b"
+            wrong.mkdir(parents=True)
+            work = asyncio.gather(*(town.exchange(1) for town in towns.values()))
+            await asyncio.sleep(10.0)
+            assert not work.done()
+            wrong.rmdir()
+            assert [set(found) for found in await work] == [{"b"}, {"a"}]
+            return one, clock()
+
+    one, seconds = virtual(routine())
+    assert seconds < 15.0
+    assert one.of("a", Gossiped)[0].refused["disk"] > 0
 
 
 async def until_heard(town: Town, peer: str) -> None:

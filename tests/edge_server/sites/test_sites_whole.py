@@ -302,6 +302,10 @@ def test_two_servers_over_two_brokers_mix_and_one_is_killed_in_the_middle(undist
         require_equal(final(folder_of(tmp_path / f"runs-{site}"), ROUNDS), undisturbed.tree)
     assert called("sites", "--data-dir", tmp_path / "runs-south", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["peers"][0]["mixed"] == 2
+    assert called("sites", "--data-dir", tmp_path / "runs-south") == 0
+    said = capsys.readouterr().out
+    assert "4 of 4 rounds, in 1.1" in said
+    assert [line.split()[:4] for line in said.splitlines() if line.startswith("north")] == [["north", "2", "0", "1.1"]]
 
 
 def is_offering(folder: Path) -> bool:

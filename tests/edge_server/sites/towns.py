@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from edge_server.allocation.inputs import Case
+from edge_server.allocation.optimizers.hcef_problem import Place
 from edge_server.journal.decision import Decision
 from edge_server.journal.records import AnyRecord
 from edge_server.sites.coordinate import Coordination
@@ -64,6 +65,7 @@ class Country:
     order: tuple[str, ...]
     edges: set[frozenset[str]]
     decide: Callable[[Case], Decision] = lambda _case: Decision()
+    place: Callable[[int], Place] = lambda number: Place(number - 1, 4)
     allowance: float = 0.0
     rate: Rate = NO_LIMIT
     brokers: dict[str, MemoryTransport] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class Country:
             self.records[site].append(record)
 
         gossip = Gossip(us, near, links, keep, POLICY, clock, inline)
-        coordination = Coordination(us, links, keep, self.decide, clock, inline, self.allowance)
+        coordination = Coordination(us, links, keep, self.decide, clock, inline, self.place, self.allowance)
         gossip.recall(self.records[site])
         coordination.recall(self.records[site])
         stack = AsyncExitStack()
