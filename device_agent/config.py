@@ -112,6 +112,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_body_mb: Largest request, in MiB.
         max_batch: Most examples in a request.
         patience_s: Seconds in which a request must have come whole.
+        own_max_drop: By how much a model of the device's own may be less accurate than the release on the examples
+            that `data.holdout` sets aside; else the release answers. 1 to compare nothing.
         split: `cut` to run the lower half alone of releases that have halves, and to ask the server's
             `edge-server serve-tops` for the rest; empty to run whole networks.
         cut: How that is asked.
@@ -128,6 +130,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_body_mb: int = 16
     max_batch: int = 64
     patience_s: float = 10.0
+    own_max_drop: float = 0.02
     split: Literal["", "cut"] = ""
     cut: CutConfig = CutConfig()
 
@@ -143,6 +146,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"max_batch must be 1 to {MAX_BATCH}, not {self.max_batch}")
         if not self.rate_hz >= 0 or not 0 < self.patience_s <= MAX_PERIOD_S:
             raise ValueError(f"rate_hz must be 0 or more, patience_s above 0 up to {MAX_PERIOD_S:g}")
+        if not 0 <= self.own_max_drop <= 1:
+            raise ValueError(f"own_max_drop must be a share from 0 to 1, not {self.own_max_drop}")
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Personal]:
     folder = tmp_path_factory.mktemp("own")
     run = leave_run(folder / "runs", "mlp", model=Chosen(name="mlp", options=NETWORK))
     export_release(create_release(read_model(run), folder / "runs", "digits"), folder / "release")
-    serve = {"serve": {"releases": [str(folder / "release")], "port": 0}}
+    serve = {"serve": {"releases": [str(folder / "release")], "port": 0, "own_max_drop": 0.99}}
     with waiting(folder, a=serve) as fleet:
         yield Personal(fleet, folder)
 

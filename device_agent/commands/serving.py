@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class BoardServing:
         settings: It was started with.
         store: What rollouts brought.
         own: Has the model of the device's own served; None where networks are cut: upper halves are the release's.
+        gates: Try out what is to be served.
     """
 
     config: AgentConfig
@@ -43,6 +45,7 @@ class BoardServing:
     settings: InferenceSettings
     store: BoardStore
     own: OwnModelServing | None
+    gates: GateProcess
 
     def running(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs as long as the agent does."""
@@ -63,8 +66,7 @@ class BoardServing:
             frames_on="parts",
             wants_on="lacks",
         )
-        gates = GateProcess(self.folder, self.settings, config.data)
-        return BoardReleases(download, self.store, self.process, gates, instance)
+        return BoardReleases(download, self.store, self.process, self.gates, instance)
 
     @asynccontextmanager
     async def asking_tops(self, transport: Transport, instance: str) -> AsyncIterator[None]:
@@ -105,5 +107,10 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(serve.releases))
     process = InferenceProcess(settings, files.find, files.served(), folders=files.folders)
-    own = None if serve.split else OwnModelServing(folder / "state", process)
-    return BoardServing(config, folder, process, settings, store, own)
+    gates, own = GateProcess(folder, settings, config.data), None
+    if not serve.split:
+        is_judged = config.data is not None and config.data.holdout > 0 and serve.own_max_drop < 1
+        judge = partial(gates.judge_own, max_drop=serve.own_max_drop) if is_judged else None
+        own = OwnModelServing(folder / "state", process, judge)
+        gates.own = own.path
+    return BoardServing(config, folder, process, settings, store, own, gates)

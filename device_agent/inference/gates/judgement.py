@@ -6,7 +6,11 @@ memory     all that within the limit of the process that serves, beside the vers
 signature  what goes in and comes out is as of that version: applications need not change
 probes     of the release's made-up inputs come the outputs that PyTorch computed
 latency    the 95th percentile of its answers is within the limit, measured in turns with that version's
-accuracy   on the device's own held-out examples it is at most `max_drop` below that version's
+accuracy   on the device's own held-out examples it is at most `max_drop` below that version's; where the device's own
+           parameters answer in place of a release's, it is they that are compared
+
+Of a network that is cut, the lower half is tried out as it will run here, against the probes' features; its accuracy is
+known only where the whole network is loaded too.
 """
 
 from __future__ import annotations
@@ -24,12 +28,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from device_agent.inference.candidate import GateVerdict
-from device_agent.inference.gates.process import Entering, GateJob
+from device_agent.inference.gates.process import Entering, GateJob, OwnJob
+from device_agent.inference.release_folder import read_own
 from device_agent.inference.session import OpenModel, open_model
 from device_agent.inference.soak import latency_limit
 from device_agent.inference.store import BoardStore, digest_of
 from shared.data.spec import Data
-from shared.errors import ConfigError
+from shared.errors import ConfigError, CorruptFile
 from shared.protocol.release import ReleaseManifest, write_manifest
 from shared.protocol.update import REASON_CHARS
 from shared.runtime.memory import MIB
@@ -80,6 +85,24 @@ def try_out(job: GateJob, say: Callable[[Entering], None], lift_limit: Callable[
     return GateVerdict(**told.figures)
 
 
+def try_own(job: OwnJob) -> GateVerdict:
+    """Return whether the device's own parameters may answer for a release: as accurate as its are, or nearly."""
+    held = _held_out(job.data)
+    if held is None:
+        return GateVerdict()
+    parts = {name: Path(path) for name, path in job.parts.items()}
+    try:
+        release = open_model(job.manifest, parts, job.settings)
+        own = open_model(job.manifest, parts, job.settings, own=Path(job.own))
+        if not own.own:
+            return GateVerdict()  # they are not of its network, or damaged: whoever serves it says so
+        found, was = (measure_accuracy(one, *held) for one in (own, release))
+    except Exception as error:  # noqa: BLE001 - of ONNX Runtime's C++ code, by no common class
+        return GateVerdict(reason=str(error).partition("\n")[0], lasting=False)
+    reason = judge_accuracy(found, was, len(held[1]), job.max_drop, "the release's")
+    return GateVerdict(reason=reason, accuracy=found, old_accuracy=was, examples=len(held[1]))
+
+
 @dataclass
 class _Told:
     """Figures of a verdict, as far as they are known."""
@@ -96,7 +119,7 @@ def _pass_gates(job: GateJob, told: _Told, say: Callable[[Entering], None], lift
     if old:
         _require(judge_signature(old.manifest, new.manifest))
     say(Entering("probes"))
-    inputs, expected = _probes(store, new.manifest)
+    inputs, expected = _probes(store, new)
     with _explain_runtime(job):
         for _ in range(WARM_UPS):
             new.run(inputs[:1])
@@ -106,8 +129,13 @@ def _pass_gates(job: GateJob, told: _Told, say: Callable[[Entering], None], lift
         say(Entering("latency"))
         _require(_measure_latency(told, job, (old, new), inputs[:1]))
     say(Entering("accuracy"))
+    if new.is_half and job.settings.cut and job.settings.cut.whole:
+        whole = _open(store, job, job.candidate, whole=True)
+        with _explain_runtime(job):
+            inputs, expected = _probes(store, whole)
+            _require(judge_probes([whole.run(inputs)], expected))
     lift_limit()
-    _require(_measure_accuracy(told, job, (old, new)))
+    _require(_measure_accuracy(told, job, store))
 
 
 def _require(problem: str) -> None:
@@ -124,12 +152,39 @@ def _open_committed(store: BoardStore, job: GateJob) -> OpenModel | None:
         return None
 
 
-def _open(store: BoardStore, job: GateJob, version: int) -> OpenModel:
-    """Return a version ready to run."""
+def _open(store: BoardStore, job: GateJob, version: int, *, whole: bool = False) -> OpenModel:
+    """Return a version ready to run: of a network that is cut here its lower half, unless the whole is asked for."""
     with _explain_runtime(job):
         manifest = store.manifest(job.name, version)
         parts = {name: store.path(part.sha256) for name, part in manifest.parts.items()}
-        return open_model(write_manifest(manifest), parts, job.settings)
+        is_half = job.settings.cut is not None and manifest.halves is not None and not whole
+        return open_model(write_manifest(manifest), parts, job.settings, is_half=is_half)
+
+
+def _open_answering(store: BoardStore, job: GateJob, version: int) -> OpenModel | None:
+    """Return what answers where a version serves: with the device's own parameters where it has some of that network.
+
+    None where a part of the network is the server's, or the version does not load any more.
+    """
+    try:
+        manifest = store.manifest(job.name, version)
+        if job.settings.cut and manifest.halves and not job.settings.cut.whole:
+            return None
+        own = _own_of(job, manifest)
+        parts = {name: store.path(part.sha256) for name, part in manifest.parts.items()}
+        return open_model(write_manifest(manifest), parts, job.settings, own=own)
+    except (ConfigError, CorruptFile) as error:
+        log.warning("%s/%d: its accuracy is not measured: %s", job.name, version, error)
+        return None
+
+
+def _own_of(job: GateJob, manifest: ReleaseManifest) -> Path | None:
+    """Return the file of the device's own parameters, if they are of a release's network."""
+    try:
+        own = read_own(Path(job.own)) if job.own else None
+    except CorruptFile:
+        return None  # whoever serves it says so
+    return Path(job.own) if own and own.model == manifest.model else None
 
 
 @contextmanager
@@ -162,13 +217,15 @@ def judge_signature(old: ReleaseManifest, new: ReleaseManifest) -> str:
     return ""
 
 
-def _probes(store: BoardStore, manifest: ReleaseManifest) -> tuple[NDArray[Any], NDArray[Any]]:
+def _probes(store: BoardStore, model: OpenModel) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return a release's made-up inputs, and what comes of them: outputs, or features of a lower half."""
+    manifest = model.manifest
     path = store.path(manifest.probes.sha256)
     try:
         if digest_of(path) != manifest.probes.sha256:
             raise GateFailed(f"digest: the probes of {manifest.reference} are damaged: {path}", lasting=False)
         found = load_file(path)
-        return found["inputs"], found["outputs"]
+        return found["inputs"], found["features" if model.is_half else "outputs"]
     except (OSError, SafetensorError, KeyError) as error:
         raise GateFailed(f"probes: those of {manifest.reference} cannot be read: {error}") from error
 
@@ -229,13 +286,16 @@ def _take_turns(models: list[OpenModel], example: NDArray[Any]) -> tuple[float, 
     return found[0], found[1] if len(found) > 1 else 0.0
 
 
-def _measure_accuracy(told: _Told, job: GateJob, models: tuple[OpenModel | None, OpenModel]) -> str:
+def _measure_accuracy(told: _Told, job: GateJob, store: BoardStore) -> str:
     """Measure both accuracies, where there are examples; return why the new one's is too low."""
     held = _held_out(job.data) if job.data else None
     if held is None:
         return ""
     inputs, labels = held
-    old, new = models
+    new = _open_answering(store, job, job.candidate)
+    old = _open_answering(store, job, job.committed) if job.committed else None
+    if new is None:
+        return ""
     with _explain_runtime(job):
         found = measure_accuracy(new, inputs, labels)
         was = measure_accuracy(old, inputs, labels) if old else None
@@ -243,7 +303,7 @@ def _measure_accuracy(told: _Told, job: GateJob, models: tuple[OpenModel | None,
     return judge_accuracy(found, was, len(labels), job.terms.max_drop)
 
 
-def judge_accuracy(found: float, was: float | None, examples: int, max_drop: float) -> str:
+def judge_accuracy(found: float, was: float | None, examples: int, max_drop: float, other: str = "before it") -> str:
     """Return by how much a release is less accurate than it may be; empty where it is not.
 
     Args:
@@ -251,11 +311,12 @@ def judge_accuracy(found: float, was: float | None, examples: int, max_drop: flo
         was: That of the version that serves; None where there is none.
         examples: On how many examples of this device.
         max_drop: By how much it may be lower.
+        other: What `was` is of.
     """
     rounding = 1e-9
     if was is None or found >= was - max_drop - rounding:
         return ""
-    return f"accuracy: {found:.3f} on {examples} examples held out here, before it {was:.3f}; {max_drop:g} less may be"
+    return f"accuracy: {found:.3f} on {examples} examples held out here, {other} {was:.3f}; {max_drop:g} less may be"
 
 
 def measure_accuracy(model: OpenModel, inputs: NDArray[Any], labels: NDArray[Any]) -> float:

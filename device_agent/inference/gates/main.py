@@ -11,15 +11,17 @@ from typing import BinaryIO
 import msgspec
 
 from device_agent.inference.candidate import GateVerdict
-from device_agent.inference.gates.process import FromGates, GateJob
+from device_agent.inference.gates.process import AnyJob, FromGates, OwnJob
 from shared.runtime import processes
+
+NICER = 10
 
 
 def main() -> None:
     """Try the release out; say what becomes of it."""
     processes.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=GateJob)
+    job: AnyJob = msgspec.json.decode(sys.stdin.buffer.read(), type=AnyJob)
     processes.configure(job.settings.log_level)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not get between the words
@@ -31,7 +33,12 @@ def main() -> None:
     except ImportError as error:
         say(out, GateVerdict(reason=f"runtime: {error}; install fieldfleet with its extra for boards", lasting=False))
         return
-    say(out, judgement.try_out(job, lambda word: say(out, word), lift_limit))
+    if isinstance(job, OwnJob):
+        os.nice(NICER)  # what answers meanwhile, and training, go before
+        lift_limit()
+        say(out, judgement.try_own(job))
+    else:
+        say(out, judgement.try_out(job, lambda word: say(out, word), lift_limit))
 
 
 def say(out: BinaryIO, word: FromGates) -> None:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from device_agent.inference.candidate import GateVerdict
+from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
 from shared.data.spec import Data
 from shared.protocol.update import UpdateRecord, UpdateTerms
@@ -31,7 +32,7 @@ TRIES = 2
 MODULE = "device_agent.inference.gates.main"
 
 
-class GateJob(msgspec.Struct, frozen=True, kw_only=True):
+class GateJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What to try out.
 
     Attributes:
@@ -42,6 +43,7 @@ class GateJob(msgspec.Struct, frozen=True, kw_only=True):
         terms: What it must keep to.
         settings: As the inference process has them, its memory too.
         data: The device's own examples, of which some are held out; None for none.
+        own: File of the device's own parameters, which answer in place of a release's; empty where none do.
     """
 
     state_dir: str
@@ -51,6 +53,30 @@ class GateJob(msgspec.Struct, frozen=True, kw_only=True):
     terms: UpdateTerms
     settings: InferenceSettings
     data: Data | None = None
+    own: str = ""
+
+
+class OwnJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A model of the device's own to compare with the release that it is to answer for.
+
+    Attributes:
+        manifest: Of the release.
+        parts: Paths of its files, by the names that they have in a folder.
+        own: File of the device's own parameters.
+        max_drop: By how much they may be less accurate than the release's.
+        settings: Of the inference process.
+        data: The device's own examples, of which some are held out.
+    """
+
+    manifest: bytes
+    parts: dict[str, str]
+    own: str
+    max_drop: float
+    settings: InferenceSettings
+    data: Data
+
+
+AnyJob: TypeAlias = GateJob | OwnJob
 
 
 class Entering(msgspec.Struct, frozen=True, tag=True):
@@ -70,6 +96,7 @@ class GateProcess:
         state_dir: Where the board's releases lie.
         settings: Of the inference process.
         data: The device's own examples; None for none.
+        own: File of the device's own parameters; None where releases' answer.
         patience_s: In which a candidate must have passed.
         module: What is run.
     """
@@ -77,6 +104,7 @@ class GateProcess:
     state_dir: Path
     settings: InferenceSettings
     data: Data | None = None
+    own: Path | None = None
     patience_s: float = PATIENCE_S
     module: str = MODULE
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -91,6 +119,7 @@ class GateProcess:
             terms=record.terms,
             settings=self.settings,
             data=self.data,
+            own=str(self.own or ""),
         )
         async with self._turn:
             for remaining in reversed(range(TRIES)):
@@ -104,19 +133,47 @@ class GateProcess:
         log.info("release %s/%d: %s", job.name, job.candidate, verdict.reason or "it passed the gates")
         return verdict
 
-    async def _try_out(self, job: GateJob) -> GateVerdict | str:
+    async def judge_own(self, files: ReleaseFiles, max_drop: float) -> str:
+        """Return why the device's own parameters are not to answer for a release; empty where they may.
+
+        Where nothing here can tell, as where memory is short, they may.
+
+        Args:
+            files: Of the release.
+            max_drop: By how much they may be less accurate than the release's on the device's held-out examples.
+        """
+        if self.own is None or self.data is None:
+            return ""
+        job = OwnJob(
+            manifest=files.manifest,
+            parts={name: str(path) for name, path in files.parts.items()},
+            own=str(self.own),
+            max_drop=max_drop,
+            settings=self.settings,
+            data=self.data,
+        )
+        async with self._turn:
+            verdict = await self._try_out(job)
+        if isinstance(verdict, GateVerdict) and verdict.lasting:
+            return verdict.reason
+        problem = verdict.reason if isinstance(verdict, GateVerdict) else verdict
+        log.warning("%s/%d: the device's own model is not judged: %s", files.name, files.version, problem)
+        return ""
+
+    async def _try_out(self, job: AnyJob) -> GateVerdict | str:
         """Return the child's verdict, or how it died."""
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", self.module, stdin=PIPE, stdout=PIPE)
         try:
             async with asyncio.timeout(self.patience_s):
                 return await _converse(process, job)
         except TimeoutError:
-            return GateVerdict(reason=f"time: the gates did not end within {self.patience_s:.0f} s")
+            is_lasting = isinstance(job, GateJob)
+            return GateVerdict(lasting=is_lasting, reason=f"time: the gates did not end within {self.patience_s:.0f} s")
         finally:
             await kill(process)
 
 
-async def _converse(process: Process, job: GateJob) -> GateVerdict | str:
+async def _converse(process: Process, job: AnyJob) -> GateVerdict | str:
     assert process.stdin
     assert process.stdout
     process.stdin.write(msgspec.json.encode(job))

@@ -15,12 +15,13 @@ from safetensors.numpy import load
 
 from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.gates import judgement
-from device_agent.inference.gates.process import GateJob, GateProcess
+from device_agent.inference.gates.process import GateJob, GateProcess, OwnJob
 from device_agent.inference.settings import InferenceSettings
 from shared.data.spec import Data
-from shared.protocol.release import Reduction
+from shared.protocol.release import GRAPH, Reduction, write_manifest
 from shared.protocol.update import UpdateTerms
 from tests.device_agent.inference.linear_releases import damaged, linear_release, put
+from tests.device_agent.inference.test_own_model import write_own
 
 MIB = 1 << 20
 SETTINGS = InferenceSettings(port=0, socket="", memory_bytes=2048 * MIB, spin_us=0)
@@ -38,7 +39,9 @@ def points(tmp_path_factory) -> Data:
     return Data(source="csv", path=str(path), holdout=0.5)
 
 
-def verdict(folder: Path, made, *, data: Data | None = None, committed: int = 1, **terms: float) -> GateVerdict:
+def verdict(
+    folder: Path, made, *, data: Data | None = None, committed: int = 1, own: str = "", **terms: float
+) -> GateVerdict:
     """Return what becomes of a release on a board that may serve another one; in this process."""
     if committed:
         put(folder, linear_release(1), committed=True)
@@ -51,6 +54,7 @@ def verdict(folder: Path, made, *, data: Data | None = None, committed: int = 1,
         terms=UpdateTerms(**terms),
         settings=SETTINGS,
         data=data,
+        own=own,
     )
     return judgement.try_out(job, lambda _: None, lambda: None)
 
@@ -235,3 +239,67 @@ def test_a_call_that_is_given_up_ends_the_process(tmp_path, monkeypatch):
             assert not children()
 
     asyncio.run(story())
+
+
+def others() -> np.ndarray:
+    """Return weights that take each class for the other."""
+    weights = np.zeros((4, 2))
+    weights[0] = 1.0, -1.0
+    return weights
+
+
+def own_model(path: Path, weights: np.ndarray | None = None) -> Path:
+    """Write parameters of the device's own: of the usual weights, or of some."""
+    manifest, parts = linear_release(9, weights)
+    write_own(path, load(parts[manifest.parameters.sha256]), manifest.model)
+    return path
+
+
+def test_where_the_devices_own_parameters_answer_it_is_their_accuracy_that_counts(tmp_path, points):
+    """Those of the release, which are worthless here, would never answer; without such parameters they are refused."""
+    made = linear_release(2, others())
+    assert verdict(tmp_path / "without", made, data=points).reason.startswith("accuracy: ")
+    own = own_model(tmp_path / "own")
+    found = verdict(tmp_path / "with", made, data=points, own=str(own))
+    assert (found.reason, found.accuracy, found.old_accuracy) == ("", 1.0, 1.0)
+    own.write_bytes(b"damaged")
+    assert verdict(tmp_path / "damaged", made, data=points, own=str(own)).reason.startswith("accuracy: ")
+
+
+@pytest.mark.parametrize(
+    ("weights", "max_drop", "cause"),
+    [
+        (None, 0.02, ""),
+        (others(), 0.02, "accuracy: 0.000 on 40 examples held out here, the release's 1.000"),
+        (others(), 1.0, ""),
+    ],
+)
+def test_a_model_of_the_devices_own_is_compared_with_the_release_that_it_answers_for(
+    tmp_path, points, weights, max_drop, cause
+):
+    found = judgement.try_own(own_job(tmp_path, points, own_model(tmp_path / "own", weights), max_drop))
+    assert found.reason.startswith(cause)
+    assert bool(found.reason) == bool(cause)
+
+
+def own_job(folder: Path, data: Data, own: Path, max_drop: float = 0.02) -> OwnJob:
+    manifest, parts = linear_release(1)
+    paths = {}
+    for name, part in manifest.parts.items():
+        paths[name] = str(folder / name)
+        (folder / name).write_bytes(parts[part.sha256])
+    return OwnJob(
+        manifest=write_manifest(manifest), parts=paths, own=str(own), max_drop=max_drop, settings=SETTINGS, data=data
+    )
+
+
+def test_what_cannot_be_judged_is_not_refused(tmp_path, points):
+    """No example held out, parameters of another network, a release that does not open."""
+    own = own_model(tmp_path / "own", others())
+    without = msgspec.structs.replace(points, holdout=0.0)
+    assert judgement.try_own(own_job(tmp_path, without, own)).reason == ""
+    job = own_job(tmp_path, points, own_model(tmp_path / "other", np.ones((5, 2))))
+    assert judgement.try_own(job).reason == ""
+    Path(job.parts[GRAPH]).write_bytes(b"")
+    found = judgement.try_own(job)
+    assert (found.reason != "", found.lasting) == (True, False)

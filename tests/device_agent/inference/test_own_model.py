@@ -20,6 +20,7 @@ from device_agent.inference.session import open_model
 from shared.errors import CorruptFile, ServingRefused
 from shared.protocol.messages import Spec, Update
 from shared.protocol.release import PARAMETERS, PROBES, read_manifest
+from shared.runtime.executor import inline
 
 
 def write_own(path: Path, tensors: dict[str, np.ndarray], model: Spec, *, run: str = "run", number: int = 1) -> None:
@@ -126,7 +127,7 @@ class MemoryProcess:
         path = self.own.path_for(files)
         if self.refusal:
             raise self.refusal
-        self.opened.append(f"{files.name} {read_own(Path(path)).round}")
+        self.opened.append(f"{files.name} {read_own(Path(path)).round if path else 'of the release'}")
         return True
 
 
@@ -152,6 +153,32 @@ def test_every_newer_model_is_opened_where_its_network_answers(made, files, tmp_
 
     virtually(story())
     assert process.opened == ["tiny 1", "tiny 2", "tiny 4"]
+
+
+def test_a_model_that_is_refused_does_not_answer_and_is_judged_once(files, tmp_path, virtually, caplog):
+    """Neither now nor after a restart; the next one is judged anew, and the release answers meanwhile."""
+    tensors, path = load_file(files.parts[PARAMETERS]), tmp_path / state_files.OWN
+    process, judged = MemoryProcess(files), list[int]()
+
+    async def judge(_: ReleaseFiles) -> str:
+        judged.append(read_own(path).round)
+        return "accuracy: 0.1" if judged[-1] == 1 else ""
+
+    def write(number: int) -> None:
+        write_own(path, {name: one + number for name, one in tensors.items()}, network(files), number=number)
+
+    async def story() -> None:
+        for number in (1, 1, 2, 2):
+            write(number)
+            serving = OwnModelServing(tmp_path, process, judge, inline)
+            living = asyncio.create_task(serving.run())
+            await asyncio.sleep(1)
+            assert bool(serving.path_for(files)) == (number == 2)
+            living.cancel()
+
+    virtually(story())
+    assert judged == [1, 2]
+    assert caplog.text.count("answers, not the model of run run: accuracy: 0.1") == 1
 
 
 def test_a_model_of_another_network_is_told_of_once_a_run(files, tmp_path, virtually, caplog):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from random import Random
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from device_agent.inference.release_folder import read_folder
 from device_agent.inference.session import open_model
@@ -17,7 +19,18 @@ from device_agent.inference.settings import InferenceSettings
 from edge_server.plan.sections import Chosen
 from edge_server.release import store
 from shared.data.spec import Data
-from shared.protocol.release import PARAMETERS, PROBES, ReleaseManifest
+from shared.errors import ConfigError, CorruptFile
+from shared.protocol.release import (
+    GRAPH,
+    MANIFEST,
+    PARAMETERS,
+    PROBES,
+    ReleaseManifest,
+    ReleasePart,
+    read_manifest,
+    sha256_of,
+    write_manifest,
+)
 from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import called
 from tests.edge_server.release.runs import leave_run
@@ -171,3 +184,64 @@ def test_without_examples_of_the_servers_nothing_can_be_measured(tmp_path, give)
     assert "measured on [data], and its plan has none" in err
     leave_picks(tmp_path / "few", count=9)
     assert called("release", "create", "last", "--int8", "--data-dir", tmp_path / "few") == 2
+
+
+def test_a_damaged_release_of_eight_bits_is_refused_and_crashes_nobody(tmp_path, give):
+    """Manifests with bytes changed, cut or doubled, parts likewise: it opens, or one of two errors says why not."""
+    leave_picks(tmp_path)
+    one = made(give, "--int8", "--max-drop", 0.1)
+    assert give("export", "tiny", tmp_path / "out")[0] == 0
+    settings = InferenceSettings(port=0, socket="", memory_bytes=2 << 30)
+    whole = {name: (tmp_path / "out" / name).read_bytes() for name in (MANIFEST, *one.parts)}
+    random, refused = Random(3), Counter[str]()
+
+    def opened() -> str:
+        try:
+            files = read_folder(tmp_path / "out")
+            open_model(files.manifest, files.parts, settings)
+        except (ConfigError, CorruptFile) as error:
+            return type(error).__name__
+        return "accepted"
+
+    for name, data in whole.items():
+        path = tmp_path / "out" / name
+        for number in range(60 if name == MANIFEST else 12):
+            path.write_bytes(damaged(data, random, number))
+            refused[name, opened()] += 1
+        path.write_bytes(data)
+    assert opened() == "accepted"
+    for name in (PARAMETERS, GRAPH):
+        assert refused[name, "CorruptFile"] == 12
+    assert refused[MANIFEST, "CorruptFile"] > 30
+
+
+def test_parameters_of_eight_bits_that_are_others_than_the_manifest_says_are_refused(tmp_path, give):
+    """Under their right digest: cut short, with a tensor less, or of another dtype."""
+    leave_picks(tmp_path)
+    made(give, "--int8", "--max-drop", 0.1)
+    assert give("export", "tiny", tmp_path / "out")[0] == 0
+    settings = InferenceSettings(port=0, socket="", memory_bytes=2 << 30)
+    files = read_folder(tmp_path / "out")
+    told, tensors = read_manifest(files.manifest, "manifest"), load_file(tmp_path / "out" / PARAMETERS)
+    name = max(tensors)
+    for data in (
+        (tmp_path / "out" / PARAMETERS).read_bytes()[:-1],
+        save({one: tensors[one] for one in tensors if one != name}),
+        save(tensors | {name: tensors[name].astype(np.int16)}),
+        b"",
+    ):
+        (tmp_path / "out" / PARAMETERS).write_bytes(data)
+        part = ReleasePart(sha256=sha256_of(data), size=len(data))
+        manifest = write_manifest(msgspec.structs.replace(told, parameters=part))
+        with pytest.raises(CorruptFile, match="tiny/1"):
+            open_model(manifest, files.parts, settings)
+
+
+def damaged(data: bytes, random: Random, number: int) -> bytes:
+    """Return bytes that are not those: cut, with some changed, or with a run of them twice."""
+    place = random.randrange(len(data))
+    if number % 3 == 0:
+        return data[:place]
+    if number % 3 == 1:
+        return data[:place] + bytes([data[place] ^ 1 << random.randrange(8)]) + data[place + 1 :]
+    return data[:place] + data[max(0, place - 40) : place] + data[place:] + b"\0"
