@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -95,6 +94,8 @@ def _remedy(error: str, kind: type, text: str, *, is_json: bool) -> str:
     if "unknown field" in problem:
         known = _known_keys("" if key == "top level" else key, kind, text, is_json=is_json)
         named = f" (known: {', '.join(known)})" if known else ""
+        import difflib  # noqa: PLC0415 - an agent whose file is in order has no use for it
+
         alike = difflib.get_close_matches(problem.partition("`")[2].rstrip("`"), known, 1)
         guess = f"; did you mean `{alike[0]}`?" if alike else ""
         return f"{key}: {problem}; remove it or correct its spelling{named}{guess}"

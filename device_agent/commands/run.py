@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from device_agent.agent import Agent
 from device_agent.build import compose, compose_reporter
-from device_agent.commands.diagnosis.checks import check_data
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.state_files import writable
 from device_agent.measurement.board import Board, load_measuring, open_board
@@ -133,8 +132,10 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
 
 def _require_examples(data: Data) -> None:
     """Warn where there are no examples to read: the first task that needs them fails, and that may be hours away."""
-    found = check_data(data.path, is_readable=not data.path or os.access(data.path, os.R_OK))
-    if found.state != "ok":
+    if data.path and not os.access(data.path, os.R_OK):
+        from device_agent.commands.diagnosis.checks import check_data  # noqa: PLC0415 - with all that draws tables
+
+        found = check_data(data.path, is_readable=False)
         logger.warning("data.path: %s; every task fails until then: %s", found.finding, found.remedy)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -165,6 +164,8 @@ def _estimate_sampling_error(pieces: Sequence[_Piece], kind: Kind) -> float:
         flicker = 0.0
     else:
         flicker = math.fsum((piece.seconds * piece.jump) ** 2 / 2 for piece in pieces if piece.covered)
+    import statistics  # noqa: PLC0415 - a quarter of a megabyte, on boards with a meter alone
+
     spread = statistics.pstdev([piece.watts for piece in pieces])
     gaps = (piece.seconds * max(spread, abs(piece.jump) / 2) for piece in pieces if not piece.covered)
     return math.sqrt(flicker + math.fsum(gap**2 for gap in gaps))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import threading
 import time
 from collections import deque
@@ -90,6 +89,8 @@ class PowerLog(threading.Thread):
 
     def pause_s(self, *, full_rate: bool = True) -> float:
         """Return the seconds from one read to the next."""
+        import statistics  # noqa: PLC0415 - a quarter of a megabyte, on boards with a meter alone
+
         cpu_s = statistics.median(self._costs) if len(self._costs) == COST_READS else 0.0  # the first ones warm up
         learns = len(self._idle) < MIN_IDLE_SAMPLES and self._idle_period_s <= IDLE_PERIOD_S
         rest_s = self._idle_period_s
@@ -139,6 +140,8 @@ class PowerLog(threading.Thread):
 
     def idle_w(self) -> float | None:
         """Return the median watts of the idle board, last seen; None before it has idled for a few samples."""
+        import statistics  # noqa: PLC0415 - as above
+
         with self._noting:
             return statistics.median(self._idle) if len(self._idle) >= MIN_IDLE_SAMPLES else None
 
