@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.journal.claims import Claims, PartTotal
+from edge_server.journal.decision import Granted, Pledged
 from edge_server.journal.records import AnyRecord, Noted, RoundClosed
 from edge_server.plan.sections import BudgetPlan
 
@@ -29,6 +30,8 @@ class RunSpending:
         charged: The joules of these that were charged, since nobody told them.
         is_whole: Whether something stands for every part of every task; if not, `joules` is a lower bound.
         unmetered: Devices that answered a task and told no joules of any computation, in order of name.
+        moved: Joules that came to this site of others' shares of the plan's, by the coordinator's grants; below zero
+            where it gave more than it got, or was not told yet what became of what it gave.
     """
 
     seconds: float
@@ -36,6 +39,7 @@ class RunSpending:
     charged: float
     is_whole: bool
     unmetered: tuple[str, ...]
+    moved: float = 0.0
 
 
 @dataclass
@@ -49,6 +53,7 @@ class Ledger:
     seen: int = 0
     _noted: set[str] = field(default_factory=set)
     _seconds: list[float] = field(default_factory=list)
+    _moved: list[float] = field(default_factory=list)
     _claims: Claims = field(default_factory=Claims)
 
     def take(self, records: Iterable[AnyRecord]) -> None:
@@ -61,6 +66,8 @@ class Ledger:
                     self._seconds.append(record.seconds)
                 case Noted():
                     self._noted.add(record.what)
+                case Pledged() | Granted():
+                    self._moved.append(record.joules if isinstance(record, Granted) else -record.joules)
                 case _:
                     pass
 
@@ -76,6 +83,7 @@ class Ledger:
             charged=charged,
             is_whole=all(total.told for _, _, total in parts),
             unmetered=tuple(device for device in sorted(dark) if self._claims.accounts[device].has_trained),
+            moved=math.fsum(self._moved),
         )
 
     def dearest(self) -> dict[str, float]:
@@ -135,9 +143,9 @@ def spent_budget(budget: BudgetPlan, spent: RunSpending) -> str:
     """Return which budget is spent, as a sentence for the record; empty where none is."""
     if budget.time_s is not None and spent.seconds >= budget.time_s:
         return f"budget.time_s: {spent.seconds:.6g} s of {budget.time_s:g} s are spent"
-    if budget.joules is None or spent.joules is None or spent.joules < budget.joules:
+    if budget.joules is None or spent.joules is None or spent.joules < (own := budget.joules + spent.moved):
         return ""
     least, parts = "" if spent.is_whole else "at least ", ""
     if spent.charged:
         parts = f", {spent.charged:.6g} J of them charged for what devices did not tell"
-    return f"budget.joules: {least}{spent.joules:.6g} J of {budget.joules:g} J are spent{parts}"
+    return f"budget.joules: {least}{spent.joules:.6g} J of {own:g} J are spent{parts}"

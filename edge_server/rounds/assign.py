@@ -224,7 +224,8 @@ class Assigning:
         if budget is None:
             return devices, decision
         self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
-        spent, dearest = self._ledger.spending().joules or 0.0, self._ledger.dearest()
+        spending, dearest = self._ledger.spending(), self._ledger.dearest()
+        spent, budget = spending.joules or 0.0, budget + spending.moved
         whole = foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
         while (chosen := affordable(foreseen, budget - spent)) != devices:
             if len(chosen) < self.plan.round.min_updates:

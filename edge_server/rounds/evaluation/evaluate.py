@@ -50,7 +50,8 @@ def unaffordable(plan: Plan, records: Sequence[AnyRecord]) -> str:
         return ""
     ledger = Ledger()
     ledger.take(records)
-    left = plan.budget.joules - (ledger.spending().joules or 0.0)
+    spending = ledger.spending()
+    left = plan.budget.joules + spending.moved - (spending.joules or 0.0)
     tried = [one.round for one in valid(records) if isinstance(one, Evaluated) and one.round is not None]
     last = by_round(records).get(plan.evaluation.number(plan.rounds, tried[-1]), {}) if tried else {}
     parts = [getattr(cost, name) for cost in last.values() for name in joule_parts(split=False)]
