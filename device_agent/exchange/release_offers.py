@@ -22,8 +22,8 @@ from device_agent.exchange.release_parts import PartStore, find_lacking, runtime
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.bundle import Lacking, bundle_pieces, say_lacking
-from shared.protocol.release import ReleaseManifest, read_manifest, sha256_of
-from shared.protocol.rollout import MOST_MODELS, Bundle, ModelStatus, Offer, Releases, Withdraw
+from shared.protocol.release import ReleaseManifest, read_manifest, sha256_of, write_manifest
+from shared.protocol.rollout import MOST_MODELS, Ahead, Bundle, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.topics import topic
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, UpdateTerms
 from shared.runtime.executor import background
@@ -73,7 +73,8 @@ class ReleaseOffers:
     health: Callable[[str, int], Awaitable[dict[str, float]]] | None = None
     _records: dict[str, UpdateRecord] = field(default_factory=dict)
     _refusals: dict[str, ModelStatus] = field(default_factory=dict)
-    _offer: Offer | None = None
+    _offer: Offer | Ahead | None = None
+    _ahead: str = ""
     _taking: asyncio.Task[None] | None = None
     _bundle: Bundle | None = None
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -105,12 +106,8 @@ class ReleaseOffers:
 
     def _take(self, message: object) -> None:
         match message:
-            case Offer():
-                if self._taking and not self._taking.done() and message == self._offer:
-                    self._asks.set()  # the server may have lost what we asked
-                    return
-                before, self._offer = self._taking, message
-                self._taking = self._begin(before, partial(self._serve, message))
+            case Offer() | Ahead():
+                self._take_offer_or_ahead(message)
             case Bundle():
                 self._bundle = message
                 self._answered.set()
@@ -120,16 +117,41 @@ class ReleaseOffers:
             case _:
                 raise WireError(f"{type(message).__name__} is no offer", reason="unexpected")
 
-    def _begin(self, before: asyncio.Task[None] | None, then: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._follow(before, then), name="release")
+    def _take_offer_or_ahead(self, message: Offer | Ahead) -> None:
+        """Begin with an offer, or with what is to come before it; that goes on where the offer is of the same."""
+        known, is_busy = self._offer, self._taking is not None and not self._taking.done()
+        if is_busy and message == known:
+            self._asks.set()  # the server may have lost what we asked
+            return
+        if isinstance(message, Ahead) and ((is_busy and isinstance(known, Offer)) or message.deployment == self._ahead):
+            self._changed.set()
+            return
+        before, self._offer = self._taking, message
+        if isinstance(message, Ahead):
+            self._taking = self._begin(before, partial(self._fetch_ahead, message))
+            return
+        is_next = isinstance(known, Ahead) and known.manifest == message.manifest
+        self._taking = self._begin(before, partial(self._serve, message), goes_on=is_next)
+
+    def _begin(
+        self, before: asyncio.Task[None] | None, then: Callable[[], Awaitable[None]], *, goes_on: bool = False
+    ) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._follow(before, then, goes_on=goes_on), name="release")
         task.add_done_callback(_log_fault)
         return task
 
-    async def _follow(self, before: asyncio.Task[None] | None, then: Callable[[], Awaitable[None]]) -> None:
-        """Do something once what was under way has ended, which it is told to."""
+    async def _follow(
+        self, before: asyncio.Task[None] | None, then: Callable[[], Awaitable[None]], *, goes_on: bool
+    ) -> None:
+        """Do something once what was under way has ended, which it is told to unless it goes on."""
         if before:
-            before.cancel()
-            await asyncio.wait({before})
+            if not goes_on:
+                before.cancel()
+            try:
+                await asyncio.wait({before})
+            finally:
+                before.cancel()  # who cancels this means that, too
+                await asyncio.wait({before})
         try:
             await then()
         except (FieldFleetError, OSError) as error:
@@ -180,13 +202,41 @@ class ReleaseOffers:
             attempt=offer.attempt,
             terms=terms,
         )
+        await self._drop_ahead(news.release)  # another rollout's takes room
         record = await self.swap.hear(offer.manifest, news)
+        await self._drop_ahead()  # its parts are kept for the offer by now
+        self._ahead = ""
         if record.phase != "offered" or record.deployment != offer.deployment:
             return
         await self._fetch(offer, manifest)
         await self.swap.fetched(manifest.name, offer.deployment)
 
-    async def _fetch(self, offer: Offer, manifest: ReleaseManifest) -> None:
+    async def _fetch_ahead(self, message: Ahead) -> None:
+        """Fetch what the board lacks of a release that will be offered; what cannot be taken is refused then."""
+        manifest, worker = (
+            read_manifest(message.manifest, f"release of {message.deployment[:64]}"),
+            self.download.worker,
+        )
+        record = self._records.get(manifest.name)
+        is_known = record is not None and record.release == sha256_of(message.manifest) and record.candidate > 0
+        if runtime_refusal(manifest, self.runtime) or (manifest.name, manifest.version) != (
+            message.name,
+            message.version,
+        ):
+            return
+        if not is_known:
+            await worker(self.store.keep_ahead, message.manifest)
+            await self._fetch(message, manifest)
+        self._ahead = message.deployment
+        self._changed.set()
+
+    async def _drop_ahead(self, manifest: str = "") -> None:
+        """Keep nothing for a release that was to be offered, unless it is the one with a manifest of that SHA-256."""
+        ahead = await self.download.worker(self.store.ahead)
+        if ahead and sha256_of(write_manifest(ahead)) != manifest:
+            await self.download.worker(self.store.forget_ahead)
+
+    async def _fetch(self, offer: Offer | Ahead, manifest: ReleaseManifest) -> None:
         """Fetch what the board lacks of a release into its store.
 
         Raises:
@@ -209,7 +259,7 @@ class ReleaseOffers:
         if (await worker(find_lacking, self.store, manifest)) != Lacking():
             raise WireError(f"parts of {manifest.reference} were damaged {ATTEMPTS} times", reason="digest")
 
-    async def _ask(self, offer: Offer, manifest: ReleaseManifest, lacking: Lacking) -> Bundle:
+    async def _ask(self, offer: Offer | Ahead, manifest: ReleaseManifest, lacking: Lacking) -> Bundle:
         """Say what lacks until somebody says where it is to be had."""
         size = sum(piece.size for piece in bundle_pieces(manifest, lacking))
         pause_s = ASK_S
@@ -225,22 +275,22 @@ class ReleaseOffers:
                     return found
             pause_s = min(2 * pause_s, MOST_ASK_S)
 
-    def _bundle_of(self, offer: Offer, size: int) -> Bundle | None:
+    def _bundle_of(self, offer: Offer | Ahead, size: int) -> Bundle | None:
         found = self._bundle
         return found if found and (found.deployment, found.params.size) == (offer.deployment, size) else None
 
-    async def _say_lacking(self, offer: Offer, lacking: Lacking) -> None:
+    async def _say_lacking(self, offer: Offer | Ahead, lacking: Lacking) -> None:
         place = self.download
         word = say_lacking(place.device, offer.deployment, lacking)
         with suppress(Unreachable):  # said again
             await place.transport.publish(topic(place.site, place.device, "lacks"), wire.encode(word))
 
-    async def _receive(self, offer: Offer, lacking: Lacking, bundle: Bundle, what: str) -> tuple[Path, int]:
+    async def _receive(self, offer: Offer | Ahead, lacking: Lacking, bundle: Bundle, what: str) -> tuple[Path, int]:
         """Fetch a bundle; where the offer comes again meanwhile, the server may have forgotten what we asked for."""
         async with background(self._remind(offer, lacking)):
             return await self.download.receive(bundle.params, what, shared=bundle.shared)
 
-    async def _remind(self, offer: Offer, lacking: Lacking) -> None:
+    async def _remind(self, offer: Offer | Ahead, lacking: Lacking) -> None:
         self._asks.clear()
         while True:
             await self._asks.wait()
@@ -253,6 +303,11 @@ class ReleaseOffers:
     async def _withdraw(self, word: Withdraw) -> None:
         """Fetch no more of a release; go back from it where that is asked for, or where nothing of it is in use."""
         assert self.swap
+        ahead = await self.download.worker(self.store.ahead)
+        if ahead and (ahead.name, ahead.version) == (word.name, word.version):
+            await self._drop_ahead()
+            await self.download.worker(self.store.tidy)
+            self._ahead = ""
         record = self._records.get(word.name)
         if record is None or record.deployment != word.deployment or record.candidate != word.version:
             return
@@ -270,7 +325,7 @@ class ReleaseOffers:
             models = tuple(msgspec.structs.replace(known[one], figures=health.get(one, {})) for one in sorted(known))[
                 :MOST_MODELS
             ]
-            word = Releases(device=place.device, instance=self.instance, models=models)
+            word = Releases(device=place.device, instance=self.instance, models=models, ahead=self._ahead)
             pause_s = ANNOUNCE_S
             try:
                 await place.transport.publish(name, wire.encode(word), retain=True)

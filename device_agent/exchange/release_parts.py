@@ -51,6 +51,18 @@ class PartStore(Protocol):
     def path(self, digest: str) -> Path:
         """Return where a part lies, or would."""
 
+    def keep_ahead(self, manifest: bytes) -> None:
+        """Keep the parts of a release that will be offered."""
+
+    def ahead(self) -> ReleaseManifest | None:
+        """Return the manifest of a release that will be offered."""
+
+    def forget_ahead(self) -> None:
+        """Keep nothing for a release that was to be offered."""
+
+    def tidy(self) -> None:
+        """Remove what nothing wants kept."""
+
     def adopt(self, digest: str, path: Path) -> None:
         """Take a file as a part, if it has that digest."""
 

@@ -4,6 +4,7 @@
     releases/NAME/VERSION.json       the manifest
     releases/NAME/state              what the board is at with that name, durable
     releases/NAME/state.before       the same one step earlier, for a disk that damages the newer one
+    releases/.ahead                  the manifest of a release that will be offered, whose parts may be here already
 
 One process writes here, the agent, from one thread or several; those that serve and that try releases out read.
 """
@@ -26,6 +27,7 @@ from shared.runtime.durable import explain_disk_errors, replace_file, sync
 log = logging.getLogger(__name__)
 
 FOLDER, PARTS, STATE, BEFORE, SUFFIX = "releases", ".parts", "state", "state.before", ".json"
+AHEAD = ".ahead"
 RESERVE_BYTES = 32 << 20
 """What must be free beside a release: updates that wait for the server need room too."""
 PRIVATE = 0o700
@@ -178,6 +180,36 @@ class BoardStore:
                 f"{self._reserve / MIB:.0f} of them for updates, and {free / MIB:.1f} are; make room there"
             )
 
+    def keep_ahead(self, manifest: bytes) -> None:
+        """Keep the parts of a release that will be offered, in place of those of another one that was to be.
+
+        Args:
+            manifest: Of the release.
+
+        Raises:
+            Unwritable: There is no room for it beside what is here.
+        """
+        folder = self._made(self.folder)
+        with self._turn:
+            replace_file(folder / AHEAD, manifest)
+        self.tidy()
+        try:
+            self.require_room(read_manifest(manifest, AHEAD))
+        except Unwritable:
+            self.forget_ahead()
+            raise
+
+    def ahead(self) -> ReleaseManifest | None:
+        """Return the manifest of a release that will be offered; None for none, or for one that cannot be read."""
+        try:
+            return read_manifest((self.folder / AHEAD).read_bytes(), AHEAD)
+        except (OSError, CorruptFile, ConfigError):
+            return None
+
+    def forget_ahead(self) -> None:
+        """Keep nothing for a release that was to be offered."""
+        (self.folder / AHEAD).unlink(missing_ok=True)
+
     def adopt(self, digest: str, path: Path) -> None:
         """Take a file that was fetched as a part; reads all of it, so not for the event loop.
 
@@ -222,13 +254,14 @@ class BoardStore:
     def tidy(self) -> None:
         """Remove what no record wants kept; nothing while something that must be kept cannot be read.
 
-        What is fetched for an offer must be recorded as offered before, or it is removed here.
+        What is fetched must be recorded as offered before, or be of the release that will be, or it is removed here.
         """
         with self._turn:
             self._tidy()
 
     def _tidy(self) -> None:
-        wanted, unwanted = set[str](), list[Path]()
+        ahead, unwanted = self.ahead(), list[Path]()
+        wanted = {part.sha256 for part in ahead.parts.values()} if ahead else set[str]()
         try:
             for name in self._folders():
                 kept = self.record(name).kept

@@ -71,6 +71,8 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards so named, such as 'pi-*'")
     help_ = "accuracy that may be lost on a board's own examples; default: %(default)s"
     parser.add_argument("--max-drop", type=float, default=0.02, metavar="X", help=help_)
+    help_ = "boards of later waves fetch nothing before their wave: its parts go once a wave, not once for all"
+    parser.add_argument("--no-ahead", dest="ahead", action="store_false", help=help_)
     help_ = "a board that fetches it more slowly has failed, in kB/s; default: 16"
     parser.add_argument("--min-rate", type=float, default=16.0, metavar="X", help=help_)
     help_ = "longest p95 of an inference; default: 1.5 times the version before"
@@ -138,7 +140,7 @@ def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
     from edge_server.release.rollout.orders import begin_rollout, require_none_under_way  # noqa: PLC0415
     from edge_server.release.store import find_release  # noqa: PLC0415
 
-    names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms")
+    names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms", "ahead")
     told = {name: getattr(options, name) for name in names} | {"soak_s": options.soak}
     told["least_bytes_per_s"] = options.min_rate * 1e3
     try:

@@ -48,7 +48,8 @@ def clip(message: Message) -> Message:
 def clip_releases(message: Releases) -> Releases:
     """Return what a device says of its models within its bounds."""
     models = tuple(_clip_model(one) for one in message.models[:MOST_MODELS])
-    return msgspec.structs.replace(message, instance=printable(message.instance, NAME), models=models)
+    texts = {name: printable(getattr(message, name), NAME) for name in ("instance", "ahead")}
+    return msgspec.structs.replace(message, **texts, models=models)
 
 
 def _clip_model(one: ModelStatus) -> ModelStatus:

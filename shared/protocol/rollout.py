@@ -51,11 +51,13 @@ class Releases(Message, frozen=True, kw_only=True):
         device: Who says so.
         instance: That of the process's Status.
         models: One a name; each was written to the board's disk before it was said.
+        ahead: Deployment of which all parts are here before it was offered; empty for none.
     """
 
     device: str
     instance: str = ""
     models: tuple[ModelStatus, ...] = ()
+    ahead: str = ""
 
 
 class Offer(Message, frozen=True, kw_only=True):
@@ -80,6 +82,22 @@ class Offer(Message, frozen=True, kw_only=True):
     soak_s: float
     max_drop: float = 0.02
     max_latency_ms: float = 0.0
+
+
+class Ahead(Message, frozen=True, kw_only=True):
+    """Server -> device: this release will be offered; have its parts here by then, and try nothing out yet.
+
+    Attributes:
+        deployment: That of the offer to come.
+        name: Of the model.
+        version: Of the release.
+        manifest: As `shared.protocol.release.write_manifest` makes it.
+    """
+
+    deployment: str
+    name: str
+    version: int
+    manifest: bytes
 
 
 class Lacks(Message, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from shared.errors import WireError
 from shared.protocol.collaborative import TopAnswer, TopRequest
 from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
 from shared.protocol.peers import EdgeWord, Hello, ModelOffer, Ruling, Telemetry
-from shared.protocol.rollout import Bundle, Lacks, Offer, Releases, Withdraw
+from shared.protocol.rollout import Ahead, Bundle, Lacks, Offer, Releases, Withdraw
 
 AnyMessage: TypeAlias = (
     Status
@@ -27,6 +27,7 @@ AnyMessage: TypeAlias = (
     | Leave
     | Ack
     | Offer
+    | Ahead
     | Lacks
     | Bundle
     | Withdraw

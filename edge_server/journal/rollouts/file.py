@@ -50,6 +50,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
         max_drop: Accuracy that may be lost on a board's own examples.
         max_latency_ms: Longest p95 of an inference; 0 for one and a half times the version before.
         attempt: One more than earlier rollouts of the release: what a board refused then, it tries again.
+        ahead: Whether boards of later waves fetch it with the first ones, so that its parts go once for all.
         least_bytes_per_s: A board that fetches parts more slowly, or not at all, has failed.
     """
 
@@ -66,6 +67,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_drop: Annotated[float, Meta(ge=0)] = 0.02
     max_latency_ms: Annotated[float, Meta(ge=0)] = 0.0
     attempt: Annotated[int, Meta(ge=1)] = 1
+    ahead: bool = True
     least_bytes_per_s: Annotated[float, Meta(gt=0)] = 16e3
 
     @property

@@ -37,14 +37,14 @@ from edge_server.release.rollout.waves import (
     OpenWave,
     decide,
 )
-from edge_server.release.rollout.words import due_words, fetching
+from edge_server.release.rollout.words import due_words, fetching, preparing
 from edge_server.release.store import StoredRelease
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.bundle import hear_lacking
 from shared.protocol.clip import clip
 from shared.protocol.messages import Message, Report, Status, Want
-from shared.protocol.rollout import Lacks, ModelStatus, Offer, Releases, Withdraw
+from shared.protocol.rollout import Ahead, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock, utc_stamp
 from shared.runtime.executor import Worker, background
@@ -98,6 +98,7 @@ class RolloutEngine:
     wait: Callable[[str], None] = lambda _why: None
     fleet: Fleet = field(default_factory=Fleet)
     models: dict[str, ModelStatus] = field(default_factory=dict)
+    prepared: dict[str, str] = field(default_factory=dict)
     parts: PartsOut = field(init=False)
     _pending: list[AnyRolloutRecord] = field(default_factory=list)
     _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -138,7 +139,8 @@ class RolloutEngine:
 
     def _fetching(self) -> set[str]:
         """Return the boards that are there and may still ask for parts."""
-        return fetching(self.state, self.boards())
+        boards = self.boards()
+        return fetching(self.state, boards) | set(preparing(self.state, boards, self.prepared))
 
     def _note_sent(self, devices: tuple[str, ...], size: int, sent: int) -> None:
         self._pending.append(PartsSent(at=utc_stamp(), devices=devices, size=size, sent=sent))
@@ -238,7 +240,7 @@ class RolloutEngine:
 
     async def _say(self) -> None:
         """Tell boards what they are to hear and may not have heard yet."""
-        for device, word in due_words(self.state, self.boards(), self._manifest, self._is_news):
+        for device, word in due_words(self.state, self.boards(), self._manifest, self._is_news, self.prepared):
             await self._publish(device, word)
 
     def _is_news(self, device: str) -> bool:
@@ -259,13 +261,9 @@ class RolloutEngine:
 
     def _dismiss(self) -> None:
         """Send no more parts to boards that have them, or are gone."""
-        if self.state.mode in ("going", "paused"):
-            fetching = self._fetching()
-            for device in self.state.taken.keys() - fetching:
-                self.parts.forget(device)
-        else:
-            for device in self.state.taken:
-                self.parts.forget(device)
+        wanted = self._fetching() if self.state.mode in ("going", "paused") else set()
+        for device in self.models.keys() - wanted:
+            self.parts.forget(device)
 
     async def _hear(self, inbox: Inbox) -> None:
         async for delivery in inbox:
@@ -302,7 +300,7 @@ class RolloutEngine:
                 before = self.fleet.statuses.get(device)
                 self.fleet.observe(message)
                 if message.online and (before is None or before.session != message.session):
-                    for kind in (Offer, Withdraw):
+                    for kind in (Offer, Ahead, Withdraw):
                         self._said_at.pop((device, kind.__name__), None)  # it may have been away when it was told
             case Report():
                 self.fleet.observe(message)
@@ -317,7 +315,7 @@ class RolloutEngine:
             raise WireError(f"{device} is one name too many", reason="too-many-devices")
         status = next((one for one in message.models if one.name == self.plan.name), ModelStatus(name=""))
         before = self.models.get(device)
-        self.models[device] = status
+        self.models[device], self.prepared[device] = status, message.ahead
         if status.name and (before is None or _facts(before) != _facts(status)):
             known = self.state.told.get(device)
             if device in self.state.taken and (known is None or _facts(known) != _facts(status)):

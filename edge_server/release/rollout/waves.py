@@ -113,6 +113,26 @@ def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[s
     return EndRollout("finished", behind)
 
 
+def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
+    """Return the boards that are there and that later waves may take: they may fetch it with those of this one.
+
+    Args:
+        state: Of the rollout.
+        boards: All that serve releases, by name.
+    """
+    plan, taken = state.plan, state.taken
+    if not (plan.ahead and taken and state.mode == "going"):
+        return []
+    fresh = sorted(
+        device
+        for device, one in boards.items()
+        if one.online and device not in taken and fnmatchcase(device, plan.devices)
+    )
+    lacking = [device for device in fresh if standing(plan, boards[device].status) == "waiting"]
+    room = ceil_share(plan.waves[-1], len(taken) + len(fresh)) - len(taken) - (len(fresh) - len(lacking))
+    return lacking[: max(0, room)]
+
+
 def _await_anybody(pattern: str, boards: Mapping[str, Board]) -> AwaitBoards:
     """Say whom a rollout waits for that has nobody to begin with."""
     away = [device for device in boards if fnmatchcase(device, pattern)]

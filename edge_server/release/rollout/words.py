@@ -6,19 +6,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from edge_server.journal.rollouts.state import RolloutState, standing
-from edge_server.release.rollout.waves import Board, to_take_back
-from shared.protocol.rollout import Offer, Withdraw
+from edge_server.release.rollout.waves import Board, to_prepare, to_take_back
+from shared.protocol.rollout import Ahead, Offer, Withdraw
 
 
 class Word(NamedTuple):
     """A message for a board."""
 
     device: str
-    message: Offer | Withdraw
+    message: Offer | Ahead | Withdraw
 
 
 def due_words(
-    state: RolloutState, boards: Mapping[str, Board], manifest: bytes, is_news: Callable[[str], bool]
+    state: RolloutState,
+    boards: Mapping[str, Board],
+    manifest: bytes,
+    is_news: Callable[[str], bool],
+    prepared: Mapping[str, str],
 ) -> list[Word]:
     """Return what the boards that are there are to hear now.
 
@@ -27,15 +31,30 @@ def due_words(
         boards: All that serve releases, by name.
         manifest: Of the release.
         is_news: Tells of a board that takes the release whether it, or this process, may have forgotten the offer.
+        prepared: Deployments of which boards have all parts before they were offered them, by the boards' names.
     """
     if state.mode in ("going", "paused"):
-        return list(_of_going(state, boards, _make_offer(state, manifest), is_news))
-    if state.mode == "going-back":
-        back = (one for one in to_take_back(state, boards) if one in boards and boards[one].online)
-        return [Word(one, _withdrawal(state, back=True)) for one in back]
-    if state.mode == "aborted":
-        return [Word(one, _withdrawal(state, back=False)) for one in fetching(state, boards)]
-    return []
+        offers = _of_going(state, boards, _make_offer(state, manifest), is_news)
+        return [*offers, *(Word(one, _make_ahead(state, manifest)) for one in preparing(state, boards, prepared))]
+    if state.mode not in ("going-back", "aborted"):
+        return []
+    back = [one for one in to_take_back(state, boards) if one in boards] if state.mode == "going-back" else []
+    others = [*fetching(state, boards), *(one for one, told in prepared.items() if told == state.plan.deployment)]
+    words = [Word(one, _withdrawal(state, back=True)) for one in back if boards[one].online]
+    left = {one for one in others if one in boards and boards[one].online} - set(back)
+    return words + [Word(one, _withdrawal(state, back=False)) for one in sorted(left)]
+
+
+def preparing(state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[str, str]) -> list[str]:
+    """Return the boards that are there and fetch the release before it is offered to them.
+
+    Args:
+        state: Of the rollout.
+        boards: All that serve releases, by name.
+        prepared: Deployments of which boards have all parts before they were offered them, by the boards' names.
+    """
+    deployment = state.plan.deployment
+    return [device for device in to_prepare(state, boards) if prepared.get(device) != deployment]
 
 
 def fetching(state: RolloutState, boards: Mapping[str, Board]) -> set[str]:
@@ -76,6 +95,11 @@ def _make_offer(state: RolloutState, manifest: bytes) -> Offer:
         max_latency_ms=plan.max_latency_ms,
         attempt=plan.attempt,
     )
+
+
+def _make_ahead(state: RolloutState, manifest: bytes) -> Ahead:
+    plan = state.plan
+    return Ahead(deployment=plan.deployment, name=plan.name, version=plan.version, manifest=manifest)
 
 
 def _withdrawal(state: RolloutState, *, back: bool) -> Withdraw:

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.inference.store import BoardStore
 from shared.errors import ConfigError, CorruptFile, Unwritable
-from shared.protocol.release import ReleaseManifest, write_manifest
+from shared.protocol.release import PARAMETERS, ReleaseManifest, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
 from tests.device_agent.inference.light_releases import light_release, offer_of
 
@@ -188,3 +188,23 @@ def test_models_are_for_their_user_alone(store):
     commit(store, 1)
     assert store.folder.stat().st_mode & 0o077 == 0
     assert (store.folder / "digits").stat().st_mode & 0o077 == 0
+
+
+def test_parts_of_what_will_be_offered_stay_until_something_else_will_be(store, tmp_path):
+    commit(store, 1)
+    (second, parts), (third, _) = light_release("digits", 2), light_release("digits", 3)
+    store.keep_ahead(write_manifest(second))
+    for digest, data in parts.items():
+        store.add(digest, data)
+    store.tidy()
+    assert (store.ahead(), store.missing(second)) == (second, {})
+    assert (store.names(), store.versions("digits")) == (["digits"], [1])
+    store.keep_ahead(write_manifest(third))
+    assert set(store.missing(second)) == {PARAMETERS}
+    with pytest.raises(Unwritable, match="make room"):
+        BoardStore(tmp_path, reserve_bytes=1 << 62).keep_ahead(write_manifest(second))
+    assert store.ahead() is None
+    (store.folder / ".ahead").write_bytes(b"damaged")
+    store.tidy()
+    assert store.ahead() is None
+    assert store.missing(store.manifest("digits", 1)) == {}

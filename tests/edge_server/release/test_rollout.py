@@ -17,7 +17,7 @@ from edge_server.release.rollout.engine import RolloutEngine
 from edge_server.release.rollout.orders import KnownRollout, begin_rollout, boards_with, give_order, open_rollout
 from edge_server.release.store import StoredRelease, find_release, publish
 from shared.errors import ConfigError
-from shared.protocol.release import ReleaseManifest
+from shared.protocol.release import PARAMETERS, ReleaseManifest
 from shared.runtime.executor import inline
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.release.boards import SITE, FieldBoard, make_release
@@ -124,6 +124,75 @@ def test_parts_go_once_for_all_who_lack_the_same_and_only_those_that_changed(tmp
             again = await site.roll_out(make_release(site.data_dir, LAYERS, "other"), canary=0, waves=(1.0,))
             assert sent(again, site.data_dir) == [], "another name, and the same content is here"
             assert {board.record("other").committed for board in site.boards.values()} == {1}
+
+    virtually(routine())
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_parts_go_once_for_all_waves_since_later_ones_fetch_with_the_first(tmp_path, virtually, ahead):
+    async def routine() -> None:
+        site = Site(tmp_path, 20)
+        async with site.awake():
+            first = await site.roll_out(site.release(), ahead=ahead)
+            assert len(first.state.waves) == 4
+            size = sum(part.size for part in find_release(site.data_dir, "net/1").manifest.parts.values())
+            times = 1 if ahead else 4
+            assert times * size < first.state.sent < 1.05 * times * size
+            second = await site.roll_out(site.release(layer2=DRAW.randbytes(20_000)), ahead=ahead)
+            assert times * 20_000 < second.state.sent < 1.05 * times * 21_000
+            assert set(site.versions().values()) == {2}
+
+    virtually(routine())
+
+
+def test_what_is_fetched_ahead_is_tried_by_nobody_and_gone_when_the_first_board_refuses_it(tmp_path, virtually):
+    def rule(manifest: ReleaseManifest) -> str:
+        return "worse: accuracy fell by 0.3" if manifest.version == 2 else ""
+
+    async def routine() -> None:
+        site = Site(tmp_path, 4)
+        for board in site.boards.values():
+            board.rule = rule
+        async with site.awake():
+            await site.roll_out(site.release())
+            stored, later = site.release(layer1=b"\0" * 20_000), [site.boards[f"pi-0{one}"].store for one in (1, 2, 3)]
+            terms = msgspec.structs.replace(TERMS, on_failure="back")
+            known = begin_rollout(site.data_dir, stored, terms)
+            driving = asyncio.create_task(site.engine(known).run())
+            await until(lambda: site.boards["pi-00"].record().phase == "trial")
+            await until(lambda: not any(one.missing(stored.manifest) for one in later))
+            assert [one.ahead() for one in later] == [stored.manifest] * 3
+            assert {one.record("net").candidate for one in later} == {1}
+            await site.boards["pi-01"].switch_off()
+            await site.boards["pi-01"].switch_on()
+            await driving
+            assert known.state.outcome == "taken-back"
+            await until(lambda: not any(one.ahead() for one in later))
+            assert all(set(one.missing(stored.manifest)) == {PARAMETERS} for one in later)
+            assert set(site.versions().values()) == {1}
+
+    virtually(routine())
+
+
+def test_an_offer_finds_what_is_being_fetched_ahead_and_another_release_takes_its_place(tmp_path, virtually):
+    """A slow board goes on with its download when its wave comes; where the rollout was ended, it fetches another."""
+
+    async def routine() -> None:
+        site = Site(tmp_path, 3)
+        site.boards["pi-02"].says_each_s = 5.0
+        async with site.awake():
+            known = await site.roll_out(site.release(), soak_s=1.0)
+            size = sum(part.size for part in find_release(site.data_dir, "net/1").manifest.parts.values())
+            assert (known.state.outcome, set(site.versions().values())) == ("finished", {1})
+            assert known.state.sent < 2.1 * size, "its own frames once, beside those for the others"
+            known = begin_rollout(site.data_dir, site.release(layer1=b"\7" * 20_000), TERMS)
+            driving = asyncio.create_task(site.engine(known).run())
+            await until(lambda: site.boards["pi-02"].store.ahead() is not None)
+            give_order(open_rollout(site.data_dir), "abort")
+            await driving
+            last = await site.roll_out(site.release(layer1=b"\6" * 20_000))
+            assert (last.state.outcome, site.versions()["pi-02"]) == ("finished", 3)
+            assert site.boards["pi-02"].store.ahead() is None
 
     virtually(routine())
 
@@ -300,21 +369,23 @@ def test_who_waits_goes_on_when_a_board_comes_in_time(tmp_path, virtually):
     virtually(routine())
 
 
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("seconds", [1e9, 100.0], ids=["stalls", "trickles"])
-def test_a_board_that_never_ends_its_download_has_failed_and_holds_nobody(tmp_path, virtually, seconds):
+def test_a_board_that_never_ends_its_download_has_failed_and_holds_nobody(tmp_path, virtually, seconds, ahead):
     """It is told to stop, and the others go on where so many failures are allowed; else the rollout stops."""
 
     async def routine() -> None:
         site = Site(tmp_path, 4)
         site.boards["pi-01"].says_each_s = seconds
         async with site.awake():
-            known = await site.roll_out(site.release(), max_failures=2, waves=(0.5, 1.0))
+            known = await site.roll_out(site.release(), max_failures=2, waves=(0.5, 1.0), ahead=ahead)
             assert known.state.outcome == "finished"
             assert site.versions() == {"pi-00": 1, "pi-01": 0, "pi-02": 1, "pi-03": 1}
             assert list(known.state.failures) == ["pi-01"]
             assert "did not fetch 0.1 MB within 126 s, as 16 kB/s would" in known.state.failures["pi-01"]
             assert open_rollout(site.data_dir).state.failures == known.state.failures
-            await until(lambda: site.boards["pi-01"].record().phase == "superseded")
+            await until(lambda: site.boards["pi-01"].store.ahead() is None)
+            assert site.boards["pi-01"].record().phase == ("none" if ahead else "superseded")
             stopped = await site.roll_out(site.release(layer0=b"\5" * 20_000), waves=(0.5, 1.0), on_failure="back")
             assert stopped.state.outcome == "taken-back"
             assert set(site.versions().values()) == {0, 1}

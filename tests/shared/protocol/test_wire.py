@@ -22,7 +22,7 @@ from shared.transfer import frames
 KINDS = get_args(AnyMessage)
 STRUCTS = {"Status": 1, "Report": 5, "Task": 7, "Update": 4, "Want": 1, "Leave": 1, "Ack": 1}
 STRUCTS |= {"Features": 3, "Gradient": 3, "Skip": 1}
-STRUCTS |= {"Offer": 1, "Lacks": 1, "Bundle": 2, "Withdraw": 1, "Releases": 2}
+STRUCTS |= {"Offer": 1, "Ahead": 1, "Lacks": 1, "Bundle": 2, "Withdraw": 1, "Releases": 2}
 STRUCTS |= {"TopRequest": 2, "TopAnswer": 3}
 STRUCTS |= {"Hello": 1, "ModelOffer": 2, "EdgeWord": 1, "Telemetry": 1, "Ruling": 1}
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
@@ -97,6 +97,7 @@ EXAMPLES = {
     "Leave": messages.Leave(digest=TRANSFER.digest),
     "Ack": messages.Ack(run="run-1", round=2, device="pi-4", start=bytes(16), verdict="refused", reason="shape"),
     "Offer": rollout.Offer(deployment="0001-net-2-f00d", name="net", version=2, manifest=b"{}", soak_s=600.0),
+    "Ahead": rollout.Ahead(deployment="0001-net-2-f00d", name="net", version=2, manifest=b"{}"),
     "Lacks": rollout.Lacks(device="pi-4", deployment="0001-net-2-f00d", tensors=(bytes(range(32)),), header=True),
     "Bundle": rollout.Bundle(deployment="0001-net-2-f00d", params=TRANSFER, shared=True),
     "Withdraw": rollout.Withdraw(deployment="0001-net-2-f00d", name="net", version=2, back=True),
