@@ -3,7 +3,7 @@
 VGG-16 cut behind its second block: an agent in a network namespace runs what lies below, `edge-server serve-tops` at
 the other end what lies above, and one application asks over the Unix socket, one picture at a time, as soon as it was
 answered. Compared are 128 x 8 x 8 features as they are, in half their bytes, and by 8 bits a magnitude. Of the link's
-rate the payload gets 95.6 %, since a token bucket counts whole packets; 16 KB pass at once after a silence.
+rate the payload gets 95.6 %, since a token bucket counts whole packets; BURST passes at once after a silence.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError
 from shared.protocol.release import read_manifest
 
-NETWORK, CUT, MBIT = "vgg16", 4, 5
+NETWORK, CUT, MBIT, BURST = "vgg16", 4, 5, "4kb"
 QUICK_NETWORK, QUICK_CUT = "lenet", 1
 CODECS: dict[str, dict[str, object]] = {
     "dense": {"codec": "dense"},
     "float16": {"codec": "float16"},
     "8 bits": {"codec": "quantize", "bits": 8},
 }
-SPENT_S, QUICK_S, FIRST_S, PATIENCE_S = 10.0, 0.5, 0.05, 60.0
+SPENT_S, QUICK_S, FIRST_S, PATIENCE_S = 8.0, 0.5, 0.05, 60.0
 PARTS = {"on the device": "device_s", "on the link": "link_s", "at the server": "server_s"}
 
 
@@ -111,7 +111,7 @@ async def cut_over_link(
         seconds: For how long it is asked.
     """
     request = encode_request(files.name, read_manifest(files.manifest, "manifest").graph.input, 1)
-    with netns.slow_link(f"{MBIT}mbit") as link:
+    with netns.slow_link(f"{MBIT}mbit", burst=BURST) as link:
         port = 20_000 + os.getpid() % 20_000
         site = Cut(folder, port, link.address, link.prefix, release=files.name, cut=cut)
         try:
