@@ -1,15 +1,13 @@
 """Gossip of one site after a round: its model to every neighbour and theirs to it, and each edge settled once.
 
-Models are files in the run's folder, `peers/round-000010/<site>`, `_<site>` while they come: a server that was killed
-in between goes on with what it has. Its own model of the last gossip is served until the next begins, since a neighbour
-may have been away.
+Models are files in the run's folder: a server that was killed in between goes on with what it has. Its own model of the
+last gossip is served until the next begins, since a neighbour may have been away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +21,7 @@ from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, EdgeSettled, Gossiped, Noted
 from edge_server.sites import verdicts
 from edge_server.sites.link import Links
+from edge_server.sites.model_files import FOLDER, Require, round_folder, take_whole, write_own
 from edge_server.sites.verdicts import EdgeState
 from shared.errors import WireError
 from shared.protocol.clip import NAME, printable
@@ -30,7 +29,6 @@ from shared.protocol.messages import Message, Transfer, Want
 from shared.protocol.payload import digest
 from shared.protocol.peers import EdgeWord, ModelOffer
 from shared.runtime.clock import Clock
-from shared.runtime.durable import explain_disk_errors, replace_file, sync
 from shared.runtime.executor import Worker, background
 from shared.transfer import frames
 from shared.transfer.receiver import Policy, Receiver
@@ -39,15 +37,12 @@ from shared.transfer.to_file import FileSink, view
 
 log = logging.getLogger(__name__)
 
-FOLDER = "peers"
 OFFER_S = 2.0
 """Between two offers of a model whose edge is not settled yet."""
 MOST_WANTS = 8
 """Of one neighbour that wait to be answered; what is more it asks for again."""
 STALE = "stale-round"
 
-Require: TypeAlias = Callable[[memoryview], None]
-"""Refuses, with a WireError, bytes that are no model of this run's."""
 Keep: TypeAlias = Callable[[AnyRecord], Awaitable[None]]
 """Journals a record; durable once it returns."""
 
@@ -73,11 +68,6 @@ class Ourselves:
     def owns(self, peer: str) -> bool:
         """Tell whether this site settles the edge to a neighbour."""
         return self.order.index(self.site) < self.order.index(peer)
-
-
-def round_folder(run: Path, number: int) -> Path:
-    """Return where the models of the gossip after a round lie."""
-    return run / FOLDER / f"round-{number:06d}"
 
 
 @dataclass
@@ -110,6 +100,7 @@ class Gossip:
     _noted: set[tuple[int, str]] = field(default_factory=set)
     _bytes: dict[str, int] = field(default_factory=dict)
     _held: dict[str, bytes] = field(default_factory=dict)
+    _early: dict[str, ModelOffer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Have the links tell what concerns models."""
@@ -160,6 +151,7 @@ class Gossip:
         started = self.clock()
         await self._begin(number, model, require)
         async with background(*(self._offer(peer) for peer in self.neighbours), self._watch()):
+            await self._take_early()
             await self._settle_all(started)
         models = {peer: view(self._place(peer)) for peer, edge in self._edges.items() if edge.on}
         await self.keep(self._record(started))
@@ -168,7 +160,7 @@ class Gossip:
     async def _begin(self, number: int, model: Sequence[memoryview], require: Require) -> None:
         """Put our model where it is served from, in place of that of the last gossip."""
         place = round_folder(self.us.folder, number)
-        await persist(self.worker, RETRY_S, _write_own, place, self.us.site, model)
+        await persist(self.worker, RETRY_S, write_own, place, self.us.site, model)
         self._own = Sender.of_parts([view(place / self.us.site)], self.policy.frame_bytes)
         self._number, self._require, self._bytes = number, require, {}
         self._fetches = {}
@@ -286,7 +278,8 @@ class Gossip:
 
     async def _offered(self, peer: str, offer: ModelOffer) -> None:
         if offer.round > self._number or (offer.round == self._number and peer not in self._edges):
-            return  # it will be offered again once we are there
+            self._early[peer] = offer  # and it will be offered again
+            return
         if offer.round < self._number:
             on = self._words.get((offer.round, peer), False)
             await self.links.answer(peer, "gossiped", self._word(offer.round, offer.params.digest, on=on, reason=STALE))
@@ -296,6 +289,15 @@ class Gossip:
             await self._tell(peer)
         elif self._require is not None:
             await self._fetch(peer, offer.params)
+
+    async def _take_early(self) -> None:
+        """Take up what was offered of this round before it began here: who comes last waits for no second offer."""
+        for peer, offer in list(self._early.items()):
+            if offer.round == self._number:
+                try:
+                    await self._offered(peer, offer)
+                except WireError as error:
+                    self.links.refuse(peer, error)
 
     async def _fetch(self, peer: str, transfer: Transfer) -> None:
         now, fetch = self.clock(), self._fetches.get(peer)
@@ -330,7 +332,7 @@ class Gossip:
     async def _whole(self, peer: str, fetch: Receiver[FileSink]) -> None:
         """Check a model that is here, wait until it is on the disk, and say that we have it."""
         try:
-            await self.worker(_take_whole, fetch, self._place(peer), self._require)
+            await self.worker(take_whole, fetch, self._place(peer), self._require)
         except WireError as error:
             if error.reason == "digest" and not fetch.is_hopeless:
                 await self._ask(peer, fetch)
@@ -378,23 +380,3 @@ class Gossip:
             seconds=self.clock() - started,
             at=self.clock(),
         )
-
-
-def _write_own(place: Path, site: str, model: Iterable[memoryview]) -> None:
-    """Write our model durably, then part with the gossips before it."""
-    with explain_disk_errors(place):
-        place.mkdir(parents=True, exist_ok=True)
-    replace_file(place / site, b"".join(model))
-    for old in place.parent.glob("round-*"):
-        if old.name < place.name:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _take_whole(fetch: Receiver[FileSink], place: Path, require: Require | None) -> None:
-    """Refuse a whole payload that is no model; else it is on the disk under its own name when this returns."""
-    whole = fetch.finish()
-    if require:
-        require(whole)
-    sync(fetch.sink.path)
-    fetch.sink.path.replace(place)
-    sync(place.parent)

@@ -112,7 +112,7 @@ def test_the_seconds_of_gossip_are_those_of_the_backhaul(tmp_path):
     size = 4 * (8 * 2000 + 2000 + 3 * 2000 + 3)
     seconds = {site: gossips(records)[0].seconds for site, (_, records) in found.items()}
     transfer = 8 * size / 1e6
-    assert transfer < seconds["yard"] < transfer + 4.0, "offers are repeated every few seconds"
+    assert transfer < seconds["yard"] < transfer + 10 * 0.05, "it is there last, and waits for no second offer"
     assert seconds["barn"] > 4.0, "it waits for the yard, whose devices take 5 s"
     for _, records in found.values():
         [closed] = closed_rounds(records)

@@ -8,8 +8,8 @@ import pytest
 
 from edge_server.journal.records import EdgeSettled, Gossiped, Noted
 from edge_server.plan.plan import Plan
-from edge_server.sites.gossip import round_folder
 from edge_server.sites.link import differing_keys, plan_bytes
+from edge_server.sites.model_files import round_folder
 from shared.protocol import payload, wire
 from shared.protocol.messages import Transfer, Want
 from shared.protocol.peers import EdgeWord, Hello, ModelOffer

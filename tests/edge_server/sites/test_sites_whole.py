@@ -34,8 +34,9 @@ from edge_server.plan.plan import Plan, share
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
-from edge_server.sites.gossip import Ourselves, round_folder
+from edge_server.sites.gossip import Ourselves
 from edge_server.sites.link import Births, Links, plan_bytes
+from edge_server.sites.model_files import round_folder
 from edge_server.sites.neighbours import Means, joined, packed_model, require_model
 from edge_server.sites.overview import summarise_sites
 from shared.errors import WireError
