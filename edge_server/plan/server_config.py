@@ -120,10 +120,19 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         site: Its name, as the plan's `[sites] clusters` has it.
         broker: Its broker, as seen from here.
+        user: As whom this server logs in there; empty where the broker lets anybody.
+        password_file: Holds the password on one line.
     """
 
     site: str
     broker: Broker = Broker()
+    user: str = ""
+    password_file: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a password of nobody."""
+        if self.password_file and not self.user:
+            raise ValueError("password_file stands without user: add who it is the password of")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,7 +189,12 @@ def load(path: Path) -> ServerConfig:
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     places = {name: str(path.parent / getattr(config, name)) for name in ("plan", "data_dir", "data_root")}
-    return msgspec.structs.replace(config, **places)
+    peers = [_placed_peer(peer, path.parent) for peer in config.peer]
+    return msgspec.structs.replace(config, **places, peer=peers)
+
+
+def _placed_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
+    return msgspec.structs.replace(peer, password_file=str(folder / peer.password_file)) if peer.password_file else peer
 
 
 def _check_peers(config: ServerConfig, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -26,6 +26,14 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: Literal[3, 5] = 5
     keepalive_s: UInt16 = 60
     session_expiry_s: Annotated[int, Meta(ge=0, lt=1 << 32)] = 86_400
+
+
+@dataclass(frozen=True)
+class Login:
+    """By what a broker that wants to know it knows a client."""
+
+    user: str
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import msgspec
 from shared.errors import TooLarge, Unreachable
 from shared.protocol.topics import matches
 from shared.runtime.executor import background
-from shared.transport.base import Broker, Inbox, Presence
+from shared.transport.base import Broker, Inbox, Login, Presence
 from shared.transport.mqtt_client import Admits
 from shared.transport.mqtt_connection import (
     MQTT_5,
@@ -89,6 +89,7 @@ class MqttTransport:
         admits: Tells whether a large payload may come in on a topic now.
         closed: Topics of which nothing is taken, as bytes: what is still on its way when they are left costs little.
         connections: How often the broker has accepted us.
+        login: Where the broker wants one.
     """
 
     broker: Broker
@@ -102,6 +103,7 @@ class MqttTransport:
     admits: Admits = lambda _topic, _size: True
     closed: set[bytes] = field(default_factory=set)
     connections: int = 0
+    login: Login | None = None
     _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
     _heard_by: dict[str, list[Inbox]] = field(default_factory=dict)
@@ -248,7 +250,7 @@ class MqttTransport:
     async def _connect(self) -> AsyncIterator[Connection]:
         self._born = born = self.presence() if self.presence else None
         incoming = Incoming(self._take, self.traffic, self._admit, self.most_packet_bytes, self.closed)
-        connection = Connection(self._spoken(), self.client_id, born, incoming)
+        connection = Connection(self._spoken(), self.client_id, born, incoming, self.login)
         try:
             await connection.open(self.connect_s)
             self.connections += 1

@@ -25,7 +25,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import Unreachable
-from shared.transport.base import Broker, Presence
+from shared.transport.base import Broker, Login, Presence
 from shared.transport.mqtt_client import Admits, BoundedClient
 from shared.transport.packet_limit import MOST_RECEIVED_BYTES, Carried
 from shared.transport.send_queue import SendQueue
@@ -115,7 +115,9 @@ class Connection:
         unwritten: What waits to be written, or for the broker's answer.
     """
 
-    def __init__(self, broker: Broker, client_id: str, will: Presence | None, incoming: Incoming) -> None:
+    def __init__(
+        self, broker: Broker, client_id: str, will: Presence | None, incoming: Incoming, login: Login | None = None
+    ) -> None:
         self._broker, self._incoming, self._traffic = broker, incoming, incoming.traffic
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self.lost: asyncio.Future[str] = self._loop.create_future()
@@ -137,6 +139,8 @@ class Connection:
             clean_session=None if broker.version == MQTT_5 else broker.session_expiry_s == 0,
             reconnect_on_failure=False,
         )
+        if login:
+            client.username_pw_set(login.user, login.password)
         if will:
             client.will_set(will.topic, will.will, qos=1, retain=True)
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+from base64 import b64encode
 
 import msgspec
 import pytest
 
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import PeerConfig, ServerConfig, load
+from edge_server.sites.link import Births
 from edge_server.sites.neighbours import allowance_of, require_peers
-from edge_server.trial.peers import members_of
-from shared.errors import ConfigError
+from edge_server.trial.peers import login_of, members_of
+from shared.errors import ConfigError, Unreachable
+from shared.protocol import wire
+from shared.protocol.peers import Hello
+from shared.protocol.topics import peer_topic
+from shared.transport.base import Broker, Login
+from shared.transport.mqtt import MqttTransport
+from tests.machine import configured
 
 
 def written(folder, **keys):
@@ -32,6 +42,7 @@ def test_peers_have_brokers_of_their_own(tmp_path):
         ([{"site": "roof"}], "'roof' is this very site"),
         ([{"site": "barn"}, {"site": "barn"}], "'barn' stands there twice"),
         ([{"site": "../barn"}], r"peer.site '../barn'"),
+        ([{"site": "barn", "password_file": "x"}], "password_file stands without user"),
     ],
 )
 def test_peers_that_are_none(tmp_path, peers, wrong):
@@ -64,3 +75,52 @@ def test_a_site_has_its_own_devices_and_its_share_of_the_joules():
     assert members_of(config, plan) == {"a", "c"}
     assert allowance_of(plan, "roof") == 20.0
     assert allowance_of(plan, "barn") == 10.0
+
+
+def test_a_login_is_read_when_it_is_needed(tmp_path):
+    """Its path starts at the server's file; the password is in nobody's repr."""
+    peers = [{"site": "barn", "user": "roof", "password_file": "barn.password"}]
+    [peer] = load(written(tmp_path, peer=peers)).peer
+    with pytest.raises(ConfigError, match=r"barn\.password"):
+        login_of(peer)
+    (tmp_path / "barn.password").write_text("pass\n")
+    login = login_of(peer)
+    assert (login.user, login.password) == ("roof", "pass")
+    assert "pass" not in repr(login)
+    assert login_of(PeerConfig(site="barn")) is None
+
+
+def hashed(password: str) -> str:
+    """Return a password as mosquitto keeps it."""
+    salt, turns = b"0123456789ab", 101
+    key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, turns, 64)
+    return f"$7${turns}${b64encode(salt).decode()}${b64encode(key).decode()}"
+
+
+@pytest.mark.broker
+def test_one_line_of_the_access_list_lets_a_peer_in_and_confines_it(tmp_path):
+    """It logs in, is born, says and hears what is its own, and is denied the topics of others."""
+    (tmp_path / "passwords").write_text(f"roof:{hashed('pass')}\nbarn:{hashed('own')}\n")
+    lines = ["user barn", "topic readwrite fieldfleet/v1/barn/#", "user roof"]
+    lines += [f"topic readwrite {peer_topic('barn', 'roof', '#')}", ""]
+    (tmp_path / "acl").write_text("\n".join(lines))
+    settings = ["allow_anonymous false", f"password_file {tmp_path}/passwords", f"acl_file {tmp_path}/acl"]
+    births = Births("roof", "barn", "run-1", "f00d", b"{}")
+
+    async def story() -> None:
+        async with configured(tmp_path, *settings) as real:
+            at = Broker(port=real.port)
+            barn = MqttTransport(at, "barn._peers", login=Login("barn", "own"))
+            roof = MqttTransport(at, "barn._peer-roof", births.presence, login=Login("roof", "pass"))
+            async with barn.running(), roof.running(), asyncio.timeout(60):
+                await barn.connected.wait()
+                await roof.connected.wait()
+                async with barn.subscribe(peer_topic("barn", "roof", "status")) as inbox:
+                    assert wire.decode_as(Hello, (await anext(inbox))[1]).online
+                async with roof.subscribe(peer_topic("barn", "roof", "gossiped")) as inbox:
+                    await barn.publish(peer_topic("barn", "roof", "gossiped"), b"word")
+                    assert (await anext(inbox))[1] == b"word"
+                with pytest.raises(Unreachable, match="denies publishing"):
+                    await roof.publish(peer_topic("barn", "shed", "gossip"), b"in another's name")
+
+    asyncio.run(story())

@@ -53,7 +53,7 @@ TOGETHER = f"""
 [sites]
 edge_rounds = {EDGE_ROUNDS}
 graph = "full"
-deadline_s = 90.0
+deadline_s = 600.0
 clusters = {{ north = ["a"], south = ["b"] }}
 [[device]]
 name = "a"
