@@ -175,9 +175,9 @@ def trial(options: argparse.Namespace) -> int:
         from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
-    folder, records = run_trial(options, _cancelled_by_signals)
-    _show(options, folder, records)
-    return outcome_code(records)
+    found = run_trial(options, _cancelled_by_signals)
+    _show_all(options, found)
+    return max(outcome_code(records) for _, records in found)
 
 
 def devices(options: argparse.Namespace) -> int:
@@ -254,6 +254,9 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
         for folder, records in runs:
             sys.stdout.write(f"\n{folder.name}\n")
             _show(options, folder, records)
+        from edge_server.sites.overview import accuracy_line  # noqa: PLC0415
+
+        write_text(sys.stdout, accuracy_line([records for _, records in runs]))
 
 
 def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:

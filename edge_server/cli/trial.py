@@ -1,10 +1,13 @@
-"""`edge-server trial run`: a plan live, with the connected fleet or with a broker and agents on this machine."""
+"""`edge-server trial run`: a plan live, with the connected fleet or with a broker and agents on this machine.
+
+A plan with several sites has all of them on this machine.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,10 +19,11 @@ from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan, devices, planned_data, require_there
 from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.server_config import load as load_config
-from edge_server.report.progress_bar import print_line
-from edge_server.rounds.check_plan import load
+from edge_server.report.progress_bar import NewsBar, print_line
+from edge_server.rounds.check_plan import load, require_one_site
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local
+from edge_server.trial.local_sites import local_sites, new_names, run_sites
 from edge_server.trial.progress import Display
 from shared import registry
 from shared.errors import ConfigError
@@ -27,8 +31,10 @@ from shared.errors import ConfigError
 Found = tuple[Path, list[AnyRecord]]
 
 
-def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object]) -> Found:
-    """Run a trial to its end; return the run's folder and its records. Progress is told on standard error.
+def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object]) -> list[Found]:
+    """Run a trial to its end; return folder and records of the run, of a plan with sites of the run of each.
+
+    Progress is told on standard error.
 
     Args:
         options: `plan`; `local`: agents on this machine, 0 for those the plan names, None for whatever the plan says;
@@ -42,12 +48,16 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     """
     config = _config(options)
     registry.allow([*registry.allowed_entries(), *config.models])
-    plan = load(options.plan, Path(config.data_root))
+    plan = load(options.plan, Path(config.data_root), several_sites=True)
+    if options.config:
+        require_one_site(plan, options.plan)
+    if plan.sites:
+        return _sites(options, config, plan, cancelled_by_signals)
     if options.local is not None or (plan.local and not options.config):
-        return _local(options, config, plan, cancelled_by_signals)
+        return [_local(options, config, plan, cancelled_by_signals)]
     if options.embedded_broker:
         raise ConfigError("--embedded-broker is for trials on this machine: give --local as well")
-    return _connected(config, plan, cancelled_by_signals)
+    return [_connected(config, plan, cancelled_by_signals)]
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
@@ -85,27 +95,66 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
 def _local(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> Found:
-    planned_data(plan)
-    require_there(plan, Path(config.data_root))
-    count = len(devices(plan, options.local or plan.local))
-    local = Local(
-        *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), new_name(plan), count),
-        embedded=options.embedded_broker,
-    )
+    local = _trial(options, config, plan, new_name(plan), options.local or plan.local)
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
+    print_line(console, f"{plan.name}: {local.count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
+    _to_the_end(run_local(local, display.tell), [local], console, display.bar, cancelled_by_signals)
+    return local.folder, read(local.folder)
+
+
+def _sites(
+    options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
+) -> list[Found]:
+    """Run a plan with sites on this machine, each with a broker and a server of its own."""
+    assert plan.sites
+    count = len(devices(plan))
+    if (asked := options.local or plan.local or count) != count:
+        raise ConfigError(
+            f"{options.plan}: sites: {asked} agents are asked for, and the plan names {count} devices of its sites; "
+            "leave `local` and --local out"
+        )
+    sites = local_sites(_trial(options, config, plan, new_names(plan), count))
+    console = Console(stderr=True)
+    bar = NewsBar(console)
+    displays = {site: Display(console, plan.rounds, site, bar) for site in sites}
+    what = f"{count} agents at {len(sites)} sites, {plan.rounds} rounds of {plan.algorithm.name}"
+    print_line(console, f"{plan.name}: {what}")
+    going = run_sites(sites, lambda site, record: displays[site].tell(record))
+    _to_the_end(going, list(sites.values()), console, bar, cancelled_by_signals)
+    return [(one.folder, read(one.folder)) for one in sites.values()]
+
+
+def _trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: str, count: int) -> Local:
+    """Return what runs on this machine; with so many agents, 0 for those that the plan names."""
+    planned_data(plan)
+    require_there(plan, Path(config.data_root))
+    agents = len(devices(plan, count))
+    return Local(
+        *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), run, agents),
+        embedded=options.embedded_broker,
+    )
+
+
+def _to_the_end(
+    trial: Coroutine[None, None, object],
+    runs: Sequence[Local],
+    console: Console,
+    bar: NewsBar,
+    cancelled_by_signals: Callable[[], object],
+) -> None:
+    """Run a trial on this machine; interrupted, say what is left of it."""
 
     async def go() -> None:
         cancelled_by_signals()
-        await run_local(local, display.tell)
+        await trial
 
-    print_line(console, f"{plan.name}: {count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
-    with display.bar:
+    with bar:
         try:
             asyncio.run(go())
         except (asyncio.CancelledError, KeyboardInterrupt):
             print_line(console, "the broker and the agents that this command started have ended")
-            if exists(local.data_dir, local.run):
-                print_line(console, f"run {local.run} stays unfinished; the same command begins a new one")
+            for one in runs:
+                if exists(one.data_dir, one.run):
+                    print_line(console, f"run {one.run} stays unfinished; the same command begins a new one")
             raise
-    return local.folder, read(local.folder)

@@ -68,7 +68,8 @@ def require_one_site(plan: Plan, path: Path) -> None:
     if plan.sites:
         raise ConfigError(
             f"{path}: sites: a plan for several edge servers is run by `edge-server run` at each of them, with a "
-            "[[peer]] for every other, or by `edge-server replay`: take the table out to run it with one server"
+            "[[peer]] for every other, by `edge-server trial run PLAN` on this machine, or by `edge-server replay`: "
+            "take the table out to run it with one server"
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from edge_server.journal.decision import TermBegan
-from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RoundOpened, RunOpened
+from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RoundOpened, RunOpened, measured_rounds
 from edge_server.plan.sites import round_name
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, SECONDS, choose_unit
@@ -123,6 +124,26 @@ def sites_table(found: SitesSummary) -> tuple[TextTable, list[str]]:
     if found.refused:
         lines.append(f"refused of peers: {_counts(found.refused.items())}")
     return TextTable(columns, rows), lines
+
+
+def accuracy_line(runs: Sequence[Sequence[AnyRecord]]) -> str:
+    """Return how accurate the model of each site was when it was measured last, and the mean of these.
+
+    Args:
+        runs: The records of each site's run, in the plan's order.
+    """
+    begun = next(one for records in runs for one in records if isinstance(one, RunOpened))
+    assert begun.plan.sites
+    last = {site: measured_rounds(records)[-1:] for site, records in zip(begun.plan.sites.names, runs, strict=True)}
+    known = [found[0] for found in last.values() if found]
+    if not known:
+        return "accuracy by site: none was measured"
+    each = ", ".join(f"{site} {found[0][0]:.4f}" if found else f"{site} -" for site, found in last.items())
+    mean = math.fsum(accuracy for accuracy, _ in known) / len(known)
+    of = "" if len(known) == len(last) else f" of {len(known)} sites"
+    first, *others = sorted({number for _, number in known})
+    when = f"rounds {first} to {others[-1]}" if others else f"round {first}"
+    return f"accuracy by site: {each}; mean{of} {mean:.4f} after {when}"
 
 
 def _counts(items: Iterable[tuple[str, int]]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ class Local:
         data_dir: Folder of runs.
         run: The run's name.
         count: Agents.
+        site: Its name.
         embedded: Use the embedded broker even where mosquitto is installed.
         log_level: What the processes write into their logs.
     """
@@ -50,6 +51,7 @@ class Local:
     data_dir: Path
     run: str
     count: int
+    site: str = "lab"
     embedded: bool = False
     log_level: str = "info"
 
@@ -57,6 +59,11 @@ class Local:
     def folder(self) -> Path:
         """Where this trial's files lie: the run's own folder."""
         return self.data_dir / self.run
+
+    @property
+    def place(self) -> Path:
+        """Where those of its processes lie."""
+        return self.folder / LOCAL
 
 
 async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClosed:
@@ -66,7 +73,7 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
         TaskFailed: The server or an agent ended before the run did.
         Unreachable: The broker does not start.
     """
-    place = local.folder / LOCAL
+    place = local.place
     place.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(running(place, embedded=local.embedded))
@@ -74,12 +81,23 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
         fleet = devices(local.plan, local.count)
         for index, device in enumerate(fleet):
             children[device.name] = await stack.enter_async_context(agent(local, place, broker, fleet, index))
-        return await _until_closed(local.folder, children, tell, place)
+        return await until_closed(local.folder, children, tell, place)
 
 
-async def _until_closed(
-    folder: Path, children: dict[str, Process], tell: Callable[[AnyRecord], None], place: Path
+async def until_closed(
+    folder: Path, children: Mapping[str, Process], tell: Callable[[AnyRecord], None], place: Path
 ) -> RunClosed:
+    """Follow a run until its last record.
+
+    Args:
+        folder: The run's.
+        children: The processes that it needs until then.
+        tell: Is told of every record.
+        place: Where their logs lie.
+
+    Raises:
+        TaskFailed: One of them ended before.
+    """
     following = asyncio.create_task(follow(folder, tell), name="follow")
     deaths = {asyncio.create_task(child.wait(), name=name): name for name, child in children.items()}
     try:
@@ -99,20 +117,25 @@ async def _until_closed(
     raise TaskFailed(f"{name} ended with exit code {children[name].returncode}; see {place / name}.log")
 
 
-def server(local: Local, place: Path, broker: PrivateBroker) -> AbstractAsyncContextManager[Process]:
+def server(
+    local: Local, place: Path, broker: PrivateBroker, peers: Mapping[str, PrivateBroker] | None = None
+) -> AbstractAsyncContextManager[Process]:
     """Run the server of a trial; its files lie in `place`.
 
     Args:
         local: The trial.
         place: Folder of its files.
         broker: The private one.
+        peers: Those of the other sites of its plan; None where it has one.
     """
     config = {
         "plan": str(local.plan_path.resolve()),
         "run": local.run,
+        "site": local.site,
         "data_dir": str(local.data_dir.resolve()),
         "data_root": str(local.data_root.resolve()),
         "broker": _address(broker),
+        "peer": [{"site": site, "broker": _address(other)} for site, other in (peers or {}).items()],
         "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
         "trainer": {"device": "cpu"},  # a board each, and the bits that a replay gives
@@ -139,6 +162,7 @@ def agent(
         data = msgspec.structs.replace(data, path=str(Path(data.path).resolve()))
     config = {
         "device": device.name,
+        "site": local.site,
         "state_dir": str((place / device.name).resolve()),
         "data": data,
         "broker": _address(broker),

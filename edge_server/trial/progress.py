@@ -12,6 +12,7 @@ from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, frequent_cause
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
+    Gossiped,
     LeftOut,
     RoundClosed,
     RoundOpened,
@@ -38,12 +39,12 @@ async def follow(folder: Path, tell: Callable[[AnyRecord], None]) -> RunClosed:
 
 
 class Display:
-    """A bar of updates on a terminal, a line a round elsewhere."""
+    """A bar of updates on a terminal, a line a round elsewhere; of several sites each has a bar among theirs."""
 
-    def __init__(self, console: Console, rounds: int) -> None:
-        self._console, self._rounds = console, rounds
-        self.bar = NewsBar(console)
-        self._task = self.bar.add_task("waiting for devices", total=rounds, news="")
+    def __init__(self, console: Console, rounds: int, site: str = "", bar: NewsBar | None = None) -> None:
+        self._console, self._rounds, self._whose = console, rounds, f"{site}: " if site else ""
+        self.bar = bar or NewsBar(console)
+        self._task = self.bar.add_task(f"{self._whose}waiting for devices", total=rounds, news="")
         self._here, self._waiting, self._came = "", 0, 0
         self._asked: frozenset[str] = frozenset()
         self._missed, self._why = 0, ""
@@ -64,16 +65,28 @@ class Display:
             case LeftOut():
                 until = "it speaks" if record.silent else "its agent is started anew"
                 why = f": {record.cause}" if record.silent else ""
-                print_line(self._console, f"device {record.device} is asked no more until {until}{why}")
+                self._print(f"device {record.device} is asked no more until {until}{why}")
                 return
             case Evaluated(round=int(number)):
                 mean, kind = figure(record.accuracy), "own models" if record.personal else "the model"
                 line = f"round {number}/{self._rounds}  {kind} on {len(record.by_device)} devices' own data: {mean}"
-                print_line(self._console, line)
+                self._print(line)
+                return
+            case Gossiped():
+                self._mixed(record)
                 return
             case _:
                 return
-        self.bar.update(self._task, description=self._here)
+        self.bar.update(self._task, description=f"{self._whose}{self._here}")
+
+    def _print(self, line: str) -> None:
+        print_line(self._console, f"{self._whose}{line}")
+
+    def _mixed(self, gossip: Gossiped) -> None:
+        """Show with whom a site mixed its model; on a terminal only if somebody was missing."""
+        without = "".join(f"; without {site}: {cause}" for site, cause in gossip.off.items())
+        if without or not self._console.is_terminal:
+            self._print(f"mixed with {', '.join(gossip.on) or 'nobody'} in {gossip.seconds:.2f} s{without}")
 
     def _close(self, closed: RoundClosed) -> None:
         """Show how a round ended; of a missed one why, and after some in a row what to do."""
@@ -84,10 +97,10 @@ class Display:
             news = f"missed: {len(closed.arrived)} updates came{why}"
         self.bar.update(self._task, completed=closed.round, news=news)
         if not self._console.is_terminal or (is_missed and why != self._why):
-            print_line(self._console, f"round {closed.round}/{self._rounds}  {news}  {closed.seconds:.2f} s")
+            self._print(f"round {closed.round}/{self._rounds}  {news}  {closed.seconds:.2f} s")
         self._missed, self._why = self._missed + 1 if is_missed else 0, why
         if self._missed == TRIES_TO_WAIT:
-            print_line(self._console, f"missed {self._missed} times one after the other: {REMEDY}")
+            self._print(f"missed {self._missed} times one after the other: {REMEDY}")
 
     def _missed_why(self, closed: RoundClosed) -> str:
         if not self._asked:

@@ -7,17 +7,17 @@ import io
 import pytest
 from rich.console import Console
 
-from edge_server.journal.records import AnyRecord, LeftOut, RoundClosed, RoundOpened
+from edge_server.journal.records import AnyRecord, Gossiped, LeftOut, RoundClosed, RoundOpened
 from edge_server.trial.progress import Display
 from shared.protocol.messages import Assignment, Hyper
 
 GONE = "ConfigError: data: path '/srv/examples': No such file"
 
 
-def shown(*records: AnyRecord, is_terminal: bool = False) -> str:
+def shown(*records: AnyRecord, is_terminal: bool = False, site: str = "") -> str:
     """Return what is written of a run's records."""
     out = io.StringIO()
-    display = Display(Console(file=out, force_terminal=is_terminal, width=400, color_system=None), 5)
+    display = Display(Console(file=out, force_terminal=is_terminal, width=400, color_system=None), 5, site)
     for record in records:
         display.tell(record)
     return out.getvalue()
@@ -52,3 +52,16 @@ def test_after_some_misses_in_a_row_it_says_what_to_do():
     again = missed({"a": GONE})
     assert "device-agent doctor" not in shown(*again * 2)
     assert shown(*again * 9).count("missed 3 times one after the other: time alone will hardly mend it") == 1
+
+
+def test_of_several_sites_every_line_says_whose_it_is_and_who_mixed():
+    """A terminal has bars for the rounds, and is told of those who were missing alone."""
+    whole = Gossiped(round=2, on=("barn", "yard"), seconds=0.25)
+    torn = Gossiped(round=4, on=("barn",), off={"yard": "deadline"}, seconds=60.0)
+    assert shown(whole, torn, site="roof").splitlines() == [
+        "roof: mixed with barn, yard in 0.25 s",
+        "roof: mixed with barn in 60.00 s; without yard: deadline",
+    ]
+    assert shown(whole, site="roof", is_terminal=True) == ""
+    assert "without yard: deadline" in shown(torn, site="roof", is_terminal=True)
+    assert "roof: round 1/5  missed" in shown(*missed({}), site="roof")

@@ -1,0 +1,108 @@
+"""A live trial of several sites on this machine: for each its own broker, server and agents, all of them processes.
+
+The servers speak to each other over these brokers as they do from site to site; each records a run of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.subprocess import Process
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+from edge_server.fleet.broker import PrivateBroker, running
+from edge_server.journal.records import AnyRecord, RunClosed
+from edge_server.journal.runs import new_name
+from edge_server.plan.plan import Plan, devices
+from edge_server.plan.sites import devices_by_site
+from edge_server.trial.local import SERVER, Local, agent, server, until_closed
+from shared.errors import ConfigError
+
+LONGEST_NAME, LONGEST_SITE = 64, 32
+"""Letters of a run's name, and of its site's in it."""
+
+
+def local_sites(local: Local) -> dict[str, Local]:
+    """Return the trial of each site of a plan, in its order: one run each, side by side in the folder of runs.
+
+    Args:
+        local: The trial of all; its `run` is the beginning of theirs.
+
+    Raises:
+        ConfigError: A site has fewer devices than its rounds wait for, or a name that is too long for that of a run.
+    """
+    sites, least = local.plan.sites, local.plan.cohort.min_devices
+    assert sites
+    for site, those in devices_by_site(sites, [one.name for one in devices(local.plan)]).items():
+        if len(those) < least:
+            raise ConfigError(
+                f"{local.plan_path}: cohort.min_devices: site {site} has {len(those)} devices and its rounds wait for "
+                f"{least}; lower that, or give the site more"
+            )
+        if len(site) > LONGEST_SITE:
+            raise ConfigError(f"{local.plan_path}: sites.clusters: {site!r}: give it at most {LONGEST_SITE} letters")
+    return {site: replace(local, run=f"{local.run}-{site}", site=site) for site in sites.names}
+
+
+def new_names(plan: Plan) -> str:
+    """Return what the names of a trial's runs begin with; a site's name finds room behind it."""
+    assert plan.sites
+    over = len(new_name(plan)) + 1 + max(map(len, plan.sites.names)) - LONGEST_NAME
+    short = plan.name[: max(1, len(plan.name[:32]) - max(0, over))]
+    return new_name(msgspec.structs.replace(plan, name=short))
+
+
+async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord], None]) -> dict[str, RunClosed]:
+    """Run a trial of several sites until all their runs have ended; every process is gone afterwards.
+
+    Args:
+        sites: By `local_sites`.
+        tell: Is told of every record and of its site.
+
+    Raises:
+        TaskFailed: A server or an agent ended before its site's run did.
+        Unreachable: A broker does not start.
+    """
+    async with AsyncExitStack() as stack:
+        brokers = dict[str, PrivateBroker]()
+        for site, local in sites.items():
+            local.place.mkdir(parents=True, exist_ok=True)
+            brokers[site] = await stack.enter_async_context(running(local.place, embedded=local.embedded))
+        children = {site: {SERVER: await _server(stack, local, brokers)} for site, local in sites.items()}
+        for site, local in sites.items():
+            children[site] |= await _agents(stack, local, brokers[site])
+        ends = {
+            site: until_closed(local.folder, children[site], partial(tell, site), local.place)
+            for site, local in sites.items()
+        }
+        return await _all_of(ends)
+
+
+async def _server(stack: AsyncExitStack, local: Local, brokers: Mapping[str, PrivateBroker]) -> Process:
+    others = {site: broker for site, broker in brokers.items() if site != local.site}
+    return await stack.enter_async_context(server(local, local.place, brokers[local.site], others))
+
+
+async def _agents(stack: AsyncExitStack, local: Local, broker: PrivateBroker) -> dict[str, Process]:
+    """Start the agents of a site; each has its share of the data that all sites' devices have together."""
+    assert local.plan.sites
+    fleet = devices(local.plan)
+    names = [one.name for one in fleet]
+    return {
+        name: await stack.enter_async_context(agent(local, local.place, broker, fleet, names.index(name)))
+        for name in devices_by_site(local.plan.sites, names)[local.site]
+    }
+
+
+async def _all_of(ends: Mapping[str, Coroutine[None, None, RunClosed]]) -> dict[str, RunClosed]:
+    """Await all; the first that fails ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {site: group.create_task(end, name=f"site {site}") for site, end in ends.items()}
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return {site: task.result() for site, task in tasks.items()}

@@ -1,0 +1,116 @@
+"""A plan with sites on this machine: brokers, servers and agents of all, a run for each, the bits of its replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_server.fleet import broker
+from edge_server.journal.records import Gossiped, RoundClosed, RunOpened, closed_rounds
+from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.replay.run import replay_sites
+from edge_server.rounds.check_plan import load
+from edge_server.sites.overview import accuracy_line
+from edge_server.trial.local_sites import new_names
+from shared.protocol.topics import is_name
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import TINY, called, captured, final
+from tests.edge_server.textbook import require_equal
+
+ROUNDS = 4
+SITES = """
+[sites]
+edge_rounds = 2
+clusters = { north = ["a"], south = ["b"] }
+[[device]]
+name = "a"
+[[device]]
+name = "b"
+"""
+PLAN = TINY | {
+    "evaluation": "every = 1",
+    "cohort": "min_devices = 1",
+    "round": "deadline_s = 90.0",
+    "more": f"{TINY['more']}{SITES}",
+}
+
+
+def planned(folder: Path, **sections: str) -> Path:
+    return write_plan(folder, rounds=ROUNDS, **PLAN | sections)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
+def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
+    """Two brokers, two servers, two agents; exit code 0, and the end says each site's accuracy and their mean."""
+    plan, runs = planned(tmp_path), tmp_path / "runs"
+    done = captured("trial", "run", plan, "--data-dir", runs)
+    assert done.code == 0, done.err
+    assert "tiny: 2 agents at 2 sites, 4 rounds of fedavg" in done.err
+    assert "north: mixed with south in" in done.err
+    folders = {path.parent.name.rpartition("-")[2]: path.parent for path in runs.glob(f"*/{JOURNAL}")}
+    assert sorted(folders) == ["north", "south"]
+    assert len({folder.name.rpartition("-")[0] for folder in folders.values()}) == 1
+    replayed = replay_sites(
+        load(plan, tmp_path, several_sites=True), {site: tmp_path / f"replay-{site}" for site in folders}
+    )
+    for site, folder in folders.items():
+        records, (state, others) = read(folder), replayed[site]
+        require_equal(final(folder, ROUNDS), state.tree)
+        assert [(one.loss, one.accuracy) for one in closed_rounds(records)] == [
+            (one.loss, one.accuracy) for one in closed_rounds(others)
+        ]
+        assert [(one.round, one.off) for one in records if isinstance(one, Gossiped)] == [(2, {}), (4, {})]
+        assert (folder / "local" / "edge-server.log").exists()
+    accuracy = closed_rounds(read(folders["north"]))[-1].accuracy  # of a full graph: the same model at both
+    assert done.out.splitlines()[-1] == (
+        f"accuracy by site: north {accuracy:.4f}, south {accuracy:.4f}; mean {accuracy:.4f} after round 4"
+    )
+
+
+def test_sites_whose_last_figures_are_not_of_one_round_say_so(tmp_path):
+    """A mean over those that have one."""
+    plan = load(planned(tmp_path), tmp_path, several_sites=True)
+    begun = RunOpened(run="tiny", plan=plan)
+
+    def ended(number: int, accuracy: float | None) -> RoundClosed:
+        return RoundClosed(round=number, outcome="aggregated", arrived=("a",), seconds=1.0, accuracy=accuracy)
+
+    assert accuracy_line([[begun], [begun]]) == "accuracy by site: none was measured"
+    one, other = [begun, ended(1, 0.5), ended(2, 0.75)], [begun, ended(1, 0.25), ended(2, None)]
+    assert (
+        accuracy_line([one, [begun]]) == "accuracy by site: north 0.7500, south -; mean of 1 sites 0.7500 after round 2"
+    )
+    assert accuracy_line([one, other]) == (
+        "accuracy by site: north 0.7500, south 0.2500; mean 0.5000 after rounds 1 to 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sections", "said"),
+    [
+        (("--local", 3), {}, "3 agents are asked for, and the plan names 2 devices of its sites"),
+        ((), {"cohort": "min_devices = 2"}, "site north has 1 devices and its rounds wait for 2"),
+        (("--config", "server.toml"), {}, "`edge-server trial run PLAN` on this machine"),
+        ((), {"more": PLAN["more"].replace("north", "n" * 33)}, "give it at most 32 letters"),
+    ],
+)
+def test_what_no_trial_of_sites_can_be(tmp_path, capsys, words, sections, said):
+    """One line, code 2, and nothing is begun."""
+    plan = planned(tmp_path, **sections)
+    (tmp_path / "server.toml").write_text('plan = "plan.toml"')
+    words = [tmp_path / word if str(word).endswith("toml") else word for word in words]
+    assert called("trial", "run", plan, *words, "--data-dir", tmp_path / "runs") == 2
+    assert said in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_a_runs_name_has_room_for_that_of_its_site(tmp_path):
+    plan = load(planned(tmp_path, more=PLAN["more"].replace("north", "n" * 32)), tmp_path, several_sites=True)
+    for name in ("p", "p" * 32, "p" * 64):
+        stem = new_names(msgspec.structs.replace(plan, name=name))
+        assert is_name(f"{stem}-{'n' * 32}")
+        assert stem.startswith("p")
