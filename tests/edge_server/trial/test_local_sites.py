@@ -23,6 +23,7 @@ ROUNDS = 4
 SITES = """
 [sites]
 edge_rounds = 2
+deadline_s = 300.0
 clusters = { north = ["a"], south = ["b"] }
 [[device]]
 name = "a"
@@ -47,7 +48,7 @@ def planned(folder: Path, **sections: str) -> Path:
 def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
     """Two brokers, two servers, two agents; exit code 0, and the end says each site's accuracy and their mean."""
     plan, runs = planned(tmp_path), tmp_path / "runs"
-    done = captured("trial", "run", plan, "--data-dir", runs)
+    done = captured("trial", "run", plan, "--data-dir", runs, limit_s=300.0)
     assert done.code == 0, done.err
     assert "tiny: 2 agents at 2 sites, 4 rounds of fedavg" in done.err
     assert "north: mixed with south in" in done.err
