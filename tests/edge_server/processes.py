@@ -171,9 +171,9 @@ def _serve(arguments: list[str], log: Path) -> None:
     main()
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """Wait for something to be so; return it."""
-    limit = time.monotonic() + PATIENCE_S
+    limit = time.monotonic() + patience_s
     while time.monotonic() < limit:
         if found := condition():
             return found
