@@ -13,7 +13,8 @@ from edge_server.journal.budget import Ledger
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, RoundOpened, RunClosed, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan
-from edge_server.replay.run import replay, run_replay
+from edge_server.replay.run import replay
+from edge_server.replay.source import find_source
 from edge_server.trace.transfer import export
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
@@ -169,13 +170,13 @@ def test_a_round_is_explained(tmp_path):
 
 def test_the_record_is_the_same_for_any_number_of_processes_and_its_trace_is_the_run_again(tmp_path):
     sections = {"model": LARGE, "more": FLEET, "measure": "seconds = 1.0"}
-    make(tmp_path, "deadline_s = 9.0", **sections)
-    plan = tmp_path / "plan.toml"
-    run, records = run_replay(plan, tmp_path, tmp_path / "runs", 0, 1)
-    assert run_replay(plan, tmp_path, tmp_path / "others", 0, 3)[1] == records
-    export(tmp_path / "runs", run.name, tmp_path / "trace", tmp_path)
-    _, again = run_replay(tmp_path / "trace", tmp_path, tmp_path / "more", 0, 1)
-    seconds, others = (
-        [cost.compute_s for costs in by_round(one).values() for cost in costs.values()] for one in (records, again)
-    )
-    assert others == pytest.approx(seconds)
+    plan = make(tmp_path, "deadline_s = 9.0", **sections)
+    _, records = replay(plan, tmp_path / "runs" / "run")
+    assert replay(plan, tmp_path / "others" / "run", workers=3)[1] == records
+    export(tmp_path / "runs", "run", tmp_path / "trace", tmp_path)
+    again, trace = find_source(tmp_path / "trace", None, tmp_path / "runs", tmp_path)
+    _, repeated = replay(again, tmp_path / "more" / "run", trace=trace)
+    spent = [
+        [cost.compute_s for costs in by_round(one).values() for cost in costs.values()] for one in (records, repeated)
+    ]
+    assert spent[1] == pytest.approx(spent[0])

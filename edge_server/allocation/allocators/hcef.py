@@ -34,7 +34,7 @@ STEPS, SENT = "steps", "sent"
 """Values of a task: rho and theta."""
 TURNS = 3
 """Of deciding with the bytes of what was decided before."""
-FEW = 128
+FEW = 64
 """Devices of which steps and changes are decided at once unless the plan says otherwise."""
 NAMES = {Bound.INTERIOR: "round_joules", Bound.FLOOR: "least"}
 """Reasons whose usual names speak of bandwidth."""

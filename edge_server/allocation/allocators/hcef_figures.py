@@ -47,7 +47,7 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
         baseline: What is compared: `hcef` decides both; `cef` neither, all steps and the whole change; `cef_f` steps
             alone; `cef_c` the change alone; `mll_sgd` steps in proportion to a device's speed, whatever the budgets.
         joint: Whether both are decided at once, by a solver with a certified gap, or in turn, as the paper does;
-            absent: at once of up to 128 devices, of which that takes no more than some milliseconds.
+            absent: at once of up to 64 devices, which takes a tenth of a second at the most, and gains nothing of more.
         start: Of what is decided in turn: share of the room beyond the floors that is spent on steps at first; where it
             ends depends on it.
         w_add: Weight of the steps that are left out in the objective; 3 as printed, 1 as its proof has it.
