@@ -50,12 +50,14 @@ from shared.algorithms.fedavg import LocalSgd, descend_batches, fedavg, require_
 from shared.algorithms.local_training import epochs
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.protocol.messages import Assignment, Value
+from shared.protocol.messages import Assignment, Scalar, Value
 from shared.tensors import tree
 from shared.tensors.tree import State, Tree
 
 STEPS, SENT = "steps", "sent"
 """Values of a task: rho, the share of its local steps that a device takes, and theta, of its change that it sends."""
+GRADIENTS = "gradients"
+"""Value of a task: gradients that its device estimates by; 0 in rounds without estimates."""
 SIGMA2, G2, STEPS_TAKEN = "sigma2", "g2", "steps_taken"
 """What a device says with its update."""
 FEWEST = 2
@@ -70,11 +72,13 @@ class HcefSettings:
         local_steps: tau, local steps of a round, a batch each; `[hyper] local_epochs` does not count here.
         gradients: M, gradients from which each device estimates sigma^2 and G^2 before it trains, 2 or more; 0: none.
             They take as long as so many steps.
+        estimate_every: From one round with estimates to the next, the first being one: what was told holds until then.
         weighting: Whether every device counts alike, as in the paper, or by its examples, as in FedAvg.
     """
 
     local_steps: int = 5
     gradients: int = 0
+    estimate_every: int = 1
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
@@ -85,6 +89,8 @@ class HcefSettings:
         """
         if index(self.local_steps) < 1 or (index(self.gradients) and self.gradients < FEWEST):
             raise ValueError("local_steps must be >= 1, gradients 0 or >= 2")
+        if index(self.estimate_every) < 1:
+            raise ValueError("estimate_every must be >= 1")
         if self.weighting not in ("uniform", "examples"):
             raise ValueError(f'weighting is {self.weighting!r}, it must be "uniform" or "examples"')
 
@@ -123,10 +129,10 @@ def assign(
     """
     enough = max(settings.local_steps, settings.gradients)  # epochs, a batch each at least
     hyper = msgspec.structs.replace(cohort.hyper, local_epochs=enough)
-    told = {}
+    gradients, told = 0 if (number - 1) % settings.estimate_every else settings.gradients, {}
     for device, one in assign_alike(state, cohort, allocation, number).items():
         taken = steps_taken(one.seed, settings.local_steps, told_share(one.values, STEPS))
-        values = {**one.values, "local_steps": taken + settings.gradients}
+        values = {**one.values, GRADIENTS: gradients, "local_steps": taken + gradients}
         told[device] = msgspec.structs.replace(one, hyper=hyper, values=values)
     return told
 
@@ -142,7 +148,7 @@ def local(
     """
     layers, hyper, metrics = model.layers, assignment.hyper, dict[str, float]()
     taken = steps_taken(assignment.seed, settings.local_steps, told_share(assignment.values, STEPS))
-    if settings.gradients:
+    if settings.gradients and assignment.values.get(GRADIENTS):
         layers.load_state_dict(start)
         metrics[SIGMA2], metrics[G2] = gradient_moments(layers, batches, hyper.batch_size, settings.gradients)
     layers.load_state_dict(start)  # anew: running statistics have moved
@@ -213,17 +219,26 @@ def _gradient(layers: nn.Module, weights: list[nn.Parameter], batch: Batch, numb
 
 
 def hcef(
-    *, local_steps: int = 5, gradients: int = 0, weighting: Literal["uniform", "examples"] = "uniform"
+    *,
+    local_steps: int = 5,
+    gradients: int = 0,
+    estimate_every: int = 1,
+    weighting: Literal["uniform", "examples"] = "uniform",
 ) -> Algorithm:
     """Build the algorithm; options as in `HcefSettings`. Its server state is the model's own tree.
 
     Raises:
         ValueError: One is out of range.
     """
-    settings, averaged = HcefSettings(local_steps, gradients, weighting), fedavg()
+    settings, averaged = HcefSettings(local_steps, gradients, estimate_every, weighting), fedavg()
+    facts: dict[str, Scalar] = {
+        "local_steps": local_steps,
+        "gradients": gradients,
+        "estimate_every": estimate_every,
+    }
 
     def init(model: Model, seed: int) -> State:
-        return State(averaged.init(model, seed).tree, {"local_steps": local_steps, "gradients": gradients})
+        return State(averaged.init(model, seed).tree, facts)
 
     return replace(
         averaged,

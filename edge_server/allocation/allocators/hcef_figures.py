@@ -31,6 +31,8 @@ from edge_server.plan.sites import round_position
 
 MOMENTS = ("sigma2", "g2")
 """What devices estimate of their gradients, by the names that they give it."""
+COUNTS = (("local_steps", 1), ("gradients", 0), ("estimate_every", 1))
+"""Of the method's facts, and what they are of any other."""
 LEVELS = 64
 """Between theta_min and 1, at shares that grow by the same factor: for each, the bytes of an update are counted."""
 DENSE = 31 / 32
@@ -105,7 +107,9 @@ def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
         found[name] = min(found.get(name, math.inf), left)
         found |= {f"spent_{unit}": spent, f"before_{unit}": before}
         found["rounds_left"] = float((place.rounds - place.over) * place.edge_rounds - place.edge_over)
-    steps = {name: _count(facts.get(name), usual) for name, usual in (("local_steps", 1), ("gradients", 0))}
+    tau, gradients, every = (_count(facts.get(name), usual) for name, usual in COUNTS)
+    is_due = every and not (setting.number - 1) % every
+    steps = {"local_steps": tau, "gradients": gradients if is_due else 0.0}
     return found | steps | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
 
 

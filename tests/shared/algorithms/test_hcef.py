@@ -106,6 +106,18 @@ def test_the_server_tells_as_many_gradients_as_the_device_computes(fleet, model,
         assert told.allocated.local_steps == result.metrics["steps_taken"] + 3
 
 
+def test_estimates_are_made_every_so_many_rounds(fleet, model, hyper):
+    algorithm = hcef(local_steps=2, gradients=3, estimate_every=4)
+    cohort, found = Cohort(("c",), hyper, 1), []
+    for number in range(1, 10):
+        told = algorithm.assign(algorithm.init(model(), 5), cohort, {}, number)["c"]
+        start = {key: leaf.clone() for key, leaf in model().tree().items()}
+        _, result = algorithm.local(model(), State(), start, Own(fleet["c"], told), told)
+        found.append("sigma2" in result.metrics)
+        assert told.allocated.local_steps == (5 if found[-1] else 2)
+    assert found == [True, False, False, False, True, False, False, False, True]
+
+
 def test_what_is_estimated_changes_nothing_of_what_is_trained(fleet, model, hyper):
     plain = trained(hcef(), model, fleet["c"], hyper, 0.6)[1]
     told = trained(hcef(gradients=4), model, fleet["c"], hyper, 0.6)[1]
@@ -168,7 +180,15 @@ def test_minibatches_of_an_epoch_and_of_several_are_unbiased(fleet, model, hyper
 
 
 @pytest.mark.parametrize(
-    "options", [{"local_steps": 0}, {"gradients": 1}, {"gradients": -2}, {"weighting": "some"}, {"local_steps": 2.5}]
+    "options",
+    [
+        {"local_steps": 0},
+        {"gradients": 1},
+        {"gradients": -2},
+        {"weighting": "some"},
+        {"estimate_every": 0},
+        {"local_steps": 2.5},
+    ],
 )
 def test_settings_that_no_round_can_use_are_refused(options):
     with pytest.raises((ValueError, TypeError)):

@@ -318,6 +318,13 @@ def test_limits_are_what_the_budgets_leave(tmp_path):
     assert limits(HcefOptions(), setting(tmp_path, 11))["deadline_s"] == pytest.approx(30.0)  # that of [round] is less
 
 
+def test_gradients_cost_time_in_rounds_with_estimates_alone(tmp_path):
+    at = setting(tmp_path, 5)
+    at = dataclasses.replace(at, sizes=dataclasses.replace(SIZES, facts={**SIZES.facts, "estimate_every": 4}))
+    found = [limits(HcefOptions(), dataclasses.replace(at, number=number))["gradients"] for number in (1, 2, 4, 5)]
+    assert found == [2.0, 0.0, 0.0, 2.0]
+
+
 def test_with_several_sites_the_rest_of_the_run_looks_like_this_edge_round(tmp_path):
     """Two global rounds of five: 40 s and 90 J are spent, 25 s and 60 J of them before the second one."""
     at = setting(tmp_path, 8)
