@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from device_agent.exchange.own_model import OwnModelServing
 from device_agent.exchange.remote_top import RemoteTop
 from device_agent.inference.gates.process import GateProcess
 from device_agent.inference.process import InferenceProcess
-from device_agent.inference.release_folder import read_folders
+from device_agent.inference.release_folder import ReleaseFiles, read_folders
 from device_agent.inference.settings import InferenceSettings, choose_settings, runs_on_battery
 from device_agent.inference.store import BoardStore
 from device_agent.profile.load import load_for_board
@@ -37,6 +37,7 @@ class BoardServing:
         store: What rollouts brought.
         own: Has the model of the device's own served; None where networks are cut: upper halves are the release's.
         gates: Try out what is to be served.
+        folders: What its operator put there, by the names of the models.
     """
 
     config: AgentConfig
@@ -46,6 +47,7 @@ class BoardServing:
     store: BoardStore
     own: OwnModelServing | None
     gates: GateProcess
+    folders: Mapping[str, ReleaseFiles]
 
     def running(self) -> list[Coroutine[Any, Any, None]]:
         """Return what runs as long as the agent does."""
@@ -66,7 +68,8 @@ class BoardServing:
             frames_on="parts",
             wants_on="lacks",
         )
-        return BoardReleases(download, self.store, self.process, self.gates, instance)
+        folders = {name: files.version for name, files in self.folders.items()}
+        return BoardReleases(download, self.store, self.process, self.gates, instance, folders)
 
     @asynccontextmanager
     async def asking_tops(self, transport: Transport, instance: str) -> AsyncIterator[None]:
@@ -113,4 +116,4 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
         judge = partial(gates.judge_own, max_drop=serve.own_max_drop) if is_judged else None
         own = OwnModelServing(folder / "state", process, judge)
         gates.own = own.path
-    return BoardServing(config, folder, process, settings, store, own, gates)
+    return BoardServing(config, folder, process, settings, store, own, gates, files.folders)

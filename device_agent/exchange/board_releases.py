@@ -93,12 +93,27 @@ class BoardReleases:
         serving: The inference process.
         gates: Try a release out.
         instance: That of the process's Status.
+        folders: Versions that an operator's folders have, by the names of their models.
     """
 
-    def __init__(self, download: Download, store: BoardStore, serving: Serving, gates: Gates, instance: str) -> None:
+    def __init__(
+        self,
+        download: Download,
+        store: BoardStore,
+        serving: Serving,
+        gates: Gates,
+        instance: str,
+        folders: Mapping[str, int],
+    ) -> None:
         self._serving = serving
-        self._offers = ReleaseOffers(download, store, runtime=runtime_version(), instance=instance, health=self._health)
-        self._swap = Swaps(Surroundings(store, serving, gates, self._offers.announce))
+        self._offers = ReleaseOffers(
+            *(download, store), runtime=runtime_version(), instance=instance, health=self._health, folders=folders
+        )
+
+        def has_folder(name: str, version: int) -> bool:
+            return folders.get(name, version) != version
+
+        self._swap = Swaps(Surroundings(store, serving, gates, self._offers.announce, has_folder=has_folder))
         self._offers.swap = self._swap
 
     async def run(self) -> None:

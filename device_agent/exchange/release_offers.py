@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,6 +62,7 @@ class ReleaseOffers:
         swap: Takes what was fetched; None until it is there.
         runtime: Version of ONNX Runtime on this board; empty where nobody knows.
         instance: That of the process's Status.
+        folders: Versions that an operator's folders have, by name: a board goes back to that where it has no other.
         health: Says how a version of a model does; None where nothing does.
     """
 
@@ -71,6 +72,7 @@ class ReleaseOffers:
     runtime: str = ""
     instance: str = ""
     health: Callable[[str, int], Awaitable[dict[str, float]]] | None = None
+    folders: Mapping[str, int] = field(default_factory=dict)
     _records: dict[str, UpdateRecord] = field(default_factory=dict)
     _refusals: dict[str, ModelStatus] = field(default_factory=dict)
     _offer: Offer | Ahead | None = None
@@ -181,7 +183,7 @@ class ReleaseOffers:
         if self.swap and record and record.phase in PENDING and record.deployment == offer.deployment:
             with suppress(FieldFleetError, OSError):
                 await self.swap.back(offer.name, offer.version)
-        known = status_of(self._records.get(offer.name, UpdateRecord(name=offer.name)))
+        known = self._status(self._records.get(offer.name, UpdateRecord(name=offer.name)))
         self._refusals[offer.name] = msgspec.structs.replace(
             known,
             candidate=offer.version,
@@ -321,7 +323,7 @@ class ReleaseOffers:
         while True:
             self._changed.clear()
             health = {name: await self._health(record) for name, record in list(self._records.items())}
-            known = {name: status_of(record) for name, record in self._records.items()} | self._refusals
+            known = {name: self._status(record) for name, record in self._records.items()} | self._refusals
             models = tuple(msgspec.structs.replace(known[one], figures=health.get(one, {})) for one in sorted(known))[
                 :MOST_MODELS
             ]
@@ -334,6 +336,13 @@ class ReleaseOffers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
+
+    def _status(self, record: UpdateRecord) -> ModelStatus:
+        """Return what the board says of a record; what it would go back to may be a folder's."""
+        found, there = status_of(record), self.folders.get(record.name, 0)
+        if found.previous or not found.committed or there == found.committed:
+            return found
+        return msgspec.structs.replace(found, previous=there)
 
     async def _health(self, record: UpdateRecord) -> dict[str, float]:
         """Return how the version that a board serves does."""

@@ -112,6 +112,8 @@ class Surroundings:
         now: Calendar seconds.
         worker: Runs what would block.
         look_s: Seconds between two looks at a trial.
+        has_folder: Tells of a name and a version whether an operator's folder has another version, which answers where
+            nothing else does.
     """
 
     store: BoardStore
@@ -121,6 +123,7 @@ class Surroundings:
     now: Callable[[], float] = utc_seconds
     worker: Worker = in_thread
     look_s: float = LOOK_S
+    has_folder: Callable[[str, int], bool] = lambda _name, _version: False
 
 
 @dataclass
@@ -338,16 +341,17 @@ class Candidate:
         await self.around.worker(self.around.store.tidy)
 
     async def return_to_previous(self) -> None:
-        """Part with the committed version, which is no more wanted: the one before it answers.
+        """Part with the committed version, which is no more wanted: the one before it answers, or that of a folder.
 
         Raises:
             ServingRefused: That one cannot be loaded; nothing has changed.
             Unwritable: The disk takes nothing more; nothing has changed.
         """
         gone, previous = self.record.committed, self.record.previous
-        await self.around.serving.load(self.name, previous)
+        if previous:
+            await self.around.serving.load(self.name, previous)
         await self.advance("back", "taken back")
-        if problem := await self.answer_with(previous):
+        if previous and (problem := await self.answer_with(previous)):
             log.error("model %s: version %d does not answer: %s", self.name, previous, problem)
         await self.unload(gone)
 

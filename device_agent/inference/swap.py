@@ -217,13 +217,18 @@ class _Owner:
             return
         await self._candidate.advance("fetched")
 
+    def _has_another(self) -> bool:
+        """Tell whether something would answer without the committed version."""
+        record = self._record
+        return record.previous > 0 or self._candidate.around.has_folder(record.name, record.committed)
+
     async def _part_with(self, version: int) -> None:
         record = self._record
         if version == record.candidate and record.phase == "trial":
             await self._candidate.go_back("back", "taken back")
         elif version == record.candidate and record.phase in PENDING:
             await self._candidate.withdraw("taken back")
-        elif version == record.committed and record.previous:
+        elif version == record.committed and self._has_another():
             if record.phase == "trial":
                 raise ServingRefused(f"version {record.candidate} is in its trial: take that one back first")
             if record.phase in PENDING:

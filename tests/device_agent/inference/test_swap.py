@@ -37,6 +37,7 @@ class Board:
         serving: Its inference process, which the agent outlives or not.
         verdicts: Of versions, by the gates; those that are not named pass.
         gate_s: What the gates take.
+        has_folder: Whether its operator put another version there.
         said: All that was announced, in order.
     """
 
@@ -44,6 +45,7 @@ class Board:
     serving: MemoryServing = field(default_factory=MemoryServing)
     verdicts: dict[int, GateVerdict] = field(default_factory=dict)
     gate_s: float = 1.0
+    has_folder: bool = False
     said: list[UpdateRecord] = field(default_factory=list)
     tried: list[int] = field(default_factory=list)
     swap: Swaps = field(init=False)
@@ -72,7 +74,8 @@ class Board:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run its agent while the block lasts."""
-        around = Surroundings(self.store, self.serving, self._gates, self._announce, worker=inline)
+        us = self.store, self.serving, self._gates, self._announce
+        around = Surroundings(*us, worker=inline, has_folder=lambda *_: self.has_folder)
         self.swap = Swaps(around)
         async with background(self.swap.run()):
             yield
@@ -349,6 +352,22 @@ def test_going_back_by_hand(board, live):
         assert (await board.swap.back(NAME, 4)).phase == "superseded"
         await asyncio.sleep(200.0)
         assert board.serving.current == {NAME: 1}
+
+    live(story)
+
+
+def test_the_first_version_that_came_goes_where_a_folder_has_another(board, live):
+    """What serves has that one answer again, once it is to part with this; a later offer begins anew."""
+    board.has_folder = True
+
+    async def story() -> None:
+        await board.commit(1)
+        told = await board.swap.back(NAME, 1)
+        assert (told.phase, told.committed, told.candidate) == ("rolled-back", 0, 1)
+        assert board.serving.asked[-1] == ("unload", 1)
+        assert ("load", 0) not in board.serving.asked
+        await board.commit(2)
+        assert board.serving.current == {NAME: 2}
 
     live(story)
 

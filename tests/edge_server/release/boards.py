@@ -166,6 +166,7 @@ class FieldBoard:
         profile: Id of its firmware profile.
         rule: See `RuleSwap`.
         runtime: Version of its ONNX Runtime.
+        folders: Versions that an operator put there, by name.
         says_each_s: Seconds that it takes over each wish for frames, infinity for one that stalls.
     """
 
@@ -175,6 +176,7 @@ class FieldBoard:
     profile: str = "pi-4"
     rule: Callable[[ReleaseManifest], str] = lambda _manifest: ""
     runtime: str = ""
+    folders: dict[str, int] = field(default_factory=dict)
     says_each_s: float = 0.0
     session: int = 0
     bytes_fetched: int = 0
@@ -220,7 +222,7 @@ class FieldBoard:
             frames_on="parts",
             wants_on="lacks",
         )
-        offers = ReleaseOffers(download, self.store, swap, self.runtime, f"i{self.session}")
+        offers = ReleaseOffers(download, self.store, swap, self.runtime, f"i{self.session}", folders=self.folders)
         swap.announce = offers.announce
         swap.resume()
         try:

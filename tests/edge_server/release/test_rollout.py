@@ -393,6 +393,21 @@ def test_a_board_that_never_ends_its_download_has_failed_and_holds_nobody(tmp_pa
     virtually(routine())
 
 
+def test_a_first_release_is_taken_back_where_a_folder_has_another_and_stays_where_nothing_else_would_answer(
+    tmp_path, virtually
+):
+    async def routine() -> None:
+        site = Site(tmp_path, 2)
+        site.boards["pi-01"].folders = {"net": 7}
+        async with site.awake():
+            known = await site.roll_out(site.release())
+            give_order(known, "back")
+            await site.engine(known).run()
+            assert (known.state.outcome, site.versions()) == ("taken-back", {"pi-00": 1, "pi-01": 0})
+
+    virtually(routine())
+
+
 def test_two_rollouts_at_once_are_refused(tmp_path):
     site = Site(tmp_path, 0)
     stored = site.release()
