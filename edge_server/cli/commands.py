@@ -256,7 +256,7 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
             _show(options, folder, records)
         from edge_server.sites.overview import accuracy_line  # noqa: PLC0415
 
-        write_text(sys.stdout, accuracy_line([records for _, records in runs]))
+        write_text(sys.stdout, accuracy_line({folder.name: records for folder, records in runs}))
 
 
 def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:

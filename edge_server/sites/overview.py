@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -126,15 +126,17 @@ def sites_table(found: SitesSummary) -> tuple[TextTable, list[str]]:
     return TextTable(columns, rows), lines
 
 
-def accuracy_line(runs: Sequence[Sequence[AnyRecord]]) -> str:
+def accuracy_line(runs: Mapping[str, Sequence[AnyRecord]]) -> str:
     """Return how accurate the model of each site was when it was measured last, and the mean of these.
 
     Args:
-        runs: The records of each site's run, in the plan's order.
+        runs: The records of each site's run, by its folder's name, which ends with the site's.
     """
-    begun = next(one for records in runs for one in records if isinstance(one, RunOpened))
+    begun = next(one for records in runs.values() for one in records if isinstance(one, RunOpened))
     assert begun.plan.sites
-    last = {site: measured_rounds(records)[-1:] for site, records in zip(begun.plan.sites.names, runs, strict=True)}
+    names = sorted(begun.plan.sites.names, key=len)  # a journal has them in no order
+    sites = {run: [name for name in names if run.endswith(f"-{name}")][-1] for run in runs}
+    last = {sites[run]: measured_rounds(records)[-1:] for run, records in runs.items()}
     known = [found[0] for found in last.values() if found]
     if not known:
         return "accuracy by site: none was measured"
