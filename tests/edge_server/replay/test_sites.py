@@ -179,8 +179,8 @@ def test_what_sites_cannot_be_replayed_from_or_into_is_refused(tmp_path):
         run_replay(folder, tmp_path, runs, 0, 1)
 
 
-def test_one_site_decides_for_the_devices_of_all(tmp_path):
-    """The first of the plan; each site records what its own were given, and from whom."""
+def test_one_site_decides_for_the_devices_of_all(tmp_path, monkeypatch, capsys):
+    """The first of the plan; each site records what its own were given, and from whom, and rounds go by GLOBAL.EDGE."""
     table = f'{EQUAL}\nbackhaul_mbit_s = 1.0\n[optimizer]\nname = "clusters"'
     plan = plan_of(tmp_path, table, rounds=2, algorithm='name = "fedprox"')
     for site, (_, records) in played(plan, tmp_path).items():
@@ -188,6 +188,9 @@ def test_one_site_decides_for_the_devices_of_all(tmp_path):
         assert [one.decision.coordinator for one in opened if one.decision] == ["roof", "roof"]
         assert all(one.decision and one.decision.devices.keys() == {f"{site}-0", f"{site}-1"} for one in opened)
         assert [closed.outcome for closed in closed_rounds(records)] == ["aggregated"] * 2
+    code, out, _ = called(monkeypatch, capsys, "explain", "run-yard", "1.0", "--data-dir", tmp_path)
+    assert (code, "yard-0" in out, "roof-0" in out) == (0, True, False)
+    assert called(monkeypatch, capsys, "explain", "run-yard", "1.1", "--data-dir", tmp_path)[0] == 2
 
 
 def test_the_run_of_a_site_is_a_trace_as_any_other(tmp_path, monkeypatch, capsys):
