@@ -32,6 +32,8 @@ from shared.runtime import malloc
 
 ROOT, CLIENTS = Path(__file__).parents[2], 8
 ANSWER, COMPUTE = "answer", "compute"
+SMALL_S = 1e-3
+"""Beside what takes longer, nobody sees what bytes cost that go in and out."""
 
 
 class Bare(asyncio.Protocol):
@@ -137,14 +139,18 @@ def rows_of_a_bare_loop(files: ReleaseFiles, folder: Path, seconds: float, alone
         alone: Mean seconds of ONNX Runtime alone, and the 99th percentile of those in the inference process.
     """
     mean_s, p99_s = alone
-    (empty, _, _), most_hz = ask(files, folder, ANSWER, seconds)
+    bare_loop, rows = f"{files.name}: a bare loop", list[Figure]()
+    if mean_s <= SMALL_S:
+        (empty, _, _), most_hz = ask(files, folder, ANSWER, seconds)
+        rows += [
+            Figure(f"{bare_loop} with constant bytes, p50", empty * 1e3, "ms"),
+            Figure(f"{bare_loop} with constant bytes to ONNX Runtime alone, {CLIENTS} clients", most_hz * mean_s, "x"),
+        ]
     (p50, _, p99), computed_hz = ask(files, folder, COMPUTE, seconds)
-    bare_loop = f"{files.name}: a bare loop"
     return [
-        Figure(f"{bare_loop} with constant bytes, p50", empty * 1e3, "ms"),
+        *rows,
         Figure(f"{bare_loop} and ONNX Runtime, p50", p50 * 1e3, "ms"),
-        Figure(f"{bare_loop} to ONNX Runtime alone, p99", p99 / p99_s, "x"),
-        Figure(f"{bare_loop} with constant bytes to ONNX Runtime alone, {CLIENTS} clients", most_hz * mean_s, "x"),
+        Figure(f"{bare_loop} and ONNX Runtime to that alone, p99", p99 / p99_s, "x"),
         Figure(f"{bare_loop} and ONNX Runtime to that alone, {CLIENTS} clients", computed_hz * mean_s, "x"),
     ]
 
