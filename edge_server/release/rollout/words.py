@@ -9,6 +9,9 @@ from edge_server.journal.rollouts.state import RolloutState, standing
 from edge_server.release.rollout.waves import Board, to_prepare, to_take_back
 from shared.protocol.rollout import Ahead, Offer, Withdraw
 
+UNDER_WAY = ("waiting", "taking", "trial")
+"""How boards stand that have not come to an end with it."""
+
 
 class Word(NamedTuple):
     """A message for a board."""
@@ -36,13 +39,7 @@ def due_words(
     if state.mode in ("going", "paused"):
         offers = _of_going(state, boards, _make_offer(state, manifest), is_news)
         return [*offers, *(Word(one, _make_ahead(state, manifest)) for one in preparing(state, boards, prepared))]
-    if state.mode not in ("going-back", "aborted"):
-        return []
-    back = [one for one in to_take_back(state, boards) if one in boards] if state.mode == "going-back" else []
-    others = [*fetching(state, boards), *(one for one, told in prepared.items() if told == state.plan.deployment)]
-    words = [Word(one, _withdrawal(state, back=True)) for one in back if boards[one].online]
-    left = {one for one in others if one in boards and boards[one].online} - set(back)
-    return words + [Word(one, _withdrawal(state, back=False)) for one in sorted(left)]
+    return _of_end(state, boards, prepared)
 
 
 def preparing(state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[str, str]) -> list[str]:
@@ -77,10 +74,24 @@ def _of_going(
             continue
         stands = standing(state.plan, boards[device].status)
         if device in state.given_up:
-            if stands in ("waiting", "taking", "trial"):
+            if stands in UNDER_WAY:
                 yield Word(device, _withdrawal(state, back=True))
         elif stands == "waiting" or (stands == "taking" and is_news(device)):
             yield Word(device, offer)
+
+
+def _of_end(state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[str, str]) -> list[Word]:
+    """Return who is to go back, and who is to fetch nothing more; what boards have of one that stopped they keep."""
+    online = {device for device, one in boards.items() if one.online}
+    back = {one for one in state.given_up if one in boards and standing(state.plan, boards[one].status) in UNDER_WAY}
+    later = online - state.taken.keys() if state.plan.ahead and state.taken else set()
+    if state.mode == "stopped":
+        quiet = {device for device in later if prepared.get(device) != state.plan.deployment}
+    else:
+        quiet = later | fetching(state, boards)
+        back |= set(to_take_back(state, boards)) if state.mode == "going-back" else set()
+    words = [Word(device, _withdrawal(state, back=True)) for device in sorted(back & online)]
+    return words + [Word(device, _withdrawal(state, back=False)) for device in sorted((quiet - back) & online)]
 
 
 def _make_offer(state: RolloutState, manifest: bytes) -> Offer:

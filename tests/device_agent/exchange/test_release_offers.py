@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_refuses_it_and_takes_it_when_there_is_room(disk, st
             await gateway.say(offer(newer, deployment=f"000{number}", version=2, manifest=manifest))
             await asyncio.sleep(60)
             assert (gateway.status().state, gateway.status().committed) == ("refused", 1)
-            assert "disk" in gateway.status().reason, gateway.status().reason
+            assert "No space left" in gateway.status().reason, gateway.status().reason
             assert gateway.board.record().committed == 1
         disk.make_room()
         await gateway.say(offer(newer, deployment="0009", version=2, manifest=manifest))

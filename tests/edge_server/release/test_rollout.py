@@ -190,6 +190,7 @@ def test_an_offer_finds_what_is_being_fetched_ahead_and_another_release_takes_it
             await until(lambda: site.boards["pi-02"].store.ahead() is not None)
             give_order(open_rollout(site.data_dir), "abort")
             await driving
+            await until(lambda: site.boards["pi-02"].store.ahead() is None)
             last = await site.roll_out(site.release(layer1=b"\6" * 20_000))
             assert (last.state.outcome, site.versions()["pi-02"]) == ("finished", 3)
             assert site.boards["pi-02"].store.ahead() is None
@@ -385,10 +386,14 @@ def test_a_board_that_never_ends_its_download_has_failed_and_holds_nobody(tmp_pa
             assert "did not fetch 0.1 MB within 126 s, as 16 kB/s would" in known.state.failures["pi-01"]
             assert open_rollout(site.data_dir).state.failures == known.state.failures
             await until(lambda: site.boards["pi-01"].store.ahead() is None)
-            assert site.boards["pi-01"].record().phase == ("none" if ahead else "superseded")
+            await until(lambda: site.boards["pi-01"].record().phase == ("none" if ahead else "superseded"))
             stopped = await site.roll_out(site.release(layer0=b"\5" * 20_000), waves=(0.5, 1.0), on_failure="back")
             assert stopped.state.outcome == "taken-back"
             assert set(site.versions().values()) == {0, 1}
+            last = await site.roll_out(site.release(layer0=b"\4" * 20_000), waves=(0.5, 1.0), ahead=ahead)
+            assert (last.state.outcome, list(last.state.failures)) == ("stopped", ["pi-01"])
+            await until(lambda: site.boards["pi-01"].store.ahead() is None)
+            await until(lambda: site.boards["pi-01"].record().phase == ("none" if ahead else "superseded"))
 
     virtually(routine())
 
