@@ -13,10 +13,11 @@ from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
 from edge_server.sites.overview import accuracy_line
-from edge_server.trial.local_sites import new_names
+from edge_server.trial.local import Local
+from edge_server.trial.local_sites import local_sites, new_names
 from shared.protocol.topics import is_name
 from tests.edge_server.harness import write_plan
-from tests.edge_server.processes import TINY, called, captured, final
+from tests.edge_server.processes import ROOT, TINY, called, captured, final
 from tests.edge_server.textbook import require_equal
 
 ROUNDS = 4
@@ -106,6 +107,17 @@ def test_what_no_trial_of_sites_can_be(tmp_path, capsys, words, sections, said):
     assert called("trial", "run", plan, *words, "--data-dir", tmp_path / "runs") == 2
     assert said in capsys.readouterr().err
     assert not list((tmp_path / "runs").glob("*/*"))
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "hcef"])
+def test_the_shipped_plans_have_three_sites_of_three(tmp_path, name):
+    """Without Fashion-MNIST too."""
+    path = ROOT / "deploy" / "plans" / f"{name}.toml"
+    plan = load(path, tmp_path, several_sites=True)
+    sites = local_sites(Local(path, plan, tmp_path, tmp_path, new_names(plan), 9))
+    assert list(sites) == ["roof", "barn", "yard"]
+    assert len({one.folder for one in sites.values()}) == 3
+    assert all(one.run.endswith(f"-{site}") for site, one in sites.items())
 
 
 def test_a_runs_name_has_room_for_that_of_its_site(tmp_path):
