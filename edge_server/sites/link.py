@@ -43,8 +43,14 @@ OTHER_PLAN, OTHER_RUN = "other-plan", "other-run"
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """Return a plan as JSON, the same wherever its data lie: of paths there is the last part alone."""
-    return msgspec.json.encode(_without_folders(msgspec.to_builtins(plan)), order="deterministic")
+    """Return a plan as JSON, the same wherever its data lie: of paths there is the last part alone.
+
+    The order of its sites stands beside them, since JSON sorts keys: edges have their owners by it.
+    """
+    described = _without_folders(msgspec.to_builtins(plan))
+    if plan.sites:
+        described["sites"]["order"] = plan.sites.names
+    return msgspec.json.encode(described, order="deterministic")
 
 
 def _without_folders(value: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 
 from edge_server.journal.records import EdgeSettled, Gossiped, Noted
 from edge_server.plan.plan import Plan
+from edge_server.plan.sites import SitesPlan
 from edge_server.sites.link import differing_keys, plan_bytes
 from edge_server.sites.model_files import round_folder
 from shared.protocol import payload, wire
@@ -316,6 +317,22 @@ def test_plans_are_compared_without_the_folders_of_their_data():
     assert differing_keys(planned("a", 2), planned("b", 3)) == [
         "data.path: a here, b there",
         "rounds: 2 here, 3 there",
+    ]
+
+
+def test_sites_in_another_order_are_another_plan():
+    """Who owns an edge, who coordinates first and who is beside whom in a ring go by it; JSON alone would sort it."""
+
+    def planned(*sites: str) -> bytes:
+        table = SitesPlan(clusters={site: (f"{site}-*",) for site in sites})
+        return plan_bytes(
+            Plan(name="x", rounds=2, algorithm={"name": "fedavg"}, model={"name": "mlp"}, sites=table)  # type: ignore[arg-type]
+        )
+
+    assert planned("roof", "barn") == planned("roof", "barn")
+    assert differing_keys(planned("roof", "barn"), planned("barn", "roof")) == [
+        "sites.order[0]: roof here, barn there",
+        "sites.order[1]: barn here, roof there",
     ]
 
 
