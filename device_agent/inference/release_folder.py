@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,10 +84,19 @@ def read_folders(folders: Iterable[str]) -> dict[str, ReleaseFiles]:
             one = read_folder(Path(folder))
         except CorruptFile as error:
             raise ConfigError(f"serve.releases: {error}; export the release again") from error
-        if one.name in found:
-            raise ConfigError(f"serve.releases: two folders hold model {one.name!r}; name one of them")
+        require_new(one.name, found)
         found[one.name] = one
     return found
+
+
+def require_new(name: str, known: Container[str]) -> None:
+    """Refuse a second folder of the same model.
+
+    Raises:
+        ConfigError: The model is among those that are known.
+    """
+    if name in known:
+        raise ConfigError(f"serve.releases: two folders hold model {name!r}; name one of them")
 
 
 def own_digest(parameters: Mapping[str, bytes | memoryview]) -> str:

@@ -70,19 +70,41 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on-failure", choices=("stop", "back"), default="stop", help=help_)
     parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards so named, such as 'pi-*'")
     help_ = "accuracy that may be lost on a board's own examples; default: %(default)s"
-    parser.add_argument("--max-drop", type=float, default=0.02, metavar="X", help=help_)
+    parser.add_argument("--max-drop", type=_share, default=0.02, metavar="X", help=help_)
     help_ = "boards of later waves fetch nothing before their wave: its parts go once a wave, not once for all"
     parser.add_argument("--no-ahead", dest="ahead", action="store_false", help=help_)
     help_ = "a board that fetches it more slowly has failed, in kB/s; default: 16"
-    parser.add_argument("--min-rate", type=float, default=16.0, metavar="X", help=help_)
+    parser.add_argument("--min-rate", type=_rate, default=16.0, metavar="X", help=help_)
     help_ = "longest p95 of an inference; default: 1.5 times the version before"
-    parser.add_argument("--max-latency-ms", type=float, default=0.0, metavar="MS", help=help_)
+    parser.add_argument("--max-latency-ms", type=_milliseconds, default=0.0, metavar="MS", help=help_)
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is no number: give 0 or more")
     return int(text)
+
+
+def _figure(text: str, fits: Callable[[float], bool], wanted: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not fits(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: give {wanted}")
+    return found
+
+
+def _share(text: str) -> float:
+    return _figure(text, lambda found: 0 <= found <= 1, "a share from 0 to 1")
+
+
+def _rate(text: str) -> float:
+    return _figure(text, lambda found: 0 < found < math.inf, "kB/s, more than 0")
+
+
+def _milliseconds(text: str) -> float:
+    return _figure(text, lambda found: 0 <= found < math.inf, "milliseconds, or 0 for 1.5 times the version before")
 
 
 def _shares(text: str) -> tuple[float, ...]:

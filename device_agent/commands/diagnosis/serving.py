@@ -12,9 +12,9 @@ from device_agent.commands.diagnosis import serving_checks as checks
 from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, Check
 from device_agent.config import AgentConfig, ServeConfig
 from device_agent.hardware.tools import LIVE_ROOT, run_module
-from device_agent.inference.release_folder import ReleaseFiles, read_folder
+from device_agent.inference.release_folder import ReleaseFiles, read_folder, require_new
 from device_agent.inference.settings import choose_settings, runs_on_battery
-from device_agent.inference.store import BoardStore
+from device_agent.inference.store import BoardStore, digest_of
 from device_agent.probes import memory, runtime
 from device_agent.profile.schema import Profile
 from device_agent.tuning.beside_serving import choose_share
@@ -108,18 +108,36 @@ class _Releases:
             self.damages.append(str(error))
 
     def _take_folder(self, files: ReleaseFiles) -> None:
-        self._weigh(read_manifest(files.manifest, files.name))
+        manifest = read_manifest(files.manifest, files.name)
+        self._weigh(manifest)
+        require_new(files.name, self.folders)
         self.folders[files.name] = files.version
-        if missing := [path.name for path in files.parts.values() if not path.exists()]:
-            self.damages.append(f"{files.name}/{files.version}: {', '.join(missing)} is gone")
+        for name, path in files.parts.items():
+            if fault := _fault(path, manifest.parts[name].sha256):
+                self.damages.append(f"{manifest.reference}: {name} {fault}")
 
     def _take_record(self, store: BoardStore, record: UpdateRecord) -> None:
         self.records.append(record)
         for version in sorted({record.serving, record.committed} - {0}):
             manifest = store.manifest(record.name, version)
             self._weigh(manifest)
-            if missing := store.missing(manifest):
+            missing = store.missing(manifest)
+            if missing:
                 self.damages.append(f"{manifest.reference}: {', '.join(sorted(missing))} is gone from this board")
+            for name in sorted(manifest.parts.keys() - missing.keys()):
+                digest = manifest.parts[name].sha256
+                if fault := _fault(store.path(digest), digest):
+                    self.damages.append(f"{manifest.reference}: {name} {fault}")
 
     def _weigh(self, manifest: ReleaseManifest) -> None:
         self.weight_bytes = max(self.weight_bytes, manifest.parameters.size)
+
+
+def _fault(path: Path, digest: str) -> str:
+    """Return why the agent would not open a part of a release; empty where it is whole."""
+    try:
+        return "" if digest_of(path) == digest else "is damaged: it does not have its digest"
+    except FileNotFoundError:
+        return "is gone"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"

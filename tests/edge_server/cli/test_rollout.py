@@ -93,6 +93,23 @@ def test_a_good_release_reaches_all_and_a_bad_one_stops_at_the_first_board(tmp_p
     assert captured("release", "delete", "net/1", "--data-dir", data_dir, "--force").code == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--min-rate", "0", "kB/s, more than 0"),
+        ("--min-rate", "nan", "kB/s, more than 0"),
+        ("--max-drop", "7", "a share from 0 to 1"),
+        ("--max-drop", "much", "a share from 0 to 1"),
+        ("--max-latency-ms", "-3", "milliseconds"),
+        ("--max-latency-ms", "inf", "milliseconds"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_refused_by_the_name_of_its_option(option, value, words):
+    ended = captured("rollout", "start", "net", option, value)
+    assert ended.code == 2
+    assert f"argument {option}: {value!r}: give {words}" in ended.err
+
+
 @pytest.mark.broker
 def test_a_site_without_boards_is_waited_for_no_longer_than_told(tmp_path):
     with a_site(tmp_path / "site", 0) as config:

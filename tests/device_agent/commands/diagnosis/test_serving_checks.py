@@ -141,6 +141,36 @@ def test_a_library_is_needed_by_boards_that_use_it(library, sections, is_needed)
     assert examine._is_needed(library, config) == is_needed
 
 
+def _examined_releases(state_dir, folders) -> tuple[list[str], list[str]]:
+    """Return what cannot be served, and for which folders the agent does not start."""
+    found = serving._Releases(ServeConfig(releases=[str(one) for one in folders]), state_dir)
+    return found.damages, found.refusals
+
+
+def test_a_part_that_is_damaged_is_told_before_the_agent_serves(tmp_path) -> None:
+    """Of a folder and of a rollout, by the digest: the size is as it was."""
+    manifest, parts = light_release("eels", 3)
+    folder = tmp_path / "eels"
+    folder.mkdir()
+    (folder / MANIFEST).write_bytes(write_manifest(manifest))
+    store = BoardStore(tmp_path / "state", reserve_bytes=0)
+    for name in (GRAPH, PARAMETERS, PROBES):
+        digest = manifest.parts[name].sha256
+        (folder / name).write_bytes(parts[digest])
+        store.add(digest, parts[digest])
+    store.write(SERVED, write_manifest(manifest))
+    assert _examined_releases(tmp_path / "state", [folder]) == ([], [])
+    for path in (folder / PARAMETERS, store.path(manifest.parameters.sha256)):
+        path.chmod(0o600)
+        path.write_bytes(bytes(len(path.read_bytes())))
+    told = f"eels/3: {PARAMETERS} is damaged: it does not have its digest"
+    assert _examined_releases(tmp_path / "state", [folder]) == ([told, told], [])
+    (folder / GRAPH).unlink()
+    assert f"eels/3: {GRAPH} is gone" in _examined_releases(tmp_path / "none", [folder])[0]
+    twice = _examined_releases(tmp_path / "none", [folder, folder])[1]
+    assert twice == ["serve.releases: two folders hold model 'eels'; name one of them"]
+
+
 def test_a_board_that_serves_is_examined_whole(tmp_path, monkeypatch) -> None:
     """A release of a rollout that lost a part, one of a folder, a port that another process has."""
     monkeypatch.setenv("PYTHONPATH", str(grow(tmp_path / "libraries", {"onnxruntime/__init__.py": FAKE})))
