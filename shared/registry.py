@@ -44,8 +44,27 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     try:
         return builder(**spec.options)
     except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, of a layer of impossible size
-        problem = str(error).partition("\n")[0]  # behind it torch may show its stack
+        odd = _odd_kind(spec, known) if isinstance(error, TypeError) else ""
+        problem = odd or str(error).partition("\n")[0]  # behind it torch may show its stack
         raise ConfigError(f"{what} {spec.name!r}: {problem}; correct its options") from error
+
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "float": ((int, float), "a number"),
+    "int": ((int,), "a whole number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "text"),
+}
+
+
+def _odd_kind(spec: Spec, known: Mapping[str, inspect.Parameter]) -> str:
+    """Return which option is of another kind than its builder declares; empty where none is."""
+    for name, value in spec.options.items():
+        declared = getattr(known.get(name), "annotation", "")
+        kinds, words = _KINDS.get(getattr(declared, "__name__", str(declared)), ((object,), ""))
+        if not isinstance(value, kinds):
+            return f"{name} is {value!r}; give {words}"
+    return ""
 
 
 def _is_endless(value: object) -> bool:

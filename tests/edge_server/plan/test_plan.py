@@ -66,6 +66,8 @@ def test_the_demo_plan_can_be_used():
         ({"model": 'name = "mlp"\noptions = { hidden = -1 }'}, "model", "correct its options"),
         ({"more": '[codec]\nname = "zip"'}, "codec", "known: chain, dense, float16, masked, quantize"),
         ({"more": '[codec]\nname = "topk"\noptions = { share = 0.0 }'}, "topk", "share must be above 0"),
+        ({"more": '[codec]\nname = "topk"\noptions = { share = "x" }'}, "topk", "share is 'x'; give a number;"),
+        ({"more": '[codec]\nname = "quantize"\noptions = { bits = 2.5 }'}, "bits is 2.5", "give a whole number;"),
         ({"more": '[codec]\nname = "topk"', "algorithm": 'name = "fedselect"'}, "topk", "choose another codec"),
         ({"more": '[cut_codec]\nname = "topk"'}, "cut_codec", "choose another codec"),
         ({"data": 'source = "idx"'}, "data", "path must name"),
