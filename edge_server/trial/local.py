@@ -22,6 +22,7 @@ from edge_server.plan.plan import Plan, devices, share
 from edge_server.trial.progress import follow
 from shared import registry
 from shared.errors import TaskFailed
+from shared.runtime.logs import last_line
 from shared.runtime.processes import terminate
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,8 @@ async def until_closed(
             task.cancel()
         await asyncio.gather(following, *deaths, return_exceptions=True)
     name = next(name for name, child in children.items() if child.returncode is not None)
-    raise TaskFailed(f"{name} ended with exit code {children[name].returncode}; see {place / name}.log")
+    said = place / f"{name}.log"
+    raise TaskFailed(f"{name} ended with exit code {children[name].returncode}: {last_line(said)}; see {said}")
 
 
 def server(

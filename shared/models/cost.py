@@ -155,7 +155,7 @@ def step_flops(
         below: Of how many layers from the first on; None for all of them.
 
     Raises:
-        ConfigError: The model or one of its options is unknown.
+        ConfigError: The model or one of its options is unknown, or it does not take such inputs.
     """
     if is_custom(spec.name):
         return _count_step(spec, example, batch_size, trains=trains, below=below)
@@ -182,7 +182,13 @@ def _count_step(spec: Spec, example: torch.Size, batch_size: int, *, trains: boo
         inputs = torch.empty((batch_size, *example))
         labels = torch.empty(batch_size, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
-        outputs = network(inputs)
+        try:
+            outputs = network(inputs)
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            problem = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"model: it does not take examples of shape {tuple(example)} ({problem}); correct its options"
+            ) from error
         loss = functional.cross_entropy(outputs, labels) if below is None else outputs.sum()
         if trains:
             loss.backward()

@@ -1,15 +1,20 @@
-"""Rate limit for log lines: the same warning a thousand times a second is told a few times, and then counted."""
+"""Rate limit for log lines: the same warning a thousand times a second is told a few times, and then counted.
+
+And the last line of a log, which tells why a process ended.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from shared.runtime.clock import monotonic
 
 BURST, PER_S = 20.0, 0.1
 """Lines of one kind at once, and for ever."""
 MOST_KINDS = 1024
+TAIL_BYTES = 4096
 
 
 class LimitRepeats(logging.Filter):
@@ -38,3 +43,10 @@ class LimitRepeats(logging.Filter):
         if hidden:
             record.msg = f"{record.msg} (and {hidden} more like it, not told)"
         return True
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log: of an exception, what it says."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return next(reversed(file.read().decode(errors="replace").split("\n")[:-1]), "it said nothing").strip()

@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 import msgspec
 
 from edge_server.replay.study.result import Began, Ended, Order
+from shared.runtime.logs import last_line
 from shared.runtime.processes import wait_or_kill
 
 Tell: TypeAlias = Callable[[Began | Ended], None]
 
 MODULE = "edge_server.replay.study.worker"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-LOG_TAIL_BYTES = 4096
 PATIENCE_S = 10.0
 MEMORY = Path("/dev/shm")  # noqa: S108 - where a replay has its temporary files
 
@@ -79,14 +79,7 @@ async def _ask(process: Process, order: Order, log: Path) -> str:
     if code < 0:
         memory = "; the kernel does so where memory runs out: give fewer --jobs" if code == -signal.SIGKILL else ""
         return f"its process was ended by {signal.Signals(-code).name}{memory}; see {log}"
-    return f"its process ended with exit code {code}: {_last_line(log)}; see {log}"
-
-
-def _last_line(log: Path) -> str:
-    """Return the last line of a log: of an exception, what it says."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-        return next(reversed(file.read().decode(errors="replace").split("\n")[:-1]), "it said nothing").strip()
+    return f"its process ended with exit code {code}: {last_line(log)}; see {log}"
 
 
 @asynccontextmanager

@@ -126,3 +126,13 @@ def test_a_runs_name_has_room_for_that_of_its_site(tmp_path):
         stem = new_names(msgspec.structs.replace(plan, name=name))
         assert is_name(f"{stem}-{'n' * 32}")
         assert stem.startswith("p")
+
+
+@pytest.mark.broker
+def test_what_a_server_says_at_its_end_is_told(tmp_path):
+    """A network that does not take the data: its own words, code 2 of its process, and where its log is."""
+    sections = {"model": 'name = "mlp"\noptions = { features = 3 }'}
+    done = captured("trial", "run", planned(tmp_path, **sections), "--data-dir", tmp_path, limit_s=300.0)
+    assert done.code
+    assert "ended with exit code 2: edge-server: model: it does not take examples of shape" in done.err
+    assert "Traceback" not in done.err

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.build import initial
-from shared.models.cost import Part, cut_table
+from shared.models.cost import Part, cut_table, step_flops
 from shared.protocol.messages import Spec
 
 VGG19 = [
@@ -81,3 +81,11 @@ def test_examples_that_do_not_fit_are_the_users_mistake():
         cut_table(Spec(name="cnn"), (3, 7))
     with pytest.raises(ConfigError, match="nosuch"):
         cut_table(Spec(name="nosuch"))
+
+
+def test_inputs_that_a_network_does_not_take_are_named():
+    """Before a replay begins, which counts the work of a step first."""
+    with pytest.raises(
+        ConfigError, match=r"model: it does not take examples of shape \(1, 8, 8\).*correct its options"
+    ):
+        step_flops(Spec(name="mlp", options={"features": 10}), torch.Size((1, 8, 8)), 4)
