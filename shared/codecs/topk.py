@@ -28,7 +28,6 @@ zeros: ask for the outline before decoding.
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 from operator import index
 
@@ -43,6 +42,7 @@ from shared.codecs.masked_entries import Entries
 from shared.codecs.positions import FORMS, MOST, Positions, most_bytes, pack_positions, unpack_positions
 from shared.errors import WireError
 from shared.protocol.messages import Payload
+from shared.tensors.counts import ceil_share
 from shared.tensors.tree import Tree
 
 STATISTICS = frozenset({"running_mean", "running_var"})
@@ -52,7 +52,7 @@ _INTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def sent_values(coordinates: int, share: float) -> int:
     """Return k, how many of so many values are sent at the most."""
-    return min(coordinates, max(1, math.ceil(share * coordinates)))
+    return min(coordinates, max(1, ceil_share(share, coordinates)))
 
 
 def topk_bytes(coordinates: int, share: float, value_bytes: int = 4) -> int:

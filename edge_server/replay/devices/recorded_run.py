@@ -149,7 +149,7 @@ class Source:
             return False
         if not work.train:
             return True
-        if task.steps == 0:  # of a method that may take none
+        if task.steps == 0 and task.examples:  # told to take none, whatever there was to learn from
             return not work.examples
         return self._share(task) == work.share and self._examples(task) in (None, 0.0, work.examples)
 
