@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,8 +15,9 @@ from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
 from edge_server.sites.overview import accuracy_line
-from edge_server.trial.local import Local
+from edge_server.trial.local import SERVER, Local, until_closed
 from edge_server.trial.local_sites import local_sites, new_names
+from shared.errors import TaskFailed
 from shared.protocol.topics import is_name
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import ROOT, TINY, called, captured, final
@@ -128,11 +131,14 @@ def test_a_runs_name_has_room_for_that_of_its_site(tmp_path):
         assert stem.startswith("p")
 
 
-@pytest.mark.broker
-def test_what_a_server_says_at_its_end_is_told(tmp_path):
-    """A network that does not take the data: its own words, code 2 of its process, and where its log is."""
-    sections = {"model": 'name = "mlp"\noptions = { features = 3 }'}
-    done = captured("trial", "run", planned(tmp_path, **sections), "--data-dir", tmp_path, limit_s=300.0)
-    assert done.code
-    assert "ended with exit code 2: edge-server: model: it does not take examples of shape" in done.err
-    assert "Traceback" not in done.err
+def test_what_a_server_says_at_its_end_is_told(tmp_path, real):
+    """Its own last words, its exit code, and where its log is."""
+
+    async def ended() -> None:
+        with (tmp_path / f"{SERVER}.log").open("wb") as output:
+            command = "import sys; print('INFO before', flush=True); sys.exit('edge-server: model: it takes no such')"
+            child = await asyncio.create_subprocess_exec(sys.executable, "-c", command, stdout=output, stderr=output)
+        await until_closed(tmp_path / "run", {SERVER: child}, lambda _record: None, tmp_path)
+
+    with pytest.raises(TaskFailed, match=r"code 1: edge-server: model: it takes no such; see .*edge-server\.log"):
+        real(ended())

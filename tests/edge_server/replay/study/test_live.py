@@ -31,7 +31,7 @@ from tests.edge_server.processes import started, until
 NAME = "study"
 NO_PROCESS = 1 << 30
 GRID = f"{HEAD}[grid]\nseed = [1, 2, 3, 4]\n"
-LONG = f"{HEAD}[grid]\nhyper.local_epochs = [5, 100, 101, 6]\n"
+LONG = f"{HEAD}[grid]\nhyper.local_epochs = [5, 60, 61, 6]\n"
 
 
 def study_of(folder: Path, text: str, run: Runner, tell: Tell = lambda news: None) -> StudySummary:
