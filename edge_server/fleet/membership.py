@@ -183,17 +183,22 @@ class Muster:
 
     def here(self, fleet: Fleet) -> tuple[str, ...]:
         """Return who is there, trains and belongs to the run, in order of name."""
-        others = self.mislabelled(fleet)
-        here = (device for device in fleet.online if self.takes(device) and device not in others)
-        return tuple(device for device in here if fleet.statuses[device].state != SERVES)
+        others, members, statuses = self.mislabelled(fleet), self.members, fleet.statuses
+        return tuple(
+            device
+            for device in fleet.online
+            if (members is None or device in members) and device not in others and statuses[device].state != SERVES
+        )
 
     def mislabelled(self, fleet: Fleet) -> dict[str, str]:
         """Return the refusal of each device that is there and belongs to the run but for what its labels mean."""
         if self.classes is None or not self.reads_labels:
             return {}
-        told = {device: fleet.statuses[device].classes for device in fleet.online if self.takes(device)}
+        statuses, usual = fleet.statuses, [None, list(self.classes.names)]  # nearly all of a large fleet
+        unlike = (device for device in fleet.online if statuses[device].classes not in usual)
+        told = {device: statuses[device].classes or () for device in unlike if self.takes(device)}
         return {
-            device: self.classes.refusal(device, names or ())
+            device: self.classes.refusal(device, names)
             for device, names in told.items()
             if self.classes.differ_from(names)
         }
