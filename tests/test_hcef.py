@@ -15,7 +15,7 @@ from edge_server.journal.records import AnyRecord, RoundOpened, RunClosed, Updat
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
 from edge_server.replay.source import find_source
-from edge_server.trace.transfer import export
+from edge_server.replay.trace.transfer import export
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, ROUNDS, make_plan, require_equal
 

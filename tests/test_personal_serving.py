@@ -16,8 +16,8 @@ from edge_server.journal.records import RunOpened
 from edge_server.plan.sections import Chosen
 from shared.algorithms.local_training import personal_model
 from shared.models.build import initial
+from shared.protocol.inference.release import PROBES
 from shared.protocol.messages import Assignment, Hyper
-from shared.protocol.release import PROBES
 from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
 from tests.edge_server.release.runs import leave_run
 

@@ -15,8 +15,8 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.replay.run import replay, run_replay
+from edge_server.replay.trace.transfer import export
 from edge_server.rounds.check_plan import load
-from edge_server.trace.transfer import export
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.errors import ConfigError

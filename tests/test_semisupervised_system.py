@@ -23,11 +23,11 @@ from edge_server.plan.plan import Plan, share, test_data
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_run import behaviours
 from edge_server.replay.run import replay
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.trace import Trace
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.resume import trained_network
-from edge_server.trace.export import trace_of
-from edge_server.trace.import_run import records_of
-from edge_server.trace.trace import Trace
 from edge_server.trial.tables import rounds_table, skipped_lines
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated

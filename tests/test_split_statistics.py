@@ -13,10 +13,10 @@ from edge_server.journal.records import AnyRecord, Rewound, RunOpened, UpdateAcc
 from edge_server.plan import plan as plans
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay, run_replay
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.files import write
+from edge_server.replay.trace.import_run import records_of
 from edge_server.report.summarise import digest_run
-from edge_server.trace.export import trace_of
-from edge_server.trace.files import write
-from edge_server.trace.import_run import records_of
 from edge_server.trial.tables import rounds_table
 from shared.data.load import load as load_examples
 from shared.models.build import blank

@@ -29,7 +29,7 @@ from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.power_log import describe_energy
 from shared.errors import ConfigError
-from shared.protocol.release import TensorSpec, read_manifest
+from shared.protocol.inference.release import TensorSpec, read_manifest
 from shared.runtime import processes
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread

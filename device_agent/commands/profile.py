@@ -11,6 +11,9 @@ import msgspec
 
 from device_agent.commands.diagnosis import record_board
 from device_agent.exchange.state_files import writable
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, format_step, hold_target
+from device_agent.measurement.tuning.plan import Run, Settings, Target, plan_steps
+from device_agent.measurement.tuning.settings import read_settings
 from device_agent.profile.load import (
     SUFFIX,
     UNKNOWN_PROFILE,
@@ -20,9 +23,6 @@ from device_agent.profile.load import (
     read_identity,
     read_source,
 )
-from device_agent.tuning.apply import JOURNAL_NAME, format_step, hold_target
-from device_agent.tuning.plan import Run, Settings, Target, plan_steps
-from device_agent.tuning.settings import read_settings
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import TextColumn, TextTable, write_text

@@ -20,10 +20,10 @@ from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.state_files import writable
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
+from device_agent.measurement.tuning.plan import Target
+from device_agent.trainer.beside_serving import choose_share, format_share
 from device_agent.trainer.process import TrainerProcess
-from device_agent.tuning.apply import JOURNAL_NAME, hold_target
-from device_agent.tuning.beside_serving import choose_share, format_share
-from device_agent.tuning.plan import Target
 from shared.data.classes import class_names
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable

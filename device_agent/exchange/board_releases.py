@@ -17,7 +17,7 @@ from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
-from shared.protocol.release import write_manifest
+from shared.protocol.inference.release import write_manifest
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from device_agent.exchange.state_files import OWN
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import OwnModel, ReleaseFiles, read_own
 from shared.errors import CorruptFile, ServingDied, ServingRefused
-from shared.protocol.release import read_manifest
+from shared.protocol.inference.release import read_manifest
 from shared.runtime.durable import replace_file
 from shared.runtime.executor import Worker, in_thread
 

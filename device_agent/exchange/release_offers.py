@@ -21,9 +21,9 @@ from device_agent.exchange.download import Download
 from device_agent.exchange.release_parts import PartStore, find_lacking, runtime_refusal, take_bundle
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.bundle import Lacking, bundle_pieces, say_lacking
-from shared.protocol.release import ReleaseManifest, read_manifest, sha256_of, write_manifest
-from shared.protocol.rollout import MOST_MODELS, Ahead, Bundle, ModelStatus, Offer, Releases, Withdraw
+from shared.protocol.inference.bundle import Lacking, bundle_pieces, say_lacking
+from shared.protocol.inference.release import ReleaseManifest, read_manifest, sha256_of, write_manifest
+from shared.protocol.inference.rollout import MOST_MODELS, Ahead, Bundle, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.topics import topic
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, UpdateTerms
 from shared.runtime.executor import background

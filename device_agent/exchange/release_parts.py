@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shared.errors import ConfigError, CorruptFile, WireError
-from shared.protocol.bundle import (
+from shared.protocol.inference.bundle import (
     HEADER,
     LENGTH_BYTES,
     Lacking,
@@ -23,7 +23,7 @@ from shared.protocol.bundle import (
     tensor_bytes,
     tensor_places,
 )
-from shared.protocol.release import ReleaseManifest, ReleasePart
+from shared.protocol.inference.release import ReleaseManifest, ReleasePart
 from shared.protocol.update import UpdateRecord
 from shared.runtime.durable import explain_disk_errors
 

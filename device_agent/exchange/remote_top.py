@@ -18,7 +18,7 @@ from random import Random
 from device_agent.inference.collaborative.interface import Half, TopReply
 from shared.errors import FieldFleetError, InferenceRefused, Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.collaborative import (
+from shared.protocol.inference.collaborative import (
     FROM_DEVICE,
     MAX_DEADLINE_S,
     TO_DEVICE,

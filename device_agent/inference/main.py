@@ -157,7 +157,7 @@ async def _open_tops(descriptor: int | None) -> TopPipe | None:
 async def _load(message: Load, models: ServedModels, opening: Opening) -> FromInference:
     """Open a model on a thread, while requests go on."""
     from device_agent.inference.session import open_model  # noqa: PLC0415 - see above
-    from shared.protocol.release import BOTTOM  # noqa: PLC0415 - see above
+    from shared.protocol.inference.release import BOTTOM  # noqa: PLC0415 - see above
 
     models.require_room(message.name, message.version)
     parts = {name: Path(path) for name, path in message.parts.items()}

@@ -23,7 +23,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         name: Of the model.
         version: Of it.
-        manifest: Its release's, as `shared.protocol.release.write_manifest` makes it.
+        manifest: Its release's, as `shared.protocol.inference.release.write_manifest` makes it.
         parts: Paths of its files, by the names that they have in a folder.
         own: File of the device's own parameters, which answer in place of the release's; empty for these.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from device_agent.inference.messages import Figures, percentiles
 from device_agent.inference.session import OpenModel
 from shared.errors import InferenceRefused, ServingRefused
-from shared.protocol.release import TensorSpec
+from shared.protocol.inference.release import TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

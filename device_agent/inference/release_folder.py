@@ -11,8 +11,16 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import ConfigError, CorruptFile
+from shared.protocol.inference.release import (
+    BOTTOM,
+    GRAPH,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    PARAMETERS,
+    PROBES,
+    read_manifest,
+)
 from shared.protocol.messages import Spec
-from shared.protocol.release import BOTTOM, GRAPH, MANIFEST, MAX_MANIFEST_BYTES, PARAMETERS, PROBES, read_manifest
 
 OWN = "own_model"
 """Under which a file of a device's own parameters says what they are of."""

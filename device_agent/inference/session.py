@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from device_agent.inference.release_folder import OwnModel, own_digest, read_own
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     BOTTOM,
     GRAPH,
     PARAMETERS,

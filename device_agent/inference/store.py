@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import ConfigError, CorruptFile, Unwritable
-from shared.protocol.release import MAX_MANIFEST_BYTES, ReleaseManifest, ReleasePart, read_manifest
+from shared.protocol.inference.release import MAX_MANIFEST_BYTES, ReleaseManifest, ReleasePart, read_manifest
 from shared.protocol.topics import is_name
 from shared.protocol.update import UpdateRecord, read_record, write_record
 from shared.runtime.durable import explain_disk_errors, replace_file, sync

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from device_agent.inference.candidate import Candidate, Surroundings
 from shared.errors import CorruptFile, FieldFleetError, ServingRefused, Unwritable
-from shared.protocol.release import read_manifest, sha256_of
+from shared.protocol.inference.release import read_manifest, sha256_of
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, take_offer
 from shared.runtime.executor import uninterrupted
 

@@ -17,13 +17,13 @@ from device_agent.config import MeterConfig
 from device_agent.measurement.calibration_file import Calibration, save
 from device_agent.measurement.power_fit import Observation, fit_line, fit_model
 from device_agent.measurement.power_log import PowerLog
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
+from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER, Target
+from device_agent.measurement.tuning.settings import read_settings
 from device_agent.probes import thermal
 from device_agent.probes.power.model import BoardState
 from device_agent.probes.power.source import PowerSource, open_source
 from device_agent.profile.schema import Profile
-from device_agent.tuning.apply import JOURNAL_NAME, hold_target
-from device_agent.tuning.plan import CPUFREQ_FOLDER, Target
-from device_agent.tuning.settings import read_settings
 from shared.errors import NoData, TaskFailed
 from shared.runtime.clock import Clock, monotonic, utc_stamp
 from shared.runtime.processes import wait_or_kill

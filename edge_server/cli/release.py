@@ -25,7 +25,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 if TYPE_CHECKING:
     from edge_server.release.run_model import RunModel
     from edge_server.release.store import StoredRelease
-    from shared.protocol.release import Reduction, ReleaseManifest
+    from shared.protocol.inference.release import Reduction, ReleaseManifest
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def trace(options: argparse.Namespace) -> int:
     """Do what the command line says."""
-    from edge_server.trace import files, header, transfer  # noqa: PLC0415
+    from edge_server.replay.trace import files, header, transfer  # noqa: PLC0415
 
     if options.verb == "export":
         folder = options.out or _usual_folder(options)

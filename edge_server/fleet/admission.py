@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from shared.errors import WireError
-from shared.protocol.collaborative import FROM_DEVICE
+from shared.protocol.inference.collaborative import FROM_DEVICE
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import background

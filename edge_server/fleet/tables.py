@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from edge_server.fleet.view import Device
+from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Cost, Quality, Reading
-from shared.protocol.rollout import ModelStatus
 from shared.protocol.units import SECONDS, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 

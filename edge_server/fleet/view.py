@@ -19,9 +19,9 @@ from edge_server.journal.report_history import KeptReport
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.clip import clip_releases
+from shared.protocol.inference.rollout import ModelStatus, Releases
 from shared.protocol.measurements import Absent, Reading, Spent
 from shared.protocol.messages import Report, Status
-from shared.protocol.rollout import ModelStatus, Releases
 from shared.protocol.topics import ANY, is_name, parse_device, topic
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import background

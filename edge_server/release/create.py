@@ -27,7 +27,7 @@ from edge_server.release.reduce import compare, halved, quantize, require_accura
 from edge_server.release.run_model import RunModel, make_probes
 from edge_server.release.store import StoredRelease, publish
 from shared.errors import ConfigError
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     PARAMETERS,
     Kind,
     ParameterSpec,

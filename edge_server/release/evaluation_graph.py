@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 from shared.models.build import initial
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol.evaluation_graph import EvaluationGraph
-from shared.protocol.release import PARAMETERS
+from shared.protocol.inference.release import PARAMETERS
 
 KEY = "evaluation.runtime"
 

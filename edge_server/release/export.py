@@ -22,8 +22,8 @@ from edge_server.release.graph import (
 )
 from edge_server.release.run_model import RunModel, make_probes
 from shared.errors import ConfigError, Unwritable
+from shared.protocol.inference.release import sha256_of
 from shared.protocol.messages import Scalar
-from shared.protocol.release import sha256_of
 from shared.registry import FAULTS
 from shared.runtime.durable import replace_file
 from shared.tensors import file

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import ConfigError
-from shared.protocol.release import TensorSpec
+from shared.protocol.inference.release import TensorSpec
 from shared.registry import FAULTS
 from shared.tensors.tree import Tree, tensor_bytes
 

@@ -34,7 +34,7 @@ from edge_server.release.run_model import RunModel
 from shared.data.load import load
 from shared.errors import ConfigError
 from shared.models.build import zeroed
-from shared.protocol.release import Kind, Reduction
+from shared.protocol.inference.release import Kind, Reduction
 from shared.runtime.clock import monotonic
 from shared.tensors.tree import Tree
 

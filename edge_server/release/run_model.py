@@ -22,7 +22,7 @@ from shared.data.load import load
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
 from shared.models.build import blank, zeroed
-from shared.protocol.release import Preprocessing, ReleaseSource
+from shared.protocol.inference.release import Preprocessing, ReleaseSource
 from shared.registry import FAULTS, build
 from shared.tensors import file
 from shared.tensors.tree import Tree, check_like

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from shared.errors import ConfigError, CorruptFile, Unwritable
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     ReleaseManifest,

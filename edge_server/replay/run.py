@@ -38,8 +38,8 @@ from edge_server.replay.site import Cast, play
 from edge_server.replay.sites import play_sites
 from edge_server.replay.source import find_source, recorded_fleet, require_recorded_data
 from edge_server.replay.stacked_training import divide_cohort
+from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trainer import Scale
-from edge_server.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.data.sources.arrays import count_trained_on

@@ -8,11 +8,11 @@ from pathlib import Path
 from edge_server.journal.runs import exists
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan, placed
+from edge_server.replay.trace import files
+from edge_server.replay.trace.trace import Trace
+from edge_server.replay.trace.transfer import trace_of_run
 from edge_server.rounds.check_plan import check, load
 from edge_server.rounds.evaluation.running_statistics import batches_of, settle_batches
-from edge_server.trace import files
-from edge_server.trace.trace import Trace
-from edge_server.trace.transfer import trace_of_run
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, NoSuchRun
 from shared.registry import build

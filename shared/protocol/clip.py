@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
+from shared.protocol.inference.rollout import MOST_MODELS, ModelStatus, Releases
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Message, Report, Status, Update
-from shared.protocol.rollout import MOST_MODELS, ModelStatus, Releases
 
 MOST_ENTRIES = 256
 """Readings of a report, or absences, or facts: a board with forty sensors has sixty figures."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from shared.errors import WireError
-from shared.protocol.release import TensorSpec
+from shared.protocol.inference.release import TensorSpec
 
 FORMAT = 1
 """Counted up where an older device would take a graph wrong."""

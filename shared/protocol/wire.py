@@ -10,10 +10,10 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from shared.errors import WireError
-from shared.protocol.collaborative import TopAnswer, TopRequest
+from shared.protocol.inference.collaborative import TopAnswer, TopRequest
+from shared.protocol.inference.rollout import Ahead, Bundle, Lacks, Offer, Releases, Withdraw
 from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
 from shared.protocol.peers import EdgeWord, Hello, ModelOffer, Ruling, Telemetry
-from shared.protocol.rollout import Ahead, Bundle, Lacks, Offer, Releases, Withdraw
 
 AnyMessage: TypeAlias = (
     Status

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ConfigError, WireError
+from shared.protocol.inference.release import TensorSpec
 from shared.protocol.messages import Blob, Payload, Spec
 from shared.protocol.payload import MAX_DIMENSIONS
-from shared.protocol.release import TensorSpec
 from shared.tensors.bits import pack, packed_bytes, unpack
 
 Features: TypeAlias = NDArray[np.float32]

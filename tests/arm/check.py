@@ -27,7 +27,7 @@ from shared.data.load import load
 from shared.data.spec import Data
 from shared.models import MODELS
 from shared.models.build import DRAW
-from shared.protocol.release import PROBES
+from shared.protocol.inference.release import PROBES
 from tests.compat.sides import ROOT, mosquitto
 
 SITE = ROOT / "build" / "arm" / "site"

@@ -30,7 +30,7 @@ from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.session import open_model
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError
-from shared.protocol.release import read_manifest
+from shared.protocol.inference.release import read_manifest
 
 NETWORK, CUT, MBIT, BURST = "vgg16", 4, 5, "4kb"
 QUICK_NETWORK, QUICK_CUT = "lenet", 1

@@ -40,8 +40,8 @@ from edge_server.release.create import create_release
 from edge_server.release.run_model import RunModel
 from edge_server.release.store import export_release
 from shared.models.build import initial
+from shared.protocol.inference.release import Preprocessing, ReleaseSource, read_manifest
 from shared.protocol.messages import Spec
-from shared.protocol.release import Preprocessing, ReleaseSource, read_manifest
 from shared.runtime.executor import background
 
 NETWORKS = {"lenet": 5.0, "resnet20": 2.5, "vgg16": 1.5}

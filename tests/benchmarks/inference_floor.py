@@ -27,7 +27,7 @@ from device_agent.inference.messages import percentiles
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from device_agent.inference.session import open_model
 from device_agent.inference.settings import InferenceSettings
-from shared.protocol.release import read_manifest
+from shared.protocol.inference.release import read_manifest
 from shared.runtime import malloc
 
 ROOT, CLIENTS = Path(__file__).parents[2], 8

@@ -20,16 +20,16 @@ from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import choose_settings
 from device_agent.profile.schema import Profile
+from device_agent.trainer.beside_serving import TrainerShare, choose_share
 from device_agent.trainer.interface import Job
 from device_agent.trainer.process import TrainerProcess
-from device_agent.tuning.beside_serving import TrainerShare, choose_share
 from shared.codecs.dense import dense
 from shared.data.spec import Data
 from shared.models.build import initial
 from shared.protocol import payload
+from shared.protocol.inference.release import read_manifest
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper, Spec, Task, Transfer
-from shared.protocol.release import read_manifest
 from shared.runtime.executor import background
 
 NETWORK = Spec(name="cnn", options={"side": 8, "width": 16, "hidden": 64})

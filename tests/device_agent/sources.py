@@ -22,8 +22,8 @@ import torch
 
 from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
+from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER
 from device_agent.trainer.split_training import SplitTraining
-from device_agent.tuning.plan import CPUFREQ_FOLDER
 from shared.codecs.dense import dense
 from shared.errors import NoData
 from shared.protocol import payload

@@ -26,16 +26,16 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import TraceLink
 from edge_server.replay.devices.build import behaviour
-from edge_server.trace import files as traces
-from edge_server.trace.import_run import records_of
-from edge_server.trace.transfer import export
+from edge_server.replay.trace import files as traces
+from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.transfer import export
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import payload
 from shared.protocol.messages import Transfer, Update
 from tests.edge_server.harness import report
-from tests.edge_server.trace.field import field_run
+from tests.edge_server.replay.trace.field import field_run
 from tests.fuzz.frames import folder
 
 _places = count()

@@ -17,9 +17,9 @@ from device_agent.inference.settings import choose_settings, runs_on_battery
 from device_agent.inference.store import BoardStore, digest_of
 from device_agent.probes import memory, runtime
 from device_agent.profile.schema import Profile
-from device_agent.tuning.beside_serving import choose_share
+from device_agent.trainer.beside_serving import choose_share
 from shared.errors import ConfigError, CorruptFile, NoData
-from shared.protocol.release import ReleaseManifest, read_manifest
+from shared.protocol.inference.release import ReleaseManifest, read_manifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.clock import monotonic
 

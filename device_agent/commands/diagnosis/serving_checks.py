@@ -8,7 +8,7 @@ from device_agent.commands.diagnosis.board_text import format_figure
 from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, MIB, Check
 from device_agent.inference.settings import InferenceSettings
 from device_agent.profile.schema import Profile
-from device_agent.tuning.beside_serving import TOLD, USUAL, TrainerShare, format_share, origin_of
+from device_agent.trainer.beside_serving import TOLD, USUAL, TrainerShare, format_share, origin_of
 from shared.protocol.update import UpdateRecord
 
 PROVIDERS: Mapping[str, str] = {

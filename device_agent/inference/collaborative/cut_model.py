@@ -21,8 +21,8 @@ from device_agent.inference.session import OpenModel
 from device_agent.inference.settings import CutSettings
 from shared.errors import InferenceRefused, Unreachable, WireError
 from shared.protocol import payload
+from shared.protocol.inference.release import TensorSpec
 from shared.protocol.messages import Spec
-from shared.protocol.release import TensorSpec
 from shared.tensors import feature_codec
 
 Array: TypeAlias = NDArray[Any]

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.protocol.collaborative import TopTiming
+from shared.protocol.inference.collaborative import TopTiming
 
 
 @dataclass(frozen=True)

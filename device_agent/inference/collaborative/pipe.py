@@ -16,7 +16,7 @@ import msgspec
 
 from device_agent.inference.collaborative.interface import AskTop, Half, TopReply
 from shared.errors import FieldFleetError, InferenceRefused, Unreachable
-from shared.protocol.collaborative import TopTiming
+from shared.protocol.inference.collaborative import TopTiming
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from device_agent.inference.soak import latency_limit
 from device_agent.inference.store import BoardStore, digest_of
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.release import ReleaseManifest, write_manifest
+from shared.protocol.inference.release import ReleaseManifest, write_manifest
 from shared.protocol.update import REASON_CHARS
 from shared.runtime.memory import MIB
 

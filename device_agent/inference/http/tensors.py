@@ -16,7 +16,7 @@ import numpy as np
 
 from device_agent.inference.http import BINARY_SIZE, DATATYPES
 from shared.errors import WireError
-from shared.protocol.release import TensorSpec
+from shared.protocol.inference.release import TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

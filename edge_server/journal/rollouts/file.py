@@ -21,7 +21,7 @@ import xxhash
 from msgspec import Meta
 
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.rollout import ModelStatus
+from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.topics import is_name
 from shared.runtime.durable import explain_disk_errors, sync
 

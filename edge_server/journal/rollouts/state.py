@@ -26,7 +26,7 @@ from edge_server.journal.rollouts.file import (
     rollout_names,
 )
 from shared.errors import CorruptFile
-from shared.protocol.rollout import ModelStatus
+from shared.protocol.inference.rollout import ModelStatus
 
 log = logging.getLogger(__name__)
 

@@ -41,10 +41,10 @@ from edge_server.release.rollout.words import due_words, fetching, preparing
 from edge_server.release.store import StoredRelease
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.bundle import hear_lacking
 from shared.protocol.clip import clip
+from shared.protocol.inference.bundle import hear_lacking
+from shared.protocol.inference.rollout import Ahead, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.messages import Message, Report, Status, Want
-from shared.protocol.rollout import Ahead, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
 from shared.runtime.clock import Clock, utc_stamp
 from shared.runtime.executor import Worker, background

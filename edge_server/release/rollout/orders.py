@@ -26,8 +26,8 @@ from edge_server.journal.rollouts.file import (
 from edge_server.journal.rollouts.state import PENDING, RolloutState, fold
 from edge_server.release.store import StoredRelease, verify
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.release import parse_reference
-from shared.protocol.rollout import MOST_MANIFEST_BYTES
+from shared.protocol.inference.release import parse_reference
+from shared.protocol.inference.rollout import MOST_MANIFEST_BYTES
 from shared.runtime.clock import utc_stamp
 from shared.runtime.folder_lock import FolderLock
 

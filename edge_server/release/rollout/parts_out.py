@@ -11,9 +11,9 @@ from edge_server.release.store import StoredRelease
 from edge_server.rounds.broadcast import Outgoing
 from shared.errors import CorruptFile, Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.bundle import HEADER, LENGTH_BYTES, Lacking, bundle_pieces, header_bytes, tensor_places
+from shared.protocol.inference.bundle import HEADER, LENGTH_BYTES, Lacking, bundle_pieces, header_bytes, tensor_places
+from shared.protocol.inference.rollout import Bundle
 from shared.protocol.messages import Want
-from shared.protocol.rollout import Bundle
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker

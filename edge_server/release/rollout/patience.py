@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edge_server.journal.rollouts.file import RolloutPlan
 from edge_server.journal.rollouts.state import standing
-from shared.protocol.rollout import ModelStatus
+from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.update import UpdateTerms
 
 FETCH_S = 120.0

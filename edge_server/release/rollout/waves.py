@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from edge_server.journal.rollouts.file import Order, Outcome
 from edge_server.journal.rollouts.state import Mode, RolloutState, standing
-from shared.protocol.rollout import ModelStatus
+from shared.protocol.inference.rollout import ModelStatus
 from shared.tensors.counts import ceil_share
 
 MOST_NAMED = 4

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from edge_server.journal.rollouts.state import RolloutState, standing
 from edge_server.release.rollout.waves import Board, to_prepare, to_take_back
-from shared.protocol.rollout import Ahead, Offer, Withdraw
+from shared.protocol.inference.rollout import Ahead, Offer, Withdraw
 
 UNDER_WAY = ("waiting", "taking", "trial")
 """How boards stand that have not come to an end with it."""

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.protocol.collaborative import TopTiming
+from shared.protocol.inference.collaborative import TopTiming
 
 RECENT = 512
 """Requests of which the seconds are kept."""

@@ -19,9 +19,9 @@ from safetensors import safe_open
 from edge_server.release.store import StoredRelease, find_release, verify
 from shared.errors import ConfigError, CorruptFile, WireError
 from shared.protocol import payload
-from shared.protocol.collaborative import MAX_OUTPUT_BYTES, TopRequest
+from shared.protocol.inference.collaborative import MAX_OUTPUT_BYTES, TopRequest
+from shared.protocol.inference.release import ReleaseGraph
 from shared.protocol.messages import LOSSLESS
-from shared.protocol.release import ReleaseGraph
 from shared.tensors import feature_codec
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.collaborative import TO_DEVICE, TopRequest
+from shared.protocol.inference.collaborative import TO_DEVICE, TopRequest
 from shared.protocol.messages import Room
 from shared.protocol.topics import topic
 from shared.runtime.clock import Clock

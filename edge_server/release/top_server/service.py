@@ -21,7 +21,7 @@ from edge_server.release.top_server.halves import Halves
 from edge_server.release.top_server.intake import Held, Intake
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.collaborative import (
+from shared.protocol.inference.collaborative import (
     FROM_DEVICE,
     MAX_DETAIL,
     TO_DEVICE,

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from device_agent.measurement.link_rate import STEP_SHARE
 from edge_server.replay.devices.behaviour import ALWAYS, Direction, Flow
 from edge_server.replay.devices.curve import Curve, constant, steps
-from edge_server.trace.schema import DecisionRow, Presence, Sample, Step, TaskRow
-from edge_server.trace.trace import Trace
+from edge_server.replay.trace.schema import DecisionRow, Presence, Sample, Step, TaskRow
+from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.models.build import blank
 from shared.models.evaluate import build_skeleton

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from edge_server.replay.devices.recorded_device import parts_s, recorded_devices, spare_s, training_seconds
+from edge_server.replay.trace.schema import Round, TaskRow
+from edge_server.replay.trace.trace import Trace
 from edge_server.rounds.round import ROUND_END, SERVER_TRAINING
 from edge_server.rounds.split.session import SPLIT_STEP
-from edge_server.trace.schema import Round, TaskRow
-from edge_server.trace.trace import Trace
 
 
 def costs(trace: Trace) -> Mapping[str, Callable[..., float]]:

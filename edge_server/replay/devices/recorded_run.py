@@ -33,8 +33,8 @@ from edge_server.replay.devices.recorded_device import (
     shares_of,
     weights_of,
 )
-from edge_server.trace.schema import TaskRow
-from edge_server.trace.trace import Trace
+from edge_server.replay.trace.schema import TaskRow
+from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 

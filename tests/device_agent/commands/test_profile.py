@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.__main__ import main
-from device_agent.tuning.apply import JOURNAL_NAME
+from device_agent.measurement.tuning.apply import JOURNAL_NAME
 from edge_server.fleet.broker import free_port
 from tests.device_agent.agent_side import write_config
 from tests.device_agent.sources import JETSON, clocks, content, with_clocks, with_modes

@@ -16,10 +16,10 @@ from edge_server.release.rollout.parts_out import cut_bundle
 from edge_server.release.store import StoredRelease
 from shared.errors import CorruptFile, WireError
 from shared.protocol import wire
-from shared.protocol.bundle import Lacking, hear_lacking
+from shared.protocol.inference.bundle import Lacking, hear_lacking
+from shared.protocol.inference.release import ReleaseManifest
+from shared.protocol.inference.rollout import Bundle, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.messages import Transfer, Want
-from shared.protocol.release import ReleaseManifest
-from shared.protocol.rollout import Bundle, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.topics import topic
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.release.boards import SITE, FieldBoard, make_release

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shared.protocol.messages import Spec
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     GRAPH,
     PARAMETERS,
     PROBES,
@@ -16,6 +15,7 @@ from shared.protocol.release import (
     sha256_of,
     write_manifest,
 )
+from shared.protocol.messages import Spec
 from shared.protocol.update import NewVersion, UpdateTerms
 
 

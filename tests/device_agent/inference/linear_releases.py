@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
 from device_agent.inference.store import BoardStore
-from shared.protocol.messages import Spec
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     PARAMETERS,
     ParameterSpec,
     Preprocessing,
@@ -26,6 +25,7 @@ from shared.protocol.release import (
     sha256_of,
     write_manifest,
 )
+from shared.protocol.messages import Spec
 from shared.protocol.update import advance, take_offer
 from tests.device_agent.inference.light_releases import offer_of
 

@@ -27,7 +27,7 @@ from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore, digest_of
 from device_agent.inference.swap import Swaps
-from shared.protocol.release import write_manifest
+from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import ENDED, UpdateRecord
 from shared.runtime.executor import background, inline
 from tests.device_agent.inference.light_releases import offer_of

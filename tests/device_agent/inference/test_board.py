@@ -16,7 +16,7 @@ import pytest
 
 from device_agent import __main__ as program
 from edge_server.fleet.broker import free_port
-from shared.protocol.release import PARAMETERS
+from shared.protocol.inference.release import PARAMETERS
 from tests.device_agent.agent_side import LIMIT_S, line_with, living, stop
 
 ROOT = Path(__file__).parents[3]

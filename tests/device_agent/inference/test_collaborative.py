@@ -25,8 +25,8 @@ from edge_server.plan.server_config import ServerConfig
 from edge_server.release.store import export_release
 from edge_server.release.top_server import service
 from shared.errors import ConfigError, InferenceRefused, Unreachable, WireError
-from shared.protocol.collaborative import TopTiming
-from shared.protocol.release import PARAMETERS, PROBES
+from shared.protocol.inference.collaborative import TopTiming
+from shared.protocol.inference.release import PARAMETERS, PROBES
 from shared.protocol.topics import TOPS
 from shared.runtime.executor import background
 from shared.transport.base import Broker

@@ -23,7 +23,7 @@ from edge_server.plan.server_config import ServerConfig
 from edge_server.release.rollout.drive import drive
 from edge_server.release.rollout.orders import begin_rollout, give_order, open_rollout
 from edge_server.release.store import StoredRelease
-from shared.protocol.release import ReleasePart, sha256_of, write_manifest
+from shared.protocol.inference.release import ReleasePart, sha256_of, write_manifest
 from shared.protocol.update import UpdateTerms, take_offer
 from shared.runtime.executor import background
 from shared.transport.base import Broker

@@ -18,7 +18,7 @@ from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
-from shared.protocol.release import write_manifest
+from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.executor import background
 from tests.device_agent.inference.light_releases import offer_of

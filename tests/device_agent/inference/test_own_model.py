@@ -18,8 +18,8 @@ from device_agent.inference.models import ServedModels, ServedVersion, statistic
 from device_agent.inference.release_folder import OWN, OwnModel, ReleaseFiles, own_digest, read_folder, read_own
 from device_agent.inference.session import open_model
 from shared.errors import CorruptFile, ServingRefused
+from shared.protocol.inference.release import PARAMETERS, PROBES, read_manifest
 from shared.protocol.messages import Spec, Update
-from shared.protocol.release import PARAMETERS, PROBES, read_manifest
 from shared.runtime.executor import inline
 
 

@@ -23,7 +23,7 @@ from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from edge_server.fleet.broker import free_port
 from shared.errors import ConfigError, ServingDied, ServingRefused
-from shared.protocol.release import PARAMETERS, PROBES, read_manifest, write_manifest
+from shared.protocol.inference.release import PARAMETERS, PROBES, read_manifest, write_manifest
 
 LIMIT_S = 120.0
 

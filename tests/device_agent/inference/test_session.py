@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from device_agent.inference.release_folder import read_folder, read_folders
 from device_agent.inference.session import choose_providers, open_model
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.release import GRAPH, MANIFEST, PARAMETERS, PROBES, sha256_of
+from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, sha256_of
 
 
 def opened(folder, settings):

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.inference.store import BoardStore
 from shared.errors import ConfigError, CorruptFile, Unwritable
-from shared.protocol.release import PARAMETERS, ReleaseManifest, write_manifest
+from shared.protocol.inference.release import PARAMETERS, ReleaseManifest, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
 from tests.device_agent.inference.light_releases import light_release, offer_of
 

@@ -18,7 +18,7 @@ from device_agent.inference.messages import Figures
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.errors import CorruptFile, ServingRefused, Unwritable
-from shared.protocol.release import write_manifest
+from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.executor import background, inline
 from tests.device_agent.inference.light_releases import light_release, offer_of

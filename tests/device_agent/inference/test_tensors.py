@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.inference.http.tensors import Asked, read_inference, write_inference
 from shared.errors import WireError
-from shared.protocol.release import TensorSpec
+from shared.protocol.inference.release import TensorSpec
 
 GIVEN = TensorSpec(name="input", dtype="float32", shape=(-1, 2, 3))
 WANTED = TensorSpec(name="output", dtype="float32", shape=(-1, 2))

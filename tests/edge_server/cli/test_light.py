@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.report.summarise import PERSONAL
 from shared.algorithms import ALGORITHMS
-from tests.edge_server.trace.test_round_trip import export_field_run
+from tests.edge_server.replay.trace.test_round_trip import export_field_run
 
 HEAVY = {"torch", "numpy", "safetensors"}
 PROGRAM = """

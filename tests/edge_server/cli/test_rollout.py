@@ -18,7 +18,7 @@ from edge_server.release.rollout import drive
 from edge_server.release.rollout.orders import KnownRollout, begin_rollout, open_rollout
 from edge_server.report.page import page
 from edge_server.report.summarise import digest_run
-from shared.protocol.rollout import ModelStatus
+from shared.protocol.inference.rollout import ModelStatus
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import table_lines
 from shared.transport.base import Broker

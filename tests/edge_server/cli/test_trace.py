@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from edge_server.__main__ import main
-from tests.edge_server.trace.test_round_trip import export_field_run, texts
+from tests.edge_server.replay.trace.test_round_trip import export_field_run, texts
 
 
 def run(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:

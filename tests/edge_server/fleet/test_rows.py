@@ -24,9 +24,9 @@ from edge_server.fleet.tables import (
 )
 from edge_server.fleet.view import Device, device_rows
 from edge_server.journal.report_history import KeptReport
+from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
-from shared.protocol.rollout import ModelStatus
 from tests.edge_server.harness import report
 
 NOW = 1e9

@@ -17,7 +17,7 @@ from edge_server.journal.rollouts.file import (
     rollout_names,
 )
 from shared.errors import ConfigError, CorruptFile, Unwritable
-from shared.protocol.rollout import ModelStatus
+from shared.protocol.inference.rollout import ModelStatus
 
 AT = "20260101T000000Z"
 PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="0" * 64)

@@ -13,9 +13,9 @@ from edge_server.plan.plan import devices
 from edge_server.plan.simulated_devices import CyclesPower, RangeCompute, TracePower
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import require_possible
+from edge_server.replay.trace.export import sort_by_fleet
 from edge_server.replay.trainer import Scale
 from edge_server.rounds.check_plan import load
-from edge_server.trace.export import sort_by_fleet
 from shared.data.cache import DataCache
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan

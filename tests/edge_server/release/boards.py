@@ -13,8 +13,7 @@ from device_agent.exchange.release_offers import ReleaseOffers
 from device_agent.inference.store import BoardStore
 from edge_server.release.store import StoredRelease, publish
 from shared.protocol import wire
-from shared.protocol.messages import Report, Spec, Status
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     ParameterSpec,
     Preprocessing,
     ReleaseGraph,
@@ -25,6 +24,7 @@ from shared.protocol.release import (
     read_manifest,
     sha256_of,
 )
+from shared.protocol.messages import Report, Spec, Status
 from shared.protocol.topics import topic
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, advance, take_offer
 from shared.runtime.executor import background, inline

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from edge_server.release.store import StoredRelease, publish
-from shared.protocol.release import ReleasePart, sha256_of
+from shared.protocol.inference.release import ReleasePart, sha256_of
 
 HEAD_BYTES = 8
 

@@ -20,7 +20,7 @@ from shared.data.spec import Data
 from shared.models import MODELS
 from shared.models.base import Model
 from shared.models.build import blank
-from shared.protocol.release import Preprocessing
+from shared.protocol.inference.release import Preprocessing
 from shared.tensors import file
 from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import called

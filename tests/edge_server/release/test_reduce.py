@@ -20,7 +20,7 @@ from edge_server.plan.sections import Chosen
 from edge_server.release import store
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     GRAPH,
     MANIFEST,
     PARAMETERS,

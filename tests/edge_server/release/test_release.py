@@ -20,7 +20,7 @@ from edge_server.plan.sections import Chosen
 from edge_server.release import store
 from shared.data.load import load
 from shared.data.spec import Data
-from shared.protocol.release import MANIFEST, Preprocessing, ReleaseManifest, sha256_of
+from shared.protocol.inference.release import MANIFEST, Preprocessing, ReleaseManifest, sha256_of
 from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import called

@@ -17,7 +17,7 @@ from edge_server.release.rollout.engine import RolloutEngine
 from edge_server.release.rollout.orders import KnownRollout, begin_rollout, boards_with, give_order, open_rollout
 from edge_server.release.store import StoredRelease, find_release, publish
 from shared.errors import ConfigError
-from shared.protocol.release import PARAMETERS, ReleaseManifest
+from shared.protocol.inference.release import PARAMETERS, ReleaseManifest
 from shared.runtime.executor import inline
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.release.boards import SITE, FieldBoard, make_release

@@ -19,7 +19,7 @@ from edge_server.release.top_server import service
 from edge_server.release.top_server.service import TopServer
 from shared.errors import InferenceRefused, Unreachable
 from shared.protocol import payload, wire
-from shared.protocol.collaborative import TopAnswer, TopRequest
+from shared.protocol.inference.collaborative import TopAnswer, TopRequest
 from shared.protocol.messages import LOSSLESS, Blob, Payload, Spec, Transfer, Want
 from shared.protocol.topics import TOPS, topic
 from shared.runtime.executor import background, inline

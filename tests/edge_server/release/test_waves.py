@@ -25,7 +25,7 @@ from edge_server.release.rollout.waves import (
     decide,
     to_take_back,
 )
-from shared.protocol.rollout import ModelStatus
+from shared.protocol.inference.rollout import ModelStatus
 
 PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="", canary=1, waves=(0.1, 0.5, 1.0))
 AT = "20260101T000000Z"

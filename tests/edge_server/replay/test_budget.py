@@ -18,9 +18,9 @@ from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import Least, least_round, least_task, require_budgets
 from edge_server.replay.run import replay, run_replay
-from edge_server.trace import files
-from edge_server.trace.trace import Trace
-from edge_server.trace.transfer import export
+from edge_server.replay.trace import files
+from edge_server.replay.trace.trace import Trace
+from edge_server.replay.trace.transfer import export
 from shared.errors import ConfigError, Infeasible
 from tests.edge_server.textbook import make_plan
 

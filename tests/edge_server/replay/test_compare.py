@@ -23,7 +23,7 @@ from edge_server.replay.comparison.compare_text import bar, lines, percent
 from shared.errors import ConfigError
 from shared.protocol.messages import Transfer
 from shared.tensors.tree import State
-from tests.edge_server.trace.field import BEGAN, closed, cost, opened, plan, update
+from tests.edge_server.replay.trace.field import BEGAN, closed, cost, opened, plan, update
 
 DEVICES = ("orin", "pi-10")
 Change = Callable[[AnyRecord], AnyRecord | None]

@@ -13,12 +13,12 @@ from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.recorded_device import training_seconds
 from edge_server.replay.devices.recorded_run import behaviours
 from edge_server.replay.run import replay, run_replay
-from edge_server.trace.export import trace_of
-from edge_server.trace.schema import Round, Sample, TableRow
-from edge_server.trace.trace import Trace
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.schema import Round, Sample, TableRow
+from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
+from tests.edge_server.replay.trace.field import field_run, trained_alone
 from tests.edge_server.textbook import labelled_server, make_plan, require_equal
-from tests.edge_server.trace.field import field_run, trained_alone
 
 LINKS = """
 [[device]]

@@ -15,10 +15,10 @@ from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.replay.run import replay, replay_sites, run_replay
+from edge_server.replay.trace import files
 from edge_server.sites.graph import graph_edges
 from edge_server.sites.mixing import mix_trees, mixing_rows
 from edge_server.sites.neighbours import packed_model
-from edge_server.trace import files
 from shared.errors import ConfigError
 from shared.tensors.tree import State
 from tests.edge_server.harness import beginning

@@ -17,8 +17,8 @@ from edge_server.replay.devices.behaviour import Work, batches
 from edge_server.replay.devices.recorded_device import link_rates, recorded_devices, weights_of
 from edge_server.replay.devices.recorded_run import behaviours
 from edge_server.replay.run import replay, run_replay
-from edge_server.trace.export import trace_of
-from edge_server.trace.trace import Trace
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.trace import Trace
 from shared.protocol.measurements import Provenance
 from tests.edge_server.textbook import LINKS, make_plan
 

@@ -13,7 +13,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RoundOpened, RunOpened
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
-from edge_server.trace.export import trace_of
+from edge_server.replay.trace.export import trace_of
 from shared.models.build import DRAW, TORCHS, initial
 from shared.tensors.tree import Tree
 from tests.edge_server.fleets import RUN, Network, Site

@@ -30,15 +30,15 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sections import EvaluationPlan
 from edge_server.replay.comparison.compare import compare_runs
 from edge_server.replay.run import replay as play_replay
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.transfer import anonymised
 from edge_server.report.csv_export import csv_of
 from edge_server.report.page import page
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import last_evaluated
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.evaluation.round_figures import mean_accuracy
-from edge_server.trace.export import trace_of
-from edge_server.trace.import_run import records_of
-from edge_server.trace.transfer import anonymised
 from edge_server.trial.tables import device_lines, rounds_table
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Departure

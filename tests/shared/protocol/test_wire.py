@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import WireError
-from shared.protocol import collaborative, messages, payload, peers, rollout, wire
+from shared.protocol import messages, payload, peers, wire
 from shared.protocol import messages as steps
+from shared.protocol.inference import collaborative, rollout
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
 from shared.protocol.wire import AnyMessage

@@ -10,9 +10,9 @@ import torch
 
 from shared.codecs import CODECS
 from shared.errors import ConfigError, WireError
+from shared.protocol.inference.release import TensorSpec
 from shared.protocol.messages import Blob, Payload, Spec
 from shared.protocol.payload import Scattered, pack, unpack
-from shared.protocol.release import TensorSpec
 from shared.tensors import feature_codec
 
 EXPECTED = TensorSpec(name="features", dtype="float32", shape=(-1, 3, 5))

@@ -14,10 +14,10 @@ from device_agent.config import AgentConfig, ServeConfig, TrainerConfig
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
 from device_agent.profile.schema import Inference
-from device_agent.tuning.beside_serving import choose_share
+from device_agent.trainer.beside_serving import choose_share
 from edge_server.fleet.broker import free_port
 from shared.data.spec import Data
-from shared.protocol.release import GRAPH, MANIFEST, PARAMETERS, PROBES, write_manifest
+from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
 from tests.device_agent.inference.light_releases import light_release, offer_of
 from tests.machine import grow, profile

@@ -17,15 +17,15 @@ from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_device import RecordedDevice
 from edge_server.replay.devices.recorded_run import behaviours
 from edge_server.replay.run import replay, run_replay
-from edge_server.trace import files
-from edge_server.trace.export import trace_of
-from edge_server.trace.schema import Presence, Sample, TaskRow
-from edge_server.trace.trace import Trace
-from edge_server.trace.transfer import export
+from edge_server.replay.trace import files
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.schema import Presence, Sample, TaskRow
+from edge_server.replay.trace.trace import Trace
+from edge_server.replay.trace.transfer import export
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
+from tests.edge_server.replay.trace.field import field_run, trained_alone
 from tests.edge_server.textbook import LINKS, make_plan
-from tests.edge_server.trace.field import field_run, trained_alone
 
 WEIGHTS = 4 * 64 + 4 + 4 * 10 + 10
 """Of the field run's network: 64 inputs, 4 hidden units, 10 classes."""

@@ -18,9 +18,9 @@ import msgspec
 
 from device_agent.hardware.files import read_text
 from device_agent.hardware.tools import run_tool
+from device_agent.measurement.tuning.plan import Run, Settings, Step, Target, Write, plan_restore, plan_steps
+from device_agent.measurement.tuning.settings import read_power_mode, read_settings
 from device_agent.profile.schema import Profile
-from device_agent.tuning.plan import Run, Settings, Step, Target, Write, plan_restore, plan_steps
-from device_agent.tuning.settings import read_power_mode, read_settings
 from shared.errors import ConfigError, NoData
 from shared.runtime.durable import replace_file, unused_name
 

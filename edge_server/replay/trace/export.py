@@ -36,9 +36,9 @@ from edge_server.journal.records import (
 from edge_server.journal.run_clock import timed_records
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
-from edge_server.trace.files import described
-from edge_server.trace.header import Back, End, Evaluation, Known, Process, Statistics, Trial
-from edge_server.trace.schema import (
+from edge_server.replay.trace.files import described
+from edge_server.replay.trace.header import Back, End, Evaluation, Known, Process, Statistics, Trial
+from edge_server.replay.trace.schema import (
     DecisionRow,
     Fact,
     Presence,
@@ -50,7 +50,7 @@ from edge_server.trace.schema import (
     TaskRow,
     unit_of,
 )
-from edge_server.trace.trace import Trace
+from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import steps_of

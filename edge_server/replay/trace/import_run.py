@@ -28,9 +28,9 @@ from edge_server.journal.records import (
     ServerBegan,
     UpdateAccepted,
 )
-from edge_server.trace.export import BOARD
-from edge_server.trace.schema import DecisionRow, Fact, Round, Sample, Step, TaskRow
-from edge_server.trace.trace import Trace
+from edge_server.replay.trace.export import BOARD
+from edge_server.replay.trace.schema import DecisionRow, Fact, Round, Sample, Step, TaskRow
+from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update

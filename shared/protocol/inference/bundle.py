@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from shared.errors import WireError
-from shared.protocol.release import ParameterSpec, ReleaseManifest
-from shared.protocol.rollout import MOST_LACKING, Lacks
+from shared.protocol.inference.release import ParameterSpec, ReleaseManifest
+from shared.protocol.inference.rollout import MOST_LACKING, Lacks
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Of the dtypes of safetensors."""

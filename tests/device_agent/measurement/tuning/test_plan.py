@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.tuning.plan import (
+from device_agent.measurement.tuning.plan import (
     CPUFREQ_FOLDER,
     PolicyClocks,
     Run,

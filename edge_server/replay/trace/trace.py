@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from edge_server.trace.header import Trial
-from edge_server.trace.schema import DecisionRow, Fact, Presence, Round, Sample, Step, TableRow, TaskRow, unit_of
+from edge_server.replay.trace.header import Trial
+from edge_server.replay.trace.schema import DecisionRow, Fact, Presence, Round, Sample, Step, TableRow, TaskRow, unit_of
 from shared.errors import ConfigError
 
 R = TypeVar("R", bound=TableRow)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.measurement.tuning.apply import JOURNAL_NAME, apply_steps, hold_target, restore
+from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER, Target, Write
 from device_agent.profile.load import load_file
 from device_agent.profile.schema import Profile
-from device_agent.tuning.apply import JOURNAL_NAME, apply_steps, hold_target, restore
-from device_agent.tuning.plan import CPUFREQ_FOLDER, Target, Write
 from shared.errors import ConfigError, NoData, Unwritable
 from tests.device_agent.sources import JETSON, clocks, content, with_clocks, with_modes
 from tests.machine import as_nobody, grow, open_to_all, profile

@@ -68,7 +68,7 @@ class Offer(Message, frozen=True, kw_only=True):
         name: Of the model.
         version: Of the release.
         attempt: Counted from 1: what a board refused it tries again only where this is larger.
-        manifest: As `shared.protocol.release.write_manifest` makes it.
+        manifest: As `shared.protocol.inference.release.write_manifest` makes it.
         soak_s: Seconds that the new version is watched before it is committed.
         max_drop: Accuracy that may be lost on the board's own examples.
         max_latency_ms: Longest p95 of one inference; 0 for one and a half times the version before.
@@ -91,7 +91,7 @@ class Ahead(Message, frozen=True, kw_only=True):
         deployment: That of the offer to come.
         name: Of the model.
         version: Of the release.
-        manifest: As `shared.protocol.release.write_manifest` makes it.
+        manifest: As `shared.protocol.inference.release.write_manifest` makes it.
     """
 
     deployment: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from device_agent.hardware.files import read_text
+from device_agent.measurement.tuning.plan import HERTZ_PER_KILOHERTZ, PolicyClocks, Settings
 from device_agent.probes.base import WHOLE_NUMBER, read_number
 from device_agent.probes.clocks import find_policies
 from device_agent.probes.power_mode import parse_mode_names, read_mode
 from device_agent.profile.schema import PowerMode, Profile
-from device_agent.tuning.plan import HERTZ_PER_KILOHERTZ, PolicyClocks, Settings
 from shared.errors import NoData
 
 

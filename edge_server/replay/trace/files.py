@@ -17,10 +17,10 @@ from typing import Any, TextIO, TypeVar
 
 import msgspec
 
-from edge_server.trace import header as headers
-from edge_server.trace.header import Table, Trial
-from edge_server.trace.schema import PROVENANCE, TABLES, TOLD, TableRow, columns, unit_of
-from edge_server.trace.trace import Trace, check_trace
+from edge_server.replay.trace import header as headers
+from edge_server.replay.trace.header import Table, Trial
+from edge_server.replay.trace.schema import PROVENANCE, TABLES, TOLD, TableRow, columns, unit_of
+from edge_server.replay.trace.trace import Trace, check_trace
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 from shared.runtime.durable import explain_disk_errors

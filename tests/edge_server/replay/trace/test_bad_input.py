@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.trace import files
+from edge_server.replay.trace import files
 from shared.errors import ConfigError
-from tests.edge_server.trace.test_round_trip import export_field_run
+from tests.edge_server.replay.trace.test_round_trip import export_field_run
 
 
 @pytest.fixture

@@ -14,15 +14,15 @@ from edge_server.journal.costs import by_round
 from edge_server.journal.records import CostSettled, RoundOpened, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import find, summarise_run, unfinished
 from edge_server.journal.sqlite import read
+from edge_server.replay.trace import files
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.header import FILE
+from edge_server.replay.trace.schema import TABLES, columns, unit_of
+from edge_server.replay.trace.transfer import export, import_trace
 from edge_server.rounds.check_plan import load
-from edge_server.trace import files
-from edge_server.trace.export import trace_of
-from edge_server.trace.header import FILE
-from edge_server.trace.schema import TABLES, columns, unit_of
-from edge_server.trace.transfer import export, import_trace
 from shared.errors import ConfigError
 from shared.protocol.messages import mix
-from tests.edge_server.trace.field import cost, field_run
+from tests.edge_server.replay.trace.field import cost, field_run
 
 
 def export_field_run(folder: Path, *, cut: int | None = None, **options: bool) -> Path:

@@ -7,7 +7,7 @@ import pytest
 
 from edge_server.release.rollout.parts_out import cut_bundle
 from shared.errors import WireError
-from shared.protocol.bundle import (
+from shared.protocol.inference.bundle import (
     HEADER,
     Lacking,
     bundle_pieces,
@@ -18,8 +18,8 @@ from shared.protocol.bundle import (
     tensor_bytes,
     tensor_places,
 )
-from shared.protocol.release import ParameterSpec, sha256_of
-from shared.protocol.rollout import Lacks
+from shared.protocol.inference.release import ParameterSpec, sha256_of
+from shared.protocol.inference.rollout import Lacks
 from tests.edge_server.release.boards import make_release
 
 TENSORS = {"a": b"\1" * 3000, "b": b"\2" * 500, "c": b"\1" * 3000}  # a and c have the same content

@@ -18,12 +18,12 @@ from edge_server.journal.runs import exists, find, make_folder
 from edge_server.journal.sqlite import SqliteJournal
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan
-from edge_server.trace import files
-from edge_server.trace.export import trace_of
-from edge_server.trace.header import Trial
-from edge_server.trace.import_run import records_of
-from edge_server.trace.schema import DecisionRow, Step, TableRow, TaskRow
-from edge_server.trace.trace import Trace
+from edge_server.replay.trace import files
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.header import Trial
+from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.schema import DecisionRow, Step, TableRow, TaskRow
+from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.messages import mix
 from shared.protocol.topics import check_name

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from edge_server.plan.plan import Plan, check_structure
-from edge_server.trace.schema import TABLES, columns, unit_of
+from edge_server.replay.trace.schema import TABLES, columns, unit_of
 from shared.errors import ConfigError
 
 FORMAT, VERSION = "fieldfleet-trace", 1

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.messages import Spec
-from shared.protocol.release import (
+from shared.protocol.inference.release import (
     FORMAT,
     MAX_MANIFEST_BYTES,
     ParameterSpec,
@@ -23,6 +22,7 @@ from shared.protocol.release import (
     read_manifest,
     write_manifest,
 )
+from shared.protocol.messages import Spec
 
 PART = ReleasePart(sha256="ab" * 32, size=5)
 

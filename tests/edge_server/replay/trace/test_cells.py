@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.trace import files
-from edge_server.trace.export import BOARD
-from edge_server.trace.files import FORMULA, cells, row
-from edge_server.trace.header import FILE
-from edge_server.trace.schema import Fact, Sample, columns
-from edge_server.trace.trace import Trace
-from edge_server.trace.transfer import export, import_trace
-from tests.edge_server.trace.test_round_trip import export_field_run, texts
+from edge_server.replay.trace import files
+from edge_server.replay.trace.export import BOARD
+from edge_server.replay.trace.files import FORMULA, cells, row
+from edge_server.replay.trace.header import FILE
+from edge_server.replay.trace.schema import Fact, Sample, columns
+from edge_server.replay.trace.trace import Trace
+from edge_server.replay.trace.transfer import export, import_trace
+from tests.edge_server.replay.trace.test_round_trip import export_field_run, texts
 
 HOSTILE = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "'=1", "''", "\t=1", "-5")
 printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1) | st.sampled_from(HOSTILE).map(
