@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -11,6 +10,7 @@ import msgspec
 
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
 from edge_server.plan.plan import Plan
+from edge_server.plan.sites import keep_order
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Update
 
@@ -116,6 +116,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
         imported: Whether it was made of a trace: nobody goes on with it.
         draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old journals.
         statistics_batches: Over how many batches running statistics are measured; 0: they are not, as in old journals.
+        sites: Those of the plan, in its order, which a table of sorted keys has lost; the plan that is read has it.
     """
 
     run: str
@@ -124,6 +125,10 @@ class RunOpened(Record, frozen=True, kw_only=True):
     imported: bool = False
     draw: str = ""
     statistics_batches: int = 0
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        keep_order(self)
 
 
 class Measured(Record, frozen=True, kw_only=True):
@@ -383,11 +388,6 @@ def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
     if last is not None and number > last + 1:  # of the evaluation after an earlier round; see EvaluationPlan.number
         number -= last + 1
     return number >= rewound.round and not is_kept
-
-
-def missed_tries(records: Iterable[AnyRecord]) -> dict[int, int]:
-    """Return how often each round was missed and done again, of those that were."""
-    return dict(Counter(one.round for one in records if isinstance(one, Rewound) and one.missed))
 
 
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LAST = "last"
 """Stands for the run that was begun last."""
+SITES = "sites"
+"""In a folder of runs: a folder for each site that a trial with several had on this machine, which holds its runs."""
 LOCAL = "local"
 """In the folder of a run with agents on this machine, where their files and logs lie."""
 MOST_NAMED = 5
@@ -123,9 +125,11 @@ def find(data_dir: Path, run: str) -> Run:
 
 def _abbreviated(data_dir: Path, run: str) -> Path:
     """Return the folder of the only run whose name begins so, or of the one that was begun last."""
-    if run == LAST and (there := all_runs(data_dir)):
-        return there[0].folder
-    alike = [folder for folder in folders_of_runs(data_dir) if run and folder.name.startswith(run)]
+    if run == LAST and (begun := all_runs(data_dir)):
+        return begun[0].folder
+    there = folders_of_runs(data_dir)
+    alike = [folder for folder in there if folder.name == run]
+    alike = alike or [folder for folder in there if run and folder.name.startswith(run)]
     if len(alike) > 1:
         some = ", ".join(folder.name for folder in alike[:MOST_NAMED]) + ", …" * (len(alike) > MOST_NAMED)
         raise ConfigError(f"{run!r} may be any of {len(alike)} runs in {data_dir}: {some}; give more of the name")
@@ -135,8 +139,9 @@ def _abbreviated(data_dir: Path, run: str) -> Path:
 
 
 def folders_of_runs(data_dir: Path) -> list[Path]:
-    """Return the folders with a journal, in the order of their names."""
-    return sorted(path.parent for path in data_dir.glob(f"*/{JOURNAL}"))
+    """Return the folders with a journal, those of sites on this machine too, in the order of their names."""
+    found = [*data_dir.glob(f"*/{JOURNAL}"), *data_dir.glob(f"{SITES}/*/*/{JOURNAL}")]
+    return sorted((path.parent for path in found), key=lambda folder: (folder.name, folder))
 
 
 def all_runs(data_dir: Path) -> list[Run]:
@@ -144,7 +149,7 @@ def all_runs(data_dir: Path) -> list[Run]:
     runs = []
     for folder in folders_of_runs(data_dir):
         try:
-            runs.append(find(data_dir, folder.name))
+            runs.append(find(data_dir, str(folder.relative_to(data_dir))))
         except ConfigError as error:
             log.warning("%s", error)
     return sorted(runs, key=_begun_utc_s, reverse=True)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -76,9 +76,26 @@ class SitesPlan(Section, frozen=True, kw_only=True):
         """Return the sites, in their order."""
         return tuple(self.clusters)
 
+    def ordered(self, names: Sequence[str]) -> SitesPlan:
+        """Return the same table with its sites in another order; those that are not named come last."""
+        clusters = {site: self.clusters[site] for site in (*names, *self.clusters) if site in self.clusters}
+        return msgspec.structs.replace(self, clusters=clusters)
+
     def is_mixed(self, number: int) -> bool:
         """Tell whether a round is the last edge round of its global round, at whose end the sites mix."""
         return number % self.edge_rounds == 0
+
+
+def keep_order(record: Any) -> None:
+    """Put the sites of a record's plan, whose keys were sorted when it was written, back into their order; or note it.
+
+    Args:
+        record: Has a `plan`, and the names of its `sites`, empty where nobody noted them yet.
+    """
+    if record.plan.sites:
+        sites = record.plan.sites.ordered(record.sites)
+        msgspec.structs.force_setattr(record, "plan", msgspec.structs.replace(record.plan, sites=sites))
+        msgspec.structs.force_setattr(record, "sites", sites.names)
 
 
 def devices_by_site(sites: SitesPlan, devices: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ import msgspec
 
 from edge_server.fleet.broker import PrivateBroker, running
 from edge_server.journal.records import AnyRecord, RunClosed
-from edge_server.journal.runs import new_name
+from edge_server.journal.runs import SITES, new_name
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.trial.local import SERVER, Local, agent, server, until_closed
@@ -27,7 +27,7 @@ LONGEST_NAME, LONGEST_SITE = 64, 32
 
 
 def local_sites(local: Local) -> dict[str, Local]:
-    """Return the trial of each site of a plan, in its order: one run each, side by side in the folder of runs.
+    """Return the trial of each site of a plan, in its order: one run each, in a folder of runs of the site's own.
 
     Args:
         local: The trial of all; its `run` is the beginning of theirs.
@@ -45,7 +45,10 @@ def local_sites(local: Local) -> dict[str, Local]:
             )
         if len(site) > LONGEST_SITE:
             raise ConfigError(f"{local.plan_path}: sites.clusters: {site!r}: give it at most {LONGEST_SITE} letters")
-    return {site: replace(local, run=f"{local.run}-{site}", site=site) for site in sites.names}
+    return {
+        site: replace(local, run=f"{local.run}-{site}", site=site, data_dir=local.data_dir / SITES / site)
+        for site in sites.names
+    }
 
 
 def new_names(plan: Plan) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -20,7 +21,6 @@ from edge_server.journal.records import (
     RoundClosed,
     UpdateAccepted,
     closed_rounds,
-    missed_tries,
     valid,
 )
 from edge_server.journal.run_clock import RESTARTED
@@ -254,6 +254,11 @@ def restart_lines(records: Sequence[AnyRecord]) -> list[str]:
     notes = [record.what for record in records if isinstance(record, Noted) and RESTARTED in record.what]
     rest = len(notes) - MOST_MISSED
     return [*notes[:MOST_MISSED], *([f"{rest} more rounds {RESTARTED}"] if rest > 0 else [])]
+
+
+def missed_tries(records: Iterable[AnyRecord]) -> dict[int, int]:
+    """Return how often each round was missed and done again, of those that were."""
+    return dict(Counter(one.round for one in records if isinstance(one, Rewound) and one.missed))
 
 
 def missed_lines(records: Sequence[AnyRecord]) -> list[str]:

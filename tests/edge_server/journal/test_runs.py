@@ -9,7 +9,17 @@ import pytest
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunClosed, RunOpened
-from edge_server.journal.runs import LOCAL, edited_from, ended_run, ended_runs, exists, find, unfinished
+from edge_server.journal.runs import (
+    LOCAL,
+    SITES,
+    all_runs,
+    edited_from,
+    ended_run,
+    ended_runs,
+    exists,
+    find,
+    unfinished,
+)
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
@@ -81,3 +91,24 @@ def test_a_name_that_no_run_can_have(tmp_path, name):
     assert not exists(tmp_path, name)
     with pytest.raises(ConfigError, match="no run"):
         find(tmp_path, name)
+
+
+def test_runs_of_sites_on_this_machine_are_found_by_their_names(tmp_path, plan):
+    """Each lies in its site's own folder of runs; a name that is whole is no beginning of another one."""
+    for site in ("roof", "roof-2"):
+        begin(tmp_path / SITES / site, f"tiny-{site}", plan, "20260101T000000Z")
+    assert {run.folder.parent.name for run in all_runs(tmp_path)} == {"roof", "roof-2"}
+    assert find(tmp_path, "tiny-roof").folder == tmp_path / SITES / "roof" / "tiny-roof"
+    with pytest.raises(ConfigError, match="may be any of 2 runs"):
+        find(tmp_path, "tiny")
+
+
+def test_a_record_keeps_the_order_of_its_plans_sites(tmp_path):
+    """Sorted keys would make another ring, other owners of edges and another first coordinator of them."""
+    sites = """[sites]\nclusters = { roof = ["a"], barn = ["b"] }\n[[device]]\nname = "a"\n[[device]]\nname = "b"\n"""
+    path = write_plan(tmp_path, cohort="min_devices = 1", more=sites)
+    begin(tmp_path, "tiny", load(path, tmp_path, several_sites=True), "")
+    opened = find(tmp_path, "tiny").opened
+    assert opened
+    assert opened.plan.sites
+    assert opened.plan.sites.names == ("roof", "barn")

@@ -17,12 +17,11 @@ from edge_server.journal.records import (
     RunClosed,
     RunOpened,
     closed_rounds,
-    missed_tries,
 )
 from edge_server.journal.runs import unfinished
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
-from edge_server.trial.tables import missed_lines
+from edge_server.trial.tables import missed_lines, missed_tries
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import RUN, Puppet, Site, moved, site, update_for, virtual, write_examples, write_plan
 

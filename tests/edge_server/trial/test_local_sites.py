@@ -56,8 +56,9 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
     assert done.code == 0, done.err
     assert "tiny: 2 agents at 2 sites, 4 rounds of fedavg" in done.err
     assert "north: mixed with south in" in done.err
-    folders = {path.parent.name.rpartition("-")[2]: path.parent for path in runs.glob(f"*/{JOURNAL}")}
+    folders = {path.parents[1].name: path.parent for path in runs.glob(f"sites/*/*/{JOURNAL}")}
     assert sorted(folders) == ["north", "south"]
+    assert all((runs / "sites" / site / "session").is_file() for site in folders)  # each server's own
     assert len({folder.name.rpartition("-")[0] for folder in folders.values()}) == 1
     replayed = replay_sites(
         load(plan, tmp_path, several_sites=True), {site: tmp_path / f"replay-{site}" for site in folders}
@@ -119,8 +120,8 @@ def test_the_shipped_plans_have_three_sites_of_three(tmp_path, name):
     plan = load(path, tmp_path, several_sites=True)
     sites = local_sites(Local(path, plan, tmp_path, tmp_path, new_names(plan), 9))
     assert list(sites) == ["roof", "barn", "yard"]
-    assert len({one.folder for one in sites.values()}) == 3
     assert all(one.run.endswith(f"-{site}") for site, one in sites.items())
+    assert [one.data_dir for one in sites.values()] == [tmp_path / "sites" / site for site in sites]
 
 
 def test_a_runs_name_has_room_for_that_of_its_site(tmp_path):
