@@ -19,7 +19,7 @@ import msgspec
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan, predicted_joules
-from edge_server.journal.records import AnyRecord
+from edge_server.journal.records import AnyRecord, RoundOpened
 from edge_server.sites import pledges
 from edge_server.sites.cases import ROUND_JOULES, merged, pack_case, part_of, read_case, read_decision
 from edge_server.sites.gossip import OFFER_S, Keep, Ourselves
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 LATE, TERM = "late", "term"
 """Why there is no decision: the round was decided before; the term is over."""
+GRACE_S = 4.0
+"""A site that let another's deadline pass has so long to answer the next coordinator: one deadline was enough."""
 KEPT_ROUNDS = 8
 """Whose decisions a coordinator still has in memory, to say them again."""
 
@@ -63,11 +65,13 @@ class Coordination:
     _purse: Purse = field(init=False)
     _book: Book = field(default_factory=Book)
     _number: int = 0
+    _passed: int = 0
     _heard: dict[Key, dict[str, Telemetry]] = field(default_factory=dict)
     _decided: dict[Key, Coordinated] = field(default_factory=dict)
     _rulings: dict[Key, Ruling] = field(default_factory=dict)
     _settling: set[Key] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)
+    _doubted: set[tuple[str, int]] = field(default_factory=set)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -91,11 +95,18 @@ class Coordination:
                     key = (record.round, record.term)
                     self._book = replace(self._book, grants={**self._book.grants, key: record.grants})
                     self._decided[key] = record
+                case RoundOpened(decision=Decision() as decision) if decision.coordinator:
+                    self._passed = max(self._passed, record.round)
 
     async def decide(self, case: Case, number: int) -> Decision:
         """Return what is decided for this site's devices; see `edge_server.rounds.neighbours`."""
-        self._number = number
+        self._number, self._passed = number, min(self._passed, number - 1)
         self._forget()
+        found = await self._found(case, number)
+        self._passed = max(self._passed, number)
+        return found
+
+    async def _found(self, case: Case, number: int) -> Decision:
         while True:
             key = (number, self._book.term)
             lead = leader(self.us.order, key[1])
@@ -119,12 +130,17 @@ class Coordination:
         for kept in (self._heard, self._decided, self._rulings):
             for key in [key for key in kept if key[0] < oldest]:
                 del kept[key]
+        self._doubted = {(peer, number) for peer, number in self._doubted if number >= self._number}
 
-    async def _adopt(self, term: int, number: int, cause: str) -> None:
-        """Take a higher term for the current one, in the journal first."""
-        if term > self._book.term:
+    async def _adopt(self, term: int, number: int, cause: str, speaker: str = "") -> None:
+        """Take a higher term for the current one, in the journal first; by a speaker's word, it had waited in vain."""
+        before = self._book.term
+        if term > before:
             await self.keep(TermBegan(round=number, term=term, cause=cause, at=self.clock()))
             self._book = pledges.adopt(self._book, term)
+            passed = [leader(self.us.order, one) for one in range(max(before, term - len(self.us.order)), term)]
+            there = {self.us.site, speaker, leader(self.us.order, term)}
+            self._doubted |= {(peer, number) for peer in passed if speaker and peer not in there}
             self._news.set()
 
     async def _pledge(self, case: Case, key: Key) -> float | None:
@@ -145,23 +161,28 @@ class Coordination:
 
     async def _lead(self, case: Case, key: Key) -> Decision | None:
         """Decide for all that tell their case in time; None where a higher term has begun meanwhile."""
-        own = await self._pledge(case, key)
-        until = self.clock() + self.us.deadline_s
+        log.debug("phase leading run=%s round=%d", self.us.run, key[0])
+        own, began = await self._pledge(case, key), self.clock()
         while key not in self._decided and self._book.term == key[1]:
             self._news.clear()
-            heard = self._heard.get(key, {})
-            waits = [one for one in self.links.away if one not in heard and self._may_be(one)]
-            if not waits or self.clock() >= until:
+            heard, over_s = self._heard.get(key, {}), self.clock() - began
+            left = {one: self._patience_s(one, key) - over_s for one in self.links.away if one not in heard}
+            self._silent |= {peer for peer, left_s in left.items() if left_s <= 0}
+            if not (waits := {peer: left_s for peer, left_s in left.items() if self._may_be(peer)}):
                 await self._settle(case, own, key)
                 break
             for peer in waits:
                 await self._call(peer, key)
-            await self._wait(min(OFFER_S, until - self.clock()))
+            await self._wait(min(OFFER_S, *waits.values()))
         record = self._decided.get(key)
         if record is None or record.decision is None:
             return None
         await self._credit(key, record.grants.get(self.us.site))
         return self._ours(record.decision, case, key, self.us.site)
+
+    def _patience_s(self, peer: str, key: Key) -> float:
+        """Return how long a coordinator waits for a peer's case; another site may have waited for it before."""
+        return min(GRACE_S, self.us.deadline_s) if (peer, key[0]) in self._doubted else self.us.deadline_s
 
     async def _call(self, peer: str, key: Key) -> None:
         """Tell a peer which term it is: it may have been away, and know an earlier one."""
@@ -170,6 +191,7 @@ class Coordination:
 
     async def _settle(self, case: Case, own: float | None, key: Key) -> None:
         """Decide, journal it, then tell everybody."""
+        log.debug("phase deciding run=%s round=%d", self.us.run, key[0])
         heard = dict(self._heard.get(key, {}))
         cases = {self.us.site: case}
         for peer, told in heard.items():
@@ -192,6 +214,7 @@ class Coordination:
         await self._record(
             Coordinated(round=key[0], term=key[1], sites=sites, decision=decision, grants=grants, at=self.clock())
         )
+        log.debug("phase decided run=%s round=%d", self.us.run, key[0])
         for peer, told in heard.items():
             await self._answer(peer, told)
 
@@ -213,6 +236,7 @@ class Coordination:
             site=self.us.site, run=self.us.run, round=key[0], term=key[1], case=pack_case(case), pledge=own
         )
         until = self.clock() + self.us.deadline_s
+        log.debug("phase asking run=%s round=%d", self.us.run, key[0])
         while (ruling := self._rulings.get(key)) is None:
             self._news.clear()
             left_s = until - self.clock()
@@ -263,6 +287,7 @@ class Coordination:
             WireError: It is of no use.
         """
         self._silent.discard(peer)
+        self._doubted = {one for one in self._doubted if one[0] != peer}
         match said:
             case Telemetry():
                 await self._told(peer, said)
@@ -278,8 +303,9 @@ class Coordination:
             raise WireError(f"term {said.term} is another site's, or too much is asked", reason=TERM)
         if self._settling:
             return  # it will be said again
-        await self._adopt(said.term, said.round, "heard")
-        if said.round < self._number and key not in self._book.grants and said.term == self._book.term:
+        await self._adopt(said.term, said.round, "heard", peer)
+        is_over = said.round <= self._passed or said.round < self._number
+        if is_over and key not in self._book.grants and said.term == self._book.term:
             await self._record(Coordinated(round=said.round, term=said.term, at=self.clock()))
         if key in self._book.grants or said.term < self._book.term:
             await self._answer(peer, said)
@@ -317,7 +343,7 @@ class Coordination:
             if leader(self.us.order, term) == peer and joules <= math.inf:
                 await self._credit((number, term), joules)
         if said.reason == TERM:
-            await self._adopt(said.term, self._number, "heard")
+            await self._adopt(said.term, self._number, "heard", peer)
             return
         if leader(self.us.order, said.term) != peer:
             raise WireError(f"term {said.term} is not of site {peer}", reason=TERM)

@@ -150,12 +150,17 @@ class Gossip:
         """
         started = self.clock()
         await self._begin(number, model, require)
+        self._say("offering")
         async with background(*(self._offer(peer) for peer in self.neighbours), self._watch()):
             await self._take_early()
             await self._settle_all(started)
         models = {peer: view(self._place(peer)) for peer, edge in self._edges.items() if edge.on}
         await self.keep(self._record(started))
+        self._say("mixed")
         return models
+
+    def _say(self, phase: str) -> None:
+        log.debug("phase %s run=%s round=%d", phase, self.us.run, self._number)
 
     async def _begin(self, number: int, model: Sequence[memoryview], require: Require) -> None:
         """Put our model where it is served from, in place of that of the last gossip."""
@@ -219,6 +224,7 @@ class Gossip:
         run = self.links.run_of(peer)
         record = EdgeSettled(round=number, site=peer, run=run, on=on, cause=judged.cause, at=self.clock())
         await self.keep(record)
+        self._say("settled")
         self._words[number, peer] = on
         if on:
             self.links.bound.setdefault(peer, run)
@@ -340,6 +346,7 @@ class Gossip:
                 self._edges[peer] = verdicts.refuse(self._edges[peer], printable(error.reason, NAME))
                 self._news.set()
             raise
+        self._say("received")
         self._held[peer] = fetch.transfer.digest
         self._edges[peer] = verdicts.receive(self._edges[peer])
         self._news.set()
