@@ -30,6 +30,7 @@ from shared.errors import ConfigError, Unwritable
 from shared.runtime import malloc, processes
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
+from shared.runtime.service import supervised
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import SERVES, Session
 
@@ -64,7 +65,7 @@ async def serve(config: AgentConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
-        async with background(keep_lock(lock), *(serving.running() if serving else [])):
+        async with supervised(), background(keep_lock(lock), *(serving.running() if serving else [])):
             if serving and config.data is None:
                 logger.info("this board serves models and takes no tasks: its file has no [data]")
                 await _serve_alone(config, folder, serving, stopping)

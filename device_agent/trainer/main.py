@@ -189,6 +189,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not get between the answers
     limit = options.memory_mb << 20 or memory.usual_limit()
     memory.limit_data(limit)
+    memory.die_first()
     reader = MessageReader(sys.stdin.buffer)
     reader.start()
     if options.light:

@@ -19,6 +19,7 @@ from shared import registry
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.processes import loading
+from shared.runtime.service import supervised
 from shared.runtime.text_table import terminal_columns, write_text
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ async def _serve(config: ServerConfig, plan: Plan, name: str, command: str) -> i
 
     received = _cancelled_by_signals()
     try:
-        records = await serve(config, plan, name)
+        async with supervised():
+            records = await serve(config, plan, name)
     except asyncio.CancelledError:
         if config.run or exists(Path(config.data_dir), name):
             logger.info("interrupted; `%s` goes on with run %s", command, name)

@@ -1,11 +1,13 @@
 """Rate limit for log lines: the same warning a thousand times a second is told a few times, and then counted.
 
-And the last line of a log, which tells why a process ended.
+And how systemd's journal wants lines, and the last line of a log, which tells why a process ended.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,30 @@ BURST, PER_S = 20.0, 0.1
 """Lines of one kind at once, and for ever."""
 MOST_KINDS = 1024
 TAIL_BYTES = 4096
+PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+DEBUG_PRIORITY = 7
+"""Of syslog, which the journal reads before each line; see sd-daemon(3)."""
+
+
+class JournalLines(logging.Formatter):
+    """Lines for systemd's journal: it has the time by itself, and is told the level, of each line of a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(name)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record, each line of it behind its priority."""
+        priority = next((one for level, one in PRIORITIES if record.levelno >= level), DEBUG_PRIORITY)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).splitlines())
+
+
+def writes_to_journal() -> bool:
+    """Return whether standard error is the journal's; a file or pipe that a service gives its children is not."""
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # it is closed, or no file at all
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 class LimitRepeats(logging.Filter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import ConfigError
@@ -12,6 +13,7 @@ SHARE = 0.8
 """Of the machine's memory: what is left is for the system and the agent."""
 MIB = 1 << 20
 _STATM, _GROUP, _GROUPS = Path("/proc/self/statm"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 _RESIDENT, _DATA = 1, 5
 """Columns of statm."""
 
@@ -26,6 +28,12 @@ def limit_data(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def die_first() -> None:
+    """Where memory runs out, have the kernel end this process, whose work can be done again, and not who started it."""
+    with suppress(OSError):  # no Linux
+        _OOM_SCORE.write_text("500")
 
 
 def bytes_left() -> int:

@@ -19,7 +19,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Iterator
 
-from shared.runtime.logs import LimitRepeats
+from shared.runtime.logs import JournalLines, LimitRepeats, writes_to_journal
 
 EXIT_PATIENCE_S = 5.0
 PR_SET_PDEATHSIG = 1
@@ -70,17 +70,18 @@ def configure(level: str, more: int = 0) -> None:
     if (usual := logging.getLevelNamesMapping().get(level.upper())) is None:
         raise ValueError(f"no level {level.upper()!r}: use debug, info, warning or error")
     asked = max(logging.DEBUG, usual - more * (logging.WARNING - logging.INFO))
-    stamped = "JOURNAL_STREAM" not in os.environ
-    formatter = logging.Formatter(
-        ("%(asctime)s.%(msecs)03dZ " if stamped else "") + "%(levelname)s %(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
-    formatter.converter = time.gmtime  # noqa: TID251 - only converts what the record holds
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+    handler.setFormatter(JournalLines() if writes_to_journal() else _stamped_lines())
     handler.addFilter(LimitRepeats())
     logging.basicConfig(level=asked, handlers=[handler], force=True)
     logging.getLogger("mqtt").setLevel(logging.ERROR)  # its reconnects are told by our own transport, once a state
+
+
+def _stamped_lines() -> logging.Formatter:
+    line = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
+    formatter = logging.Formatter(line, datefmt="%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime  # noqa: TID251 - only converts what the record holds
+    return formatter
 
 
 def keep_private() -> None:

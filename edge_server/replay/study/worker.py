@@ -12,23 +12,19 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 
 from shared import registry
 from shared.errors import FieldFleetError
-from shared.runtime import processes
+from shared.runtime import memory, processes
 from shared.runtime.processes import loading
 
 with loading():
     from edge_server.replay.study.cell import perform
     from edge_server.replay.study.pool import sweep
     from edge_server.replay.study.result import Order
-
-OOM_SCORE = "500"
-"""Where memory runs out, the kernel takes a cell, which can be run again, rather than the study."""
 
 IDLE_S, SOON_S, GRACE_S = 0.05, 0.1, 5.0
 """How long a process without orders waits for its own end, and one with a cell for the cell to give way."""
@@ -43,8 +39,7 @@ def main() -> None:
     faulthandler.enable()
     processes.configure("warning")
     registry.allow(os.environ.get(registry.VARIABLE, "").split())
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    memory.die_first()  # a cell can be run again, rather than the study
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     orders: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True, name="orders").start()

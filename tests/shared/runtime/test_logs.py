@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 
@@ -55,19 +56,49 @@ def test_the_stamp_is_utc(capsys, monkeypatch):
     assert capsys.readouterr().err == "2001-09-09T01:46:40.250Z WARNING x m\n"
 
 
-def test_the_journal_adds_its_own_time(capsys, monkeypatch):
-    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+@pytest.fixture
+def _in_a_service(capfd, monkeypatch):
+    """Standard error as systemd hands it over: the variable names the very file."""
+    status = os.fstat(2)
+    monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+
+
+@pytest.mark.usefixtures("_in_a_service")
+def test_the_journal_adds_its_own_time_and_is_told_the_level(capfd):
     processes.configure("DEBUG")
-    logging.getLogger("x").debug("seen")
-    assert capsys.readouterr().err == "DEBUG x seen\n"
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        logging.getLogger("x").log(level, "seen")
+    told = ["<7>DEBUG x seen", "<6>INFO x seen", "<4>WARNING x seen", "<3>ERROR x seen", "<2>CRITICAL x seen"]
+    assert capfd.readouterr().err.splitlines() == told
 
 
-def test_configuring_twice_does_not_say_everything_twice(capsys, monkeypatch):
+@pytest.mark.usefixtures("_in_a_service")
+def test_the_journal_is_told_the_level_of_each_line_of_a_traceback(capfd):
+    processes.configure("info")
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        logging.getLogger("x").exception("broke")
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) > 2
+    assert all(line.startswith("<3>") for line in lines)
+
+
+@pytest.mark.usefixtures("_in_a_service")
+def test_a_file_that_a_service_gives_its_child_is_not_the_journal(capfd, monkeypatch):
+    """As of the agents of a trial, each of which has a log of its own."""
     monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    processes.configure("info")
+    logging.getLogger("x").info("seen")
+    assert re.fullmatch(r"20\S+Z INFO x seen\n", capfd.readouterr().err)
+
+
+@pytest.mark.usefixtures("_in_a_service")
+def test_configuring_twice_does_not_say_everything_twice(capfd):
     processes.configure("info")
     processes.configure("info")
     logging.getLogger("x").info("once")
-    assert capsys.readouterr().err == "INFO x once\n"
+    assert capfd.readouterr().err == "<6>INFO x once\n"
 
 
 def test_an_unknown_level_is_refused():
@@ -75,9 +106,9 @@ def test_an_unknown_level_is_refused():
         processes.configure("loud")
 
 
-def test_a_warning_that_is_said_without_end_is_counted(capsys, monkeypatch):
+@pytest.mark.usefixtures("_in_a_service")
+def test_a_warning_that_is_said_without_end_is_counted(capfd, monkeypatch):
     """As when an agent is sent garbage, or its disk is full: a few lines, and later how many there were."""
-    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
     processes.configure("info")
     now = [0.0]
     monkeypatch.setattr(logging.getLogger().handlers[0].filters[0], "_clock", lambda: now[0])
@@ -86,8 +117,8 @@ def test_a_warning_that_is_said_without_end_is_counted(capsys, monkeypatch):
             now[0] = 60.0
         logging.getLogger("x").warning("dropped: %d bytes", number)
         logging.getLogger("x").info("round")
-    lines = capsys.readouterr().err.splitlines()
-    told = [line for line in lines if line.startswith("WARNING")]
+    lines = capfd.readouterr().err.splitlines()
+    told = [line for line in lines if line.startswith("<4>WARNING")]
     assert len(told) == int(logs.BURST) + 1
-    assert told[-1] == f"WARNING x dropped: 999 bytes (and {999 - int(logs.BURST)} more like it, not told)"
-    assert lines.count("INFO x round") == 1000
+    assert told[-1] == f"<4>WARNING x dropped: 999 bytes (and {999 - int(logs.BURST)} more like it, not told)"
+    assert lines.count("<6>INFO x round") == 1000
