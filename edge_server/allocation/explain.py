@@ -18,6 +18,7 @@ from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.costs import by_round
 from edge_server.journal.decision import Decision, Figure, Source, kept_share
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, valid
+from edge_server.journal.runs import name_rounds
 from edge_server.plan.sections import OptimizerPlan
 from shared.errors import ConfigError
 from shared.protocol.measurements import JOULES, Cost
@@ -57,6 +58,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         round: Which.
+        named: As people are shown it: of a plan with sites `global.edge`.
         optimizer: Who decided.
         limits: What held for all.
         feasible: Whether all could be met.
@@ -68,6 +70,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     round: int
+    named: str
     optimizer: str
     limits: dict[str, float]
     feasible: bool
@@ -92,20 +95,22 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     kept = valid(records)
     table = next((one.plan.optimizer for one in kept if isinstance(one, RunOpened)), None)
     opened = [one for one in kept if isinstance(one, RoundOpened) and one.round == number]
+    named = name_rounds(kept)(number)
     if not opened:
-        raise ConfigError(f"round {number}: the run has not begun it; `edge-server show` lists its rounds")
+        raise ConfigError(f"round {named}: the run has not begun it; `edge-server show` lists its rounds")
     decision = opened[-1].decision
     if table is None or decision is None:
         why = "its record, that of a trace, keeps no decisions" if table else "the plan has no table [optimizer]"
-        raise ConfigError(f"round {number}: there is nothing to explain, {why}")
+        raise ConfigError(f"round {named}: there is nothing to explain, {why}")
     if only and only not in decision.devices:
-        raise ConfigError(f"device {only!r}: not in round {number}, whose devices are {', '.join(decision.devices)}")
+        raise ConfigError(f"device {only!r}: not in round {named}, whose devices are {', '.join(decision.devices)}")
     closed = [one for one in kept if isinstance(one, RoundClosed) and one.round == number]
     costs = by_round(kept).get(number, {})
     names = [only] if only else sorted(decision.devices)
     bought = _margins(table, decision, names)
     return Explanation(
         round=number,
+        named=named,
         optimizer=decision.optimizer,
         limits=decision.limits,
         feasible=decision.feasible,
@@ -194,6 +199,7 @@ PARTS: Mapping[str, Label] = {
 LIMITS: Mapping[str, Label] = {
     "joules": ("joules of a task", 1.0, "J"),
     "round_joules": ("joules of the round", 1.0, "J"),
+    "backhaul_s": ("for mixing at the end of the global round", 1.0, "s"),
     "spent_s": ("of the run's time is spent", 1.0, "s"),
     "spent_joules": ("of the run's energy is spent", 1.0, "J"),
     "weights": ("weights", 1.0, ""),
@@ -265,7 +271,7 @@ NOTHING = 1e-9
 def explanation_lines(found: Explanation) -> Iterator[str]:
     """Yield the lines."""
     deadline = found.limits.get("deadline_s")
-    yield f"round {found.round}: {found.optimizer} decided" + (
+    yield f"round {found.named}: {found.optimizer} decided" + (
         f", for tasks within {deadline:.4g} s" if deadline else ""
     )
     if limits := [_amount(LIMITS, name, found.limits[name]) for name in LIMITS if name in found.limits]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 from edge_server.cli import places
 from shared import registry
@@ -47,7 +48,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=places.RUN)
     help_ = "the model after this round; default: the most accurate that is kept, or the last, as the plan keeps them"
-    parser.add_argument("--round", type=int, metavar="N", help=help_)
+    parser.add_argument("--round", metavar="N", help=f"{help_}; of a plan with sites also GLOBAL.EDGE")
     help_ = "shape of one input; default: that of the plan's data, or else what the network is made for"
     parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help=help_)
 
@@ -78,6 +79,7 @@ def export(options: argparse.Namespace) -> int:
 def _read(options: argparse.Namespace) -> RunModel:
     """Return the model that is asked for."""
     from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.plan.sites import parse_round  # noqa: PLC0415
     from edge_server.release.run_model import read_model  # noqa: PLC0415
 
     if any(size < 1 for size in options.example):
@@ -86,7 +88,10 @@ def _read(options: argparse.Namespace) -> RunModel:
         from edge_server.plan.server_config import load  # noqa: PLC0415
 
         registry.allow([*registry.allowed_entries(), *load(options.config).models])
-    found = read_model(find(options.data_dir, options.run), options.round, options.example)
+    run = find(options.data_dir, options.run)
+    sites = run.opened.plan.sites if run.opened else UNSET
+    number = None if options.round is None else parse_round(options.round, sites)
+    found = read_model(run, number, options.example)
     if found.source.personal:
         log.warning("devices of %s use models of their own; this is the server's", found.source.algorithm.name)
     return found

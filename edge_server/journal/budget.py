@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from edge_server.journal.claims import Claims, PartTotal
 from edge_server.journal.decision import Granted, Pledged
-from edge_server.journal.records import AnyRecord, Noted, RoundClosed
+from edge_server.journal.records import AnyRecord, Gossiped, Noted, RoundClosed
 from edge_server.plan.sections import BudgetPlan
 
 
@@ -32,6 +32,8 @@ class RunSpending:
         unmetered: Devices that answered a task and told no joules of any computation, in order of name.
         moved: Joules that came to this site of others' shares of the plan's, by the coordinator's grants; below zero
             where it gave more than it got, or was not told yet what became of what it gave.
+        backhaul_s: Seconds that the slowest neighbour's model took to come in the last gossip in which one came; None
+            before. The seconds of gossips are part of the rounds'.
     """
 
     seconds: float
@@ -40,6 +42,7 @@ class RunSpending:
     is_whole: bool
     unmetered: tuple[str, ...]
     moved: float = 0.0
+    backhaul_s: float | None = None
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Ledger:
     _seconds: list[float] = field(default_factory=list)
     _moved: list[float] = field(default_factory=list)
     _claims: Claims = field(default_factory=Claims)
+    _backhaul_s: float | None = None
 
     def take(self, records: Iterable[AnyRecord]) -> None:
         """Take the journal's next records."""
@@ -64,6 +68,8 @@ class Ledger:
             match record:
                 case RoundClosed():
                     self._seconds.append(record.seconds)
+                case Gossiped():
+                    self._backhaul_s = max(record.transfer_s.values(), default=self._backhaul_s)
                 case Noted():
                     self._noted.add(record.what)
                 case Pledged() | Granted():
@@ -84,6 +90,7 @@ class Ledger:
             is_whole=all(total.told for _, _, total in parts),
             unmetered=tuple(device for device in sorted(dark) if self._claims.accounts[device].has_trained),
             moved=math.fsum(self._moved),
+            backhaul_s=self._backhaul_s,
         )
 
     def dearest(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.journal.records import AnyRecord, closed_rounds, measured_rounds
-from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, outcome_of
+from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, name_rounds, outcome_of
 
 MOST_NAMED = 4
 TRIES_TO_WAIT = 3
@@ -39,10 +39,12 @@ class RoundAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Of the model after a round, on the server's test data.
 
     Attributes:
+        named: The round as people are shown it, where that is not its number: `global.edge` of a plan with sites.
         model: The checkpoint; empty where it is not kept.
     """
 
     round: int
+    named: str = ""
     accuracy: float
     model: str = ""
 
@@ -85,17 +87,18 @@ def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
         rounds=len(closed),
         of=run.opened.plan.rounds if run.opened else 0,
         missed=sum(one.outcome == "missed" for one in closed),
-        last=_accuracy(measured[-1], folder) if measured else None,
-        best=_accuracy(max(measured), folder) if measured else None,
+        last=_accuracy(measured[-1], run) if measured else None,
+        best=_accuracy(max(measured), run) if measured else None,
         failed=dict(sorted(failed.items())),
     )
 
 
-def _accuracy(measured: tuple[float, int], folder: Path) -> RoundAccuracy:
+def _accuracy(measured: tuple[float, int], run: Run) -> RoundAccuracy:
     accuracy, number = measured
-    paths = (path(folder / FOLDER, number) for path in (checkpoint_path, best_path))
+    paths = (path(run.folder / FOLDER, number) for path in (checkpoint_path, best_path))
     kept = next((str(path) for path in paths if path.exists()), "")
-    return RoundAccuracy(round=number, accuracy=accuracy, model=kept)
+    named = name_rounds(run.records)(number)
+    return RoundAccuracy(round=number, named=named if named != str(number) else "", accuracy=accuracy, model=kept)
 
 
 def outcome_lines(outcome: RunOutcome, folder: Path) -> list[str]:
@@ -109,8 +112,9 @@ def outcome_lines(outcome: RunOutcome, folder: Path) -> list[str]:
     lines = [f"{outcome.outcome}: {outcome.rounds} of {outcome.of} rounds{missed}"]
     if outcome.last and outcome.best:
         kept = f", kept in {outcome.best.model}" if outcome.best.model else ""
-        best = f"best {outcome.best.accuracy:.4f} after round {outcome.best.round}{kept}"
-        lines.append(f"accuracy {outcome.last.accuracy:.4f} after round {outcome.last.round}; {best}")
+        last_round, best_round = (one.named or one.round for one in (outcome.last, outcome.best))
+        best = f"best {outcome.best.accuracy:.4f} after round {best_round}{kept}"
+        lines.append(f"accuracy {outcome.last.accuracy:.4f} after round {last_round}; {best}")
     lines.append(f"next: edge-server report {folder}")
     lines.append(f"record: {folder}")
     return lines

@@ -295,6 +295,9 @@ class Gossiped(Record, frozen=True, kw_only=True):
         bytes_up, bytes_down: Bytes of frames that were sent to each neighbour, and that came of it.
         refused: What peers said that was of no use, counted by reason.
         seconds: From the model of this site to the models of all whose edges are on; it ended `at`.
+        transfer_s: Of them, from a neighbour's offer to its whole model.
+        before, after: The model before and after mixing as a sketch, by which sites tell how far their models are
+            apart; see `edge_server.sites.sketch`. Empty in old journals.
     """
 
     round: int
@@ -305,6 +308,9 @@ class Gossiped(Record, frozen=True, kw_only=True):
     refused: dict[str, int] = {}
     seconds: float
     at: float | None = None
+    transfer_s: dict[str, float] = {}
+    before: bytes = b""
+    after: bytes = b""
 
 
 class RunClosed(Record, frozen=True, kw_only=True):
@@ -314,29 +320,10 @@ class RunClosed(Record, frozen=True, kw_only=True):
     cause: str = ""
 
 
-AnyRecord: TypeAlias = (
-    RunOpened
-    | ServerBegan
-    | Joined
-    | Left
-    | Sensed
-    | LeftOut
-    | Noted
-    | Measured
-    | RoundOpened
-    | UpdateAccepted
-    | CostSettled
-    | RoundClosed
-    | Evaluated
-    | Rewound
-    | TermBegan
-    | Pledged
-    | Granted
-    | Coordinated
-    | EdgeSettled
-    | Gossiped
-    | RunClosed
-)
+Seen: TypeAlias = ServerBegan | Joined | Left | Sensed | LeftOut | Noted
+BetweenSites: TypeAlias = TermBegan | Pledged | Granted | Coordinated | EdgeSettled | Gossiped
+OfRounds: TypeAlias = RoundOpened | UpdateAccepted | CostSettled | RoundClosed | Evaluated | Rewound
+AnyRecord: TypeAlias = RunOpened | Measured | OfRounds | Seen | BetweenSites | RunClosed
 
 
 class Journal(Protocol):

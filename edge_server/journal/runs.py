@@ -7,7 +7,7 @@ import platform
 import re
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 from edge_server.journal.records import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
 from edge_server.journal.sqlite import JOURNAL, last_record, read, salvageable_records
 from edge_server.plan.plan import Plan, is_same_plan, plan_differences
+from edge_server.plan.sites import round_name
 from shared.errors import ConfigError, CorruptFile, NoSuchRun
 from shared.runtime.clock import utc_of_stamp, utc_stamp
 from shared.runtime.durable import explain_disk_errors
@@ -63,6 +64,15 @@ class Run:
     def closed(self) -> RunClosed | None:
         """Return the record of its end, None while there is none."""
         return next((record for record in self.records if isinstance(record, RunClosed)), None)
+
+
+def name_rounds(records: Iterable[AnyRecord]) -> Callable[[int], str]:
+    """Return what people are shown of a run's rounds: their numbers, and where its plan has sites, `global.edge`."""
+    plan = next((one.plan for one in records if isinstance(one, RunOpened)), None)
+    if plan is None or not plan.sites:
+        return str
+    rounds, edge_rounds = plan.rounds, plan.sites.edge_rounds
+    return lambda number: round_name(number, edge_rounds) if 1 <= number <= rounds else str(number)
 
 
 def new_name(plan: Plan) -> str:

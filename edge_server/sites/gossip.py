@@ -101,6 +101,8 @@ class Gossip:
     _bytes: dict[str, int] = field(default_factory=dict)
     _held: dict[str, bytes] = field(default_factory=dict)
     _early: dict[str, ModelOffer] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
+    _took: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Have the links tell what concerns models."""
@@ -140,8 +142,10 @@ class Gossip:
                     self._news.clear()
                     await self._news.wait()
 
-    async def exchange(self, number: int, model: Sequence[memoryview], require: Require) -> dict[str, memoryview]:
-        """Gossip after a round; return the models of the neighbours whose edges are on.
+    async def exchange(
+        self, number: int, model: Sequence[memoryview], require: Require
+    ) -> tuple[dict[str, memoryview], Gossiped]:
+        """Gossip after a round; return the models of the neighbours whose edges are on, and what is to be journaled.
 
         Args:
             number: The round.
@@ -155,9 +159,12 @@ class Gossip:
             await self._take_early()
             await self._settle_all(started)
         models = {peer: view(self._place(peer)) for peer, edge in self._edges.items() if edge.on}
-        await self.keep(self._record(started))
+        return models, self._record(started)
+
+    async def conclude(self, gossiped: Gossiped) -> None:
+        """Journal what the gossip came to, once the models are mixed."""
+        await self.keep(gossiped)
         self._say("mixed")
-        return models
 
     def _say(self, phase: str) -> None:
         log.debug("phase %s run=%s round=%d", phase, self.us.run, self._number)
@@ -168,7 +175,7 @@ class Gossip:
         await persist(self.worker, RETRY_S, write_own, place, self.us.site, model)
         self._own = Sender.of_parts([view(place / self.us.site)], self.policy.frame_bytes)
         self._number, self._require, self._bytes = number, require, {}
-        self._fetches = {}
+        self._fetches, self._began, self._took = {}, {}, {}
         self._edges = {peer: self._edge_of(peer) for peer in self.neighbours}
         self._held = {peer: digest([view(self._place(peer))]) for peer, edge in self._edges.items() if edge.has}
         for peer, edge in self._edges.items():
@@ -316,6 +323,7 @@ class Gossip:
             pace = self.policy.pace(now, transfer.frame_bytes)
             place = partial(FileSink, self._place(f"_{peer}"))
             self._fetches[peer] = fetch = Receiver(transfer, place, self.policy, pace, now)
+            self._began.setdefault(peer, now)
         if fetch.complete:
             await self._whole(peer, fetch)
         else:
@@ -348,6 +356,7 @@ class Gossip:
             raise
         self._say("received")
         self._held[peer] = fetch.transfer.digest
+        self._took.setdefault(peer, self.clock() - self._began[peer])
         self._edges[peer] = verdicts.receive(self._edges[peer])
         self._news.set()
         await self._tell(peer)
@@ -386,4 +395,5 @@ class Gossip:
             refused=refused,
             seconds=self.clock() - started,
             at=self.clock(),
+            transfer_s=dict(sorted(self._took.items())),
         )

@@ -7,7 +7,7 @@ from itertools import combinations
 from random import Random
 
 from edge_server.plan.sites import SitesPlan
-from edge_server.sites.mixing import Edge
+from edge_server.sites.matrix import Edge
 from shared.errors import ConfigError
 
 MOST_DRAWS = 1000

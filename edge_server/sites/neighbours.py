@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_problem import Place
 from edge_server.journal.decision import Decision
@@ -21,7 +23,8 @@ from edge_server.sites.coordinate import Coordination
 from edge_server.sites.gossip import Gossip, Keep, Ourselves
 from edge_server.sites.graph import graph_edges, neighbours_of
 from edge_server.sites.link import Links
-from edge_server.sites.mixing import Edge, Row, mix_trees, mixing_rows, row_without
+from edge_server.sites.matrix import Edge, Row, mixing_rows, row_without
+from edge_server.sites.mixing import mix_trees, sketch
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Mixing
 from shared.codecs.dense import dense
@@ -88,8 +91,10 @@ class SpeakingNeighbours:
         """Return the state after a gossip step; what of it is mixed says the method."""
         own = self.mixing.mixed(state)
         packed = await self.worker(packed_model, own)
-        found = await self.gossip.exchange(number, packed, lambda data: require_model(data, own))
+        found, gossiped = await self.gossip.exchange(number, packed, lambda data: require_model(data, own))
         mixed = await self.worker(self._mixed, own, found)
+        before, after = await self.worker(sketch, own), await self.worker(sketch, mixed)
+        await self.gossip.conclude(msgspec.structs.replace(gossiped, before=before, after=after))
         return self.mixing.with_mixed(state, mixed)
 
     def _mixed(self, own: Tree, found: Mapping[str, memoryview]) -> Tree:

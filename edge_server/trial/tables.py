@@ -24,7 +24,7 @@ from edge_server.journal.records import (
     valid,
 )
 from edge_server.journal.run_clock import RESTARTED
-from edge_server.journal.runs import RunSummary
+from edge_server.journal.runs import RunSummary, name_rounds
 from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, fits
@@ -72,7 +72,7 @@ def rounds_table(
     )
     tried = {one.round: one.accuracy for one in valid(records) if isinstance(one, Evaluated) and one.personal}
     extra = ("personal",) * bool(tried)
-    silent = _silent_by_round(records)
+    silent, name = _silent_by_round(records), name_rounds(records)
     failing = ("failed",) * any(one.failed or one.round in silent for one in closed)
     headings = ("round", "updates", *failing, *extra, "accuracy", "loss", "seconds", "slowest", "joules")
     rows = []
@@ -85,7 +85,7 @@ def rounds_table(
         personal = (figure(tried.get(record.round)) for _ in extra)
         learnt = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
         failed = (_some([*record.failed, *silent.get(record.round, ())]) for _ in failing)
-        rows.append((str(record.round), updates, *failed, *personal, *learnt))
+        rows.append((name(record.round), updates, *failed, *personal, *learnt))
         rows[-1] += (slowest(cost, split=split), total_joules(cost), *moved)
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
     table = TextTable(columns, rows, "Rounds", caption, seam=len(headings))
@@ -123,8 +123,9 @@ def silent_lines(records: Sequence[AnyRecord]) -> list[str]:
         elif isinstance(record, RoundClosed):
             for device in (*record.arrived, *record.failed):
                 silent.pop(device, None)
+    name = name_rounds(records)
     lines = [
-        f"device {device} takes no part since round {out.round}, until it speaks: {out.cause}"
+        f"device {device} takes no part since round {name(out.round)}, until it speaks: {out.cause}"
         for device, out in sorted(silent.items())[:MOST_NAMED]
     ]
     rest = len(silent) - MOST_NAMED
@@ -230,11 +231,11 @@ def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
     causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
     out = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
     back = {device for record in closed for device in record.arrived}
-    lines = []
+    name, lines = name_rounds(records), []
     for device, (number, cause) in sorted(causes.items())[:MOST_NAMED]:
         times = sum(device in record.failed for record in closed)
         stays = "; it is asked no more until its agent is started anew" if device in out - back else ""
-        lines.append(f"device {device} failed {times} times, last in round {number}: {cause}{stays}")
+        lines.append(f"device {device} failed {times} times, last in round {name(number)}: {cause}{stays}")
     rest = len(causes) - MOST_NAMED
     return [*lines, *([f"{rest} more devices failed"] if rest > 0 else []), *silent_lines(records)]
 
@@ -264,8 +265,8 @@ def missed_tries(records: Iterable[AnyRecord]) -> dict[int, int]:
 def missed_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return how often rounds were missed and done again, of those that were most often; the last cause of each."""
     causes = {record.round: record.cause for record in records if isinstance(record, Rewound) and record.missed}
-    tries = sorted(missed_tries(records).items(), key=lambda found: -found[1])
-    lines = [f"round {number} was done again {count} times, {causes[number]}" for number, count in tries[:MOST_MISSED]]
+    name, tries = name_rounds(records), sorted(missed_tries(records).items(), key=lambda found: -found[1])
+    lines = [f"round {name(one)} was done again {count} times, {causes[one]}" for one, count in tries[:MOST_MISSED]]
     if rest := tries[MOST_MISSED:]:
         lines.append(f"{len(rest)} more rounds were done again, {sum(count for _, count in rest)} times in all")
     return lines

@@ -93,24 +93,38 @@ def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
     plan, spending, facts = setting.plan, setting.spending, setting.sizes.facts
     place = round_place(plan, setting.number)
     found = {"deadline_s": options.deadline_s or plan.round.deadline_s}
-    for name, unit, total, spent in (
-        ("deadline_s", "s", plan.budget.time_s, spending.seconds),
-        ("round_joules", "joules", plan.budget.joules, spending.joules or 0.0),
+    backhaul_s = backhaul_seconds(setting)
+    for name, unit, total, spent, fixed in (
+        ("deadline_s", "s", plan.budget.time_s, spending.seconds, backhaul_s),
+        ("round_joules", "joules", plan.budget.joules, spending.joules or 0.0, 0.0),
     ):
         if total is None:
             continue
         before = setting.last_limits.get(f"before_{unit}", spent) if place.edge_over else spent
-        left = max(0.0, remaining(total, before, place, spent - before))
+        left = max(0.0, remaining(total, before, place, spent - before, fixed))
         if name in setting.last_limits:
             smoothed = (1 - options.budget_smoothing) * left + options.budget_smoothing * setting.last_limits[name]
             left = min(smoothed, max(0.0, total - spent))
         found[name] = min(found.get(name, math.inf), left)
         found |= {f"spent_{unit}": spent, f"before_{unit}": before}
+        found |= {"backhaul_s": fixed} if fixed else {}
         found["rounds_left"] = float((place.rounds - place.over) * place.edge_rounds - place.edge_over)
     tau, gradients, every = (_count(facts.get(name), usual) for name, usual in COUNTS)
     is_due = every and not (setting.number - 1) % every
     steps = {"local_steps": tau, "gradients": gradients if is_due else 0.0}
     return found | steps | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+
+
+def backhaul_seconds(setting: RoundSetting) -> float:
+    """Return what mixing at the end of this global round will take of the run's time, max T_{i,i'}; 0 without peers.
+
+    As the slowest neighbour's model took last; before the first gossip, as the plan has the links between sites.
+    """
+    sites, measured_s = setting.plan.sites, setting.spending.backhaul_s
+    if not sites or len(sites.names) == 1 or measured_s is not None:
+        return measured_s or 0.0
+    sent_s = 8 * setting.sizes.bytes / (sites.backhaul_mbit_s * 1e6) if sites.backhaul_mbit_s else 0.0
+    return sent_s + sites.backhaul_delay_s
 
 
 def round_place(plan: Plan, number: int) -> Place:

@@ -11,7 +11,7 @@ from edge_server.plan.devices import expanded
 from edge_server.plan.sites import SitesPlan, devices_by_site
 from edge_server.rounds.check_plan import load
 from edge_server.sites.graph import graph_edges, neighbours_of
-from edge_server.sites.mixing import mixing_rows, zeta
+from edge_server.sites.matrix import mixing_rows, zeta
 from shared.runtime.text_table import TextColumn, TextTable
 
 MOST_NAMED = 6

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -13,6 +13,10 @@ from edge_server.report.digest import FLEET, Amount, Digest, RoundDigest, TaskDi
 from edge_server.report.summarise import digest_run
 
 Model: TypeAlias = Literal["same", "different", "unknown"]
+Skips: TypeAlias = Counter[tuple[str, str]]
+"""What could not be compared, and why."""
+K = TypeVar("K", int, tuple[int, str])
+T = TypeVar("T")
 
 ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
     "round_s": lambda one: one.seconds,
@@ -148,7 +152,7 @@ def compare_runs(
         ConfigError: One of the journals does not say what run it is of.
     """
     before, after = digest_run(recorded), digest_run(replayed)
-    skipped: Counter[tuple[str, str]] = Counter()
+    skipped: Skips = Counter()
     pairs = [*_rounds(before, after, skipped), *_tasks(before, after, skipped)]
     told, said = _updates(recorded), _updates(replayed)
     both = sorted(told.keys() & said.keys())
@@ -187,35 +191,37 @@ def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
     )
 
 
-def _rounds(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) -> Iterable[Pair]:
+def _rounds(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     mine, other = ({one.round: one for one in run.rounds} for run in (before, after))
     figures = [name for name in ROUND if name not in FLEET or name in fleet_figures([before, after])]
-    for number in sorted(mine.keys() | other.keys()):
-        if number not in mine or number not in other:
-            skipped["round", f"only {'recorded' if number in mine else 'replayed'}"] += 1
-        elif mine[number].outcome != other[number].outcome:
-            skipped["round", f"recorded as {mine[number].outcome}, replayed as {other[number].outcome}"] += 1
-        else:
-            for figure in figures:
-                values = ROUND[figure](mine[number]), ROUND[figure](other[number])
-                yield from _paired(figure, (number, ""), values, skipped)
+    for number, one, again in _matched("round", mine, other, lambda one: one.outcome, skipped):
+        for figure in figures:
+            yield from _paired(figure, (number, ""), (ROUND[figure](one), ROUND[figure](again)), skipped)
 
 
-def _tasks(before: Digest, after: Digest, skipped: Counter[tuple[str, str]]) -> Iterable[Pair]:
+def _tasks(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     mine, other = ({(one.round, one.device): one for one in run.tasks} for run in (before, after))
     figures = [name for name in TASK if name not in EXCHANGE or before.split or after.split]
+    for key, one, again in _matched("task", mine, other, lambda one: one.arrival, skipped):
+        for figure in figures:
+            yield from _paired(figure, key, (TASK[figure](one), TASK[figure](again)), skipped)
+
+
+def _matched(
+    what: str, mine: Mapping[K, T], other: Mapping[K, T], ended: Callable[[T], str], skipped: Skips
+) -> Iterator[tuple[K, T, T]]:
+    """Yield what both runs have, and what ended alike in both; the rest is counted among what was skipped."""
     for key in sorted(mine.keys() | other.keys()):
         if key not in mine or key not in other:
-            skipped["task", f"only {'recorded' if key in mine else 'replayed'}"] += 1
-        elif mine[key].arrival != other[key].arrival:
-            skipped["task", f"recorded as {mine[key].arrival}, replayed as {other[key].arrival}"] += 1
+            skipped[what, f"only {'recorded' if key in mine else 'replayed'}"] += 1
+        elif ended(mine[key]) != ended(other[key]):
+            skipped[what, f"recorded as {ended(mine[key])}, replayed as {ended(other[key])}"] += 1
         else:
-            for figure in figures:
-                yield from _paired(figure, key, (TASK[figure](mine[key]), TASK[figure](other[key])), skipped)
+            yield key, mine[key], other[key]
 
 
 def _paired(
-    figure: str, key: tuple[int, str], values: tuple[float | None, float | None], skipped: Counter[tuple[str, str]]
+    figure: str, key: tuple[int, str], values: tuple[float | None, float | None], skipped: Skips
 ) -> Iterable[Pair]:
     """Return the pair of two figures; where one is not known, none, and what was skipped is counted."""
     recorded, replayed = values

@@ -17,7 +17,8 @@ from edge_server.plan.sites import devices_by_site
 from edge_server.replay.run import replay, replay_sites, run_replay
 from edge_server.replay.trace import files
 from edge_server.sites.graph import graph_edges
-from edge_server.sites.mixing import mix_trees, mixing_rows
+from edge_server.sites.matrix import mixing_rows
+from edge_server.sites.mixing import mix_trees
 from edge_server.sites.neighbours import packed_model
 from shared.errors import ConfigError
 from shared.tensors.tree import State
@@ -190,6 +191,13 @@ def test_one_site_decides_for_the_devices_of_all(tmp_path, monkeypatch, capsys):
         assert [closed.outcome for closed in closed_rounds(records)] == ["aggregated"] * 2
     code, out, _ = called(monkeypatch, capsys, "explain", "run-yard", "1.0", "--data-dir", tmp_path)
     assert (code, "yard-0" in out, "roof-0" in out) == (0, True, False)
+    assert out.startswith("round 1.0: clusters decided")
+    shown = called(monkeypatch, capsys, "show", "run-yard", "--data-dir", tmp_path)[1]
+    assert [line.split()[0] for line in shown.splitlines() if line.strip()[:3] in ("0.0", "1.0")] == ["0.0", "1.0"]
+    assert "after round 1.0" in shown
+    where = "--out", tmp_path / "model", "--format", "safetensors", "--data-dir", tmp_path
+    assert called(monkeypatch, capsys, "export", "run-yard", "--round", "1.0", *where)[0] == 0
+    assert called(monkeypatch, capsys, "export", "run-yard", "--round", "1.1", *where)[0] == 2
     assert called(monkeypatch, capsys, "explain", "run-yard", "1.1", "--data-dir", tmp_path)[0] == 2
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from edge_server.sites.graph import parts_of
-from edge_server.sites.mixing import mix_trees, mixing_rows, row_without, zeta
+from edge_server.sites.matrix import mixing_rows, row_without, zeta
+from edge_server.sites.mixing import mix_trees
 
 CASES = [(seed, sites, unequal) for seed in range(3) for sites in (1, 2, 5, 8) for unequal in (False, True)]
 

@@ -53,7 +53,8 @@ class Town:
 
     async def exchange(self, number: int, model: Sequence[memoryview] | None = None) -> dict[str, bytes]:
         """Gossip; return what came."""
-        found = await self.gossip.exchange(number, model or model_of(self.site, number), require_size)
+        found, gossiped = await self.gossip.exchange(number, model or model_of(self.site, number), require_size)
+        await self.gossip.conclude(gossiped)
         return {peer: bytes(data) for peer, data in found.items()}
 
 

@@ -15,9 +15,9 @@ from edge_server.allocation.allocators.hcef_figures import HcefOptions, limits
 from edge_server.allocation.coordinator import decide, options_of, round_case
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting, Sizes, recorded_case
-from edge_server.journal.budget import RunSpending
+from edge_server.journal.budget import Ledger, RunSpending
 from edge_server.journal.decision import Decision, Figure
-from edge_server.journal.records import CostSettled, Measured, RoundOpened, UpdateAccepted
+from edge_server.journal.records import CostSettled, Gossiped, Measured, RoundOpened, UpdateAccepted
 from edge_server.plan.sections import BudgetPlan, OptimizerPlan
 from edge_server.plan.sites import SitesPlan
 from edge_server.rounds.check_plan import load
@@ -332,11 +332,32 @@ def test_with_several_sites_the_rest_of_the_run_looks_like_this_edge_round(tmp_p
     at = dataclasses.replace(at, plan=msgspec.structs.replace(at.plan, sites=sites))
     known = dataclasses.replace(at, last_limits={"before_s": 25.0, "before_joules": 60.0})
     found = limits(HcefOptions(), known)
-    assert found["deadline_s"] == pytest.approx(((100 - 25) / 1 - (40 - 25)) / 3)
+    mixing_s = 8 * SIZES.bytes / 50e6
+    assert found["backhaul_s"] == pytest.approx(mixing_s)
+    assert found["deadline_s"] == pytest.approx(((100 - 25) / 1 - (40 - 25) - mixing_s) / 3)
     assert found["round_joules"] == pytest.approx(((300 - 60) / 1 - (90 - 60)) / 3)
     first = limits(HcefOptions(), dataclasses.replace(known, number=6))
     assert (first["before_s"], first["before_joules"]) == (40.0, 90.0)
-    assert first["deadline_s"] == pytest.approx((100 - 40) / 5)
+    assert first["deadline_s"] == pytest.approx((100 - 40 - mixing_s) / 5)
+
+
+def test_the_backhaul_takes_of_the_time_what_it_took_last(tmp_path):
+    """max T_{i,i'} of b.6: of the last gossip; the wait for a slower site is no part of it."""
+    at = setting(tmp_path, 8)
+    table = SitesPlan(
+        edge_rounds=5, clusters={"one": ["a*"], "two": ["b*"]}, backhaul_mbit_s=None, backhaul_delay_s=2.0
+    )
+    at = dataclasses.replace(at, plan=msgspec.structs.replace(at.plan, sites=table), last_limits={"before_s": 25.0})
+    assert limits(HcefOptions(), at)["backhaul_s"] == 2.0
+    ledger = Ledger()
+    ledger.take([Gossiped(round=5, on=("two",), seconds=60.0, transfer_s={"two": 6.0, "three": 4.0})])
+    ledger.take([Gossiped(round=10, on=(), off={"two": "deadline"}, seconds=60.0)])
+    spending = dataclasses.replace(at.spending, backhaul_s=ledger.spending().backhaul_s)
+    found = limits(HcefOptions(), dataclasses.replace(at, spending=spending))
+    assert found["deadline_s"] == pytest.approx(((100 - 25) - (40 - 25) - 6) / 3)
+    alone = msgspec.structs.replace(table, clusters={"one": ["a*"]})
+    lone = dataclasses.replace(at, plan=msgspec.structs.replace(at.plan, sites=alone))
+    assert "backhaul_s" not in limits(HcefOptions(), lone)
 
 
 def test_smoothed_budgets_follow_slowly_and_never_beyond_what_is_left(tmp_path):
