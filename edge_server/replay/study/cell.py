@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from edge_server.journal.runs import versions
-from edge_server.replay.run import replay
+from edge_server.replay.run import replay, replay_sites
 from edge_server.replay.study.result import RESULT, Order, Result, hash_of
-from edge_server.report.summarise import digest_run
+from edge_server.replay.study.sites import digest_cell
 from shared.errors import ConfigError
 from shared.runtime.clock import Clock, monotonic
 
@@ -21,13 +21,17 @@ def perform(order: Order, clock: Clock = monotonic) -> Path:
     folder = Path(order.place) / order.cell
     shutil.rmtree(folder, ignore_errors=True)
     began = clock()
-    _, records = replay(order.plan, folder, order.devices)
+    if order.plan.sites:
+        folder.mkdir(parents=True)
+        replay_sites(order.plan, {site: folder / site for site in order.plan.sites.names})
+    else:
+        replay(order.plan, folder, order.devices)
     result = Result(
         devices=order.devices,
         seconds=clock() - began,
         versions=versions(),
-        journal=hash_of(folder),
-        digest=msgspec.structs.replace(digest_run(records), devices=[], tasks=[]),
+        journal=hash_of(folder, order.plan),
+        digest=msgspec.structs.replace(digest_cell(folder, order.plan), devices=[], tasks=[]),
     )
     (folder / RESULT).write_bytes(msgspec.json.encode(result))
     return folder

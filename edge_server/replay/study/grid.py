@@ -14,7 +14,7 @@ import xxhash
 
 from edge_server.plan.plan import Plan, devices, placed
 from edge_server.replay.study.spec import SEED, Study, Variant, canonical, line_of
-from edge_server.rounds.check_plan import check, require_one_site
+from edge_server.rounds.check_plan import check
 from shared.config import parse
 from shared.errors import ConfigError
 
@@ -180,11 +180,16 @@ def _decoded(base: Table, changes: Sequence[Change], count: int) -> tuple[str, P
             base = _changed(base, change.key.split("."), change.value)
         plan = parse(msgspec.json.encode(base), Plan, PLAN)
         check(plan, PLAN)
-        require_one_site(plan, PLAN)
+        _require_own_devices(plan, count)
         devices(plan, count)
     except ConfigError as error:
         return str(error).removeprefix(f"{PLAN}: "), None
     return "", plan
+
+
+def _require_own_devices(plan: Plan, count: int) -> None:
+    if plan.sites and count:
+        raise ConfigError("sites: another number of devices than the plan's own has no clusters; leave `devices` out")
 
 
 def _changed(table: Table, keys: Sequence[str], value: object) -> Table:

@@ -38,8 +38,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         devices: As it was ordered.
         seconds: That it took on the machine that ran it; no figure of the run depends on them.
         versions: Of what computed it.
-        journal: XXH3-128 of its journal, in hexadecimal.
-        digest: Of its run, without the single devices and tasks.
+        journal: XXH3-128 of its journal, or of its sites' together, in hexadecimal.
+        digest: Of its run, at all sites together, without the single devices and tasks.
     """
 
     devices: int
@@ -72,16 +72,22 @@ def read_result(cell: Cell, folder: Path) -> Result | None:
     """Return what a cell came to; None where `folder` holds no whole run of this very plan."""
     try:
         result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
-        whole = hash_of(folder) == result.journal
+        whole = hash_of(folder, cell.plan) == result.journal
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return result if whole and (result.digest.plan, result.devices) == (cell.plan, cell.devices) else None
 
 
-def hash_of(folder: Path) -> str:
-    """Return the hash of a run's journal."""
+def _journals(folder: Path, plan: Plan) -> list[Path]:
+    """Return where a cell's journals stand: that of its only site, or one of each in the plan's order."""
+    return [folder / site / JOURNAL for site in plan.sites.names] if plan.sites else [folder / JOURNAL]
+
+
+def hash_of(folder: Path, plan: Plan) -> str:
+    """Return the hash of a run's journal, of several sites of theirs one after another."""
     found = xxhash.xxh3_128()
-    with (folder / JOURNAL).open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
+    for journal in _journals(folder, plan):
+        with journal.open("rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
     return found.hexdigest()

@@ -1,7 +1,8 @@
 """A study in its folder: one folder a cell, those that have ended kept, the others run, and a summary of them all.
 
-`DIR/<study>/<cell>/` is a run as any other. A cell is made in `DIR/<study>/.part/` and moved when it is whole, so that
-whatever ends a study leaves no half cell where a whole one is looked for.
+`DIR/<study>/<cell>/` is a run as any other; of a plan with several sites `DIR/<study>/<cell>/<site>/` is one of each.
+A cell is made in `DIR/<study>/.part/` and moved when it is whole, so that whatever ends a study leaves no half cell
+where a whole one is looked for.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from typing import Any, TypeAlias
 import msgspec
 
 from edge_server.journal.runs import versions
-from edge_server.journal.sqlite import read
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.result import Began, Ended, Order, Result, order_of, read_result
+from edge_server.replay.study.sites import digest_cell
 from edge_server.replay.study.spec import Study
 from edge_server.replay.study.summary import StudySummary, summarise
 from edge_server.replay.study.tables import cells_csv, groups_csv
 from edge_server.report.page import page
-from edge_server.report.summarise import digest_run
 from shared.runtime.durable import explain_disk_errors, replace_file
 from shared.runtime.folder_lock import hold_lock
 
@@ -99,7 +99,7 @@ def conduct(
             replace_file(folder / "summary.json", _json(summary), durable=False)
             replace_file(folder / "summary.csv", groups_csv(summary.groups).encode(), durable=False)
             replace_file(folder / "cells.csv", cells_csv(summary.rows).encode(), durable=False)
-            if (found := page_of(summary, folder)) is not None:
+            if (found := page_of(summary, cells, folder)) is not None:
                 replace_file(folder / "report.html", found.encode(), durable=False)
             if summary.whole:
                 shutil.rmtree(part, ignore_errors=True)
@@ -110,11 +110,18 @@ def _json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
-def page_of(summary: StudySummary, folder: Path) -> str | None:
-    """Return the page of the first settings of a study, each by its first run; None where none has ended."""
+def page_of(summary: StudySummary, cells: Sequence[Cell], folder: Path) -> str | None:
+    """Return the page of the first settings of a study, each by its first run; None where none has ended.
+
+    Args:
+        summary: Of the study.
+        cells: Its cells.
+        folder: Its folder.
+    """
     first: dict[str, str] = {}
     for row in summary.rows:
         if row.ended:
             first.setdefault(row.setting, row.cell)
-    runs = [digest_run(read(folder / cell)) for cell in list(first.values())[:MOST_RUNS]]
+    plans = {cell.name: cell.plan for cell in cells}
+    runs = [digest_cell(folder / cell, plans[cell]) for cell in list(first.values())[:MOST_RUNS]]
     return page(runs, [summary.target] if summary.target is not None else []) if runs else None
