@@ -324,6 +324,16 @@ def _ca_name(site: str, what: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(oid, text) for oid, text in pairs])
 
 
+def check_address(address: str) -> str:
+    """Return `address` if a gateway's certificate may name it.
+
+    Raises:
+        ConfigError: It is neither a host's name nor an IP address.
+    """
+    _alternative(address)
+    return address
+
+
 def _alternative(address: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(address))

@@ -36,7 +36,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool = True, concurrent: bool = False) -> None:
+def replace_file(
+    path: Path,
+    data: bytes,
+    *,
+    durable: bool = True,
+    concurrent: bool = False,
+    mode: int | None = None,
+    owner: tuple[int, int] | None = None,
+) -> None:
     """Write a file so that every reader finds the old content or the new one, whole.
 
     Args:
@@ -44,6 +52,8 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, concurrent: b
         data: Its new content.
         durable: Whether to wait until it is on the disk; if not, a power cut may bring the old content back.
         concurrent: Whether several processes may write it at once.
+        mode: Its permissions, from its first byte on; None for what the process's mask leaves.
+        owner: User and group; None for this process's.
 
     Raises:
         Unwritable: The disk takes nothing more; the old content is untouched.
@@ -51,7 +61,7 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, concurrent: b
     partial = path.with_name(f".{path.name}.part" + (f"-{os.getpid()}" if concurrent else ""))
     with explain_disk_errors(path):
         try:
-            partial.write_bytes(data)
+            _write(partial, data, mode, owner)
             if durable:
                 sync(partial)
             partial.replace(path)
@@ -61,6 +71,18 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True, concurrent: b
             raise
         if durable:
             sync(path.parent)
+
+
+def _write(path: Path, data: bytes, mode: int | None, owner: tuple[int, int] | None) -> None:
+    if mode is None:
+        path.write_bytes(data)
+        return
+    path.unlink(missing_ok=True)  # what a crash left may be readable to others, and open in their hands
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        if owner:
+            os.fchown(file.fileno(), *owner)
+        file.write(data)
 
 
 @contextmanager

@@ -84,3 +84,14 @@ def test_where_the_disk_takes_nothing_the_old_content_stays_and_nothing_else(dis
         replace_file(path, bytes(1 << 16))
     assert path.read_bytes() == b"old"
     assert not list(disk.path.glob(".record*"))
+
+
+def test_a_secret_is_never_readable_to_others(tmp_path, monkeypatch):
+    """Not what a crash left of it either."""
+    (tmp_path / ".key.part").write_bytes(b"left")
+    (tmp_path / ".key.part").chmod(0o666)
+    modes = []
+    monkeypatch.setattr("shared.runtime.durable.sync", lambda path: modes.append(path.stat().st_mode & 0o777))
+    replace_file(tmp_path / "key", b"secret", mode=0o600)
+    assert modes[0] == (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "key").read_bytes() == b"secret"

@@ -1,0 +1,134 @@
+"""Make a site, or bring it up to what is asked now: whatever is there and right stays as it is."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from edge_server.gateway.authority import check_address, check_site_name
+from edge_server.gateway.site_folder import (
+    PAIRS,
+    SiteFolder,
+    make_authorities,
+    make_broker_files,
+    make_folders,
+    make_pair,
+)
+from edge_server.gateway.state import FILE, SiteState, locked, read_state, write_state
+from shared.errors import ConfigError
+
+ROOT_YEARS, SITE_YEARS = 30.0, 15.0
+USUAL_PORT = 8883
+USUAL_DATA = "/var/lib/fieldfleet/runs"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a site is asked to be.
+
+    Attributes:
+        name: Its name; empty for the one that it has.
+        addresses: Under which boards reach the gateway; none for those that it has, or this machine's names.
+        port: Of the broker; 0 for the one that it has, or the usual.
+        bind: The only address at which the broker listens; None for what it has, or all.
+    """
+
+    name: str = ""
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+    bind: str | None = None
+
+
+def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
+    """Write all files of a site that are not there or not as they should be; `site.changed` names them.
+
+    Args:
+        site: The folder; made if it is not there.
+        wanted: What the site is to be.
+        now: UTC.
+
+    Raises:
+        ConfigError: The folder is another site's, a name or an address is none, or a file that cannot be made again
+            is gone.
+        Unwritable: The disk takes nothing more.
+    """
+    if wanted.name:
+        check_site_name(wanted.name)
+    for address in wanted.addresses:
+        check_address(address)
+    if not wanted.name and not (site.path / FILE).is_file():
+        raise ConfigError(f"{site.path}: no site is there yet; say --name")
+    try:
+        make_folders(site)
+    except OSError as error:
+        raise ConfigError(f"{site.path}: {error.strerror}; run this as root, or name another --folder") from error
+    with locked(site.path):
+        state = _settled(site, wanted)
+        make_authorities(site, state.site, now, years=(ROOT_YEARS, SITE_YEARS))
+        for name in PAIRS:
+            state = make_pair(site, state, name, now)
+        make_broker_files(site, state)
+        server_file = site.path / "server.toml"
+        if not server_file.is_file():
+            site.put(server_file, server_toml(site.path, state).encode())
+    return state
+
+
+def _settled(site: SiteFolder, wanted: Wanted) -> SiteState:
+    """Return the site's state with what is wanted now, and write it."""
+    path = site.path / FILE
+    before = read_state(site.path) if path.is_file() else None
+    if before and wanted.name and before.site != wanted.name:
+        raise ConfigError(f"{site.path} is site {before.site!r}; name another --folder for {wanted.name!r}")
+    state = before or SiteState(site=wanted.name, addresses=own_addresses(), port=USUAL_PORT)
+    state = msgspec.structs.replace(
+        state,
+        addresses=tuple(dict.fromkeys(wanted.addresses)) or state.addresses,
+        port=wanted.port or state.port,
+        bind=state.bind if wanted.bind is None else wanted.bind,
+    )
+    if state != before:
+        write_state(site.path, state)
+        site.changed.append(FILE)
+    return state
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Return the names under which this machine is probably reached: its own, and that by multicast DNS."""
+    name = socket.gethostname()
+    found = []
+    for one in (f"{name.partition('.')[0]}.local", name):
+        try:
+            found.append(check_address(one))
+        except ConfigError:
+            continue
+    return tuple(dict.fromkeys(found))
+
+
+def server_toml(folder: Path, state: SiteState) -> str:
+    """Return a server's file for a site, to be edited by people.
+
+    Args:
+        folder: Of the site, in which the file is to lie.
+        state: Of the site.
+    """
+    data_dir = USUAL_DATA if folder.resolve().is_relative_to("/etc") else "runs"
+    return (
+        f"# The server of site {state.site}, made once by `edge-server site init`; edit it.\n"
+        f'site = "{state.site}"\n'
+        'plan = "plan.toml"  # what `edge-server run` does; `edge-server trial run PLAN` names its own\n'
+        f'data_dir = "{data_dir}"\n'
+        "\n"
+        "[broker]\n"
+        f'host = "{state.bind or "127.0.0.1"}"\n'
+        f"port = {state.port}\n"
+        "\n"
+        "[broker.tls]  # this server's own certificate; nobody else may read the key\n"
+        'ca = "ca/root.crt"\n'
+        'cert = "gateway/edge-server.crt"\n'
+        'key = "gateway/edge-server.key"\n'
+    )
