@@ -82,7 +82,7 @@ def broker_conf(places: BrokerPlaces, *, port: int, bind: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def access_list(site: str, denied: Iterable[str]) -> str:
+def access_list(site: str, denied: Iterable[str], generation: int = 0) -> str:
     """Return mosquitto's access list: each account its own topics, and nothing at all for those that were revoked.
 
     A line `deny` of an account comes before every pattern.
@@ -90,17 +90,24 @@ def access_list(site: str, denied: Iterable[str]) -> str:
     Args:
         site: Whose topics.
         denied: Accounts that may do nothing.
+        generation: Grows with every reload; the probe may speak at a topic of this number alone, which shows that the
+            broker has taken this list.
     """
     here = f"{ROOT}/{site}"
     lines = [MADE, f"pattern readwrite {here}/%u/#", f"pattern read {here}/_all/#"]
     lines += [f"pattern read {here}/{one}/status" for one in ("_server", "_tops")]
     lines += ["", "user edge-server", f"topic readwrite {here}/#"]
-    lines += ["", "user probe", f"topic readwrite {probe_topic(site)}"]
+    lines += ["", "user probe", f"topic readwrite {probe_topic(site, generation)}"]
     for name in sorted(set(denied)):
         lines += ["", f"user {name}", "topic deny #"]
     return "\n".join(lines) + "\n"
 
 
-def probe_topic(site: str) -> str:
-    """Return the one topic at which the probe may speak and hear, and no other account but the server."""
-    return f"{ROOT}/{site}/_probe/echo"
+def probe_topic(site: str, generation: int) -> str:
+    """Return the one topic at which the probe may speak and hear."""
+    return f"{ROOT}/{site}/_probe/{generation}"
+
+
+def forbidden_topic(site: str) -> str:
+    """Return a topic at which the probe may do nothing, and to which nobody listens."""
+    return f"{ROOT}/{site}/_probe/forbidden"

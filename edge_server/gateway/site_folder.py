@@ -252,7 +252,7 @@ def make_broker_files(site: SiteFolder, state: SiteState) -> None:
         ConfigError: The CA's files cannot be read, or do not belong together.
         Unwritable: The disk takes nothing more.
     """
-    site.put(site.path / "acl", access_list(state.site, denied_accounts(state)).encode())
+    site.put(site.path / "acl", access_list(state.site, denied_accounts(state), state.generation).encode())
     lists = [(key, cert, revoked_serials(state, authority_id(cert))) for key, cert in authorities(site)]
     path = site.path / "crl.pem"
     if not are_revocation_lists(path, [(cert, serials) for _, cert, serials in lists]):

@@ -66,6 +66,7 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
         port: Of the broker's TLS listener.
         bind: The only address at which the broker listens; empty for all.
         accounts: By common name.
+        generation: How often the broker was told to take its files anew.
     """
 
     version: int = VERSION
@@ -74,6 +75,7 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8883
     bind: str = ""
     accounts: dict[str, SiteAccount] = {}
+    generation: int = 0
 
 
 def read_state(folder: Path) -> SiteState:

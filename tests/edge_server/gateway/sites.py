@@ -1,0 +1,132 @@
+"""A site with a real mosquitto, and boards that are raw MQTT clients with certificates of its CA."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import pwd
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from edge_server.fleet.broker import free_port, mosquitto
+from edge_server.gateway.authority import Subject, make_key, public_key_of
+from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.probe_access import Caller, Door, call
+from edge_server.gateway.reload import broker_door
+from edge_server.gateway.site_folder import SiteFolder, sign
+from edge_server.gateway.state import locked, read_state, write_state
+from shared.errors import Unreachable
+from shared.runtime.clock import utc_seconds
+from shared.runtime.processes import terminate
+
+GUARD_S = 60.0
+"""What hangs is an error."""
+
+needs_mosquitto = pytest.mark.skipif(not mosquitto(), reason="mosquitto is not installed")
+
+
+def now() -> datetime:
+    return datetime.fromtimestamp(utc_seconds(), UTC)
+
+
+@dataclass
+class LiveSite:
+    """A site on loopback.
+
+    Attributes:
+        folder: Its folder; the broker runs as whoever runs the tests.
+        process: The broker.
+    """
+
+    folder: SiteFolder
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def door(self) -> Door:
+        return broker_door(self.folder, read_state(self.path))
+
+    def enrol(self, name: str) -> Path:
+        """Sign a certificate for a board; return the path of its pair without the ending."""
+        key = make_key()
+        with locked(self.path):
+            state, chain = sign(
+                self.folder, read_state(self.path), Subject(name, "device", "roof"), public_key_of(key), now()
+            )
+            write_state(self.path, state)
+        pair = self.path.parent / f"{name}-{hashlib.sha256(key).hexdigest()[:8]}"
+        pair.with_suffix(".key").write_bytes(key)
+        pair.with_suffix(".crt").write_bytes(chain)
+        return pair
+
+    async def start(self) -> None:
+        """Start the broker; return when it serves."""
+        with (self.path.parent / "broker.log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                str(mosquitto()), "-c", str(self.path / "mosquitto.conf"), stdout=log, stderr=log
+            )
+        while self.process.returncode is None:
+            if await self.lets_in(self.folder.gateway("probe")):  # it listens before it has read its files
+                return
+            await asyncio.sleep(0.02)
+        raise Unreachable(self.log())
+
+    def log(self) -> str:
+        """Return what the broker has logged."""
+        return (self.path.parent / "broker.log").read_text()
+
+    async def lets_in(self, pair: Path | None) -> bool:
+        """Tell whether the broker accepts who comes with a pair."""
+        try:
+            async with call(self.door, pair):
+                return True
+        except Unreachable:
+            return False
+
+    async def shuts_out(self, pair: Path) -> None:
+        """Return when the broker accepts who comes with a pair no more."""
+        while await self.lets_in(pair):  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.02)
+
+    async def listens(self) -> bool:
+        """Tell whether anybody listens at the site's port."""
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.door.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+
+def make_site(path: Path) -> LiveSite:
+    """Make the folder of site `roof` on a free port of loopback."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    folder = SiteFolder(path / "site", user, user)
+    initialise(folder, Wanted("roof", ("gateway.local",), free_port(), "127.0.0.1"), now())
+    return LiveSite(folder)
+
+
+@asynccontextmanager
+async def live_site(path: Path) -> AsyncIterator[LiveSite]:
+    """Run a site's broker while the block lasts."""
+    site = make_site(path)
+    await site.start()
+    try:
+        yield site
+    finally:
+        assert site.process
+        await terminate(site.process)
+
+
+async def speaks(caller: Caller, topic: str) -> bool:
+    """Tell whether the broker takes a publication."""
+    return await caller.publish(topic) < 0x80

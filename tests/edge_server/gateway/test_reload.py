@@ -1,0 +1,135 @@
+"""A reload that would leave the broker open, or shut to everybody, ends with the broker stopped. Real mosquitto."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+
+from edge_server.gateway import reload
+from edge_server.gateway.probe_access import call
+from edge_server.gateway.reload import Reloaded, find_broker, reload_broker
+from edge_server.gateway.site_folder import make_broker_files
+from edge_server.gateway.state import read_state
+from shared.errors import ConfigError
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now, speaks
+
+pytestmark = [pytest.mark.broker, needs_mosquitto]
+
+
+def run(routine):
+    return asyncio.run(asyncio.wait_for(routine, GUARD_S))
+
+
+def test_a_site_lets_in_its_own_and_each_to_its_topics(tmp_path):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            board = site.enrol("pi-03")
+            assert not await site.lets_in(None)
+            async with call(site.door, board) as caller:
+                assert await speaks(caller, "fieldfleet/v1/roof/pi-03/status")
+                assert not await speaks(caller, "fieldfleet/v1/roof/pi-04/status")
+                assert not await speaks(caller, "fieldfleet/v1/roof/_all/model")
+            async with call(site.door, site.folder.gateway("edge-server")) as server:
+                assert await speaks(server, "fieldfleet/v1/roof/pi-03/task")
+
+    run(scene())
+
+
+def test_a_reload_is_heeded_and_nobody_notices(tmp_path):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            board = site.enrol("pi-03")
+            async with call(site.door, board) as caller:
+                for _ in range(3):
+                    assert (await reload_broker(site.folder)).faults == ()
+                    assert await speaks(caller, "fieldfleet/v1/roof/pi-03/status")
+            assert read_state(site.path).generation == 3
+            assert await site.lets_in(board)
+
+    run(scene())
+
+
+def crl_of(site, begin, end):
+    """Return a list of revoked certificates with dates of its own."""
+    ca = x509.load_pem_x509_certificate(site.ca("site.crt").read_bytes())
+    key = serialization.load_pem_private_key(site.ca("site.key").read_bytes(), None)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(ca.subject).last_update(begin).next_update(end)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+DAY = timedelta(days=1)
+SPOILERS = {
+    "no-crl": (lambda site: (site.path / "crl.pem").unlink(), "lets in who has a revoked certificate"),
+    "garbage-acl": (lambda site: spoil(site.path / "acl", b"what is this\n"), "takes what the access list forbids"),
+    "no-acl": (lambda site: (site.path / "acl").unlink(), "the access list"),
+    "empty-crl": (lambda site: (site.path / "crl.pem").write_bytes(b""), "lets in who has a revoked certificate"),
+    "expired-crl": (
+        lambda site: (site.path / "crl.pem").write_bytes(crl_of(site, now() - 2 * DAY, now() - DAY)),
+        "does not let in who has a good certificate",
+    ),
+    "future-crl": (
+        lambda site: (site.path / "crl.pem").write_bytes(crl_of(site, now() + DAY, now() + 2 * DAY)),
+        "does not let in who has a good certificate",
+    ),
+}
+
+
+def spoil(path, data):
+    path.write_bytes(path.read_bytes() + data)
+
+
+@pytest.mark.parametrize("name", SPOILERS)
+def test_a_reload_that_fails_closes_the_listener(tmp_path, monkeypatch, caplog, name):
+    """The file is spoiled between being written and being read."""
+    how, fault = SPOILERS[name]
+
+    def written(site, state):
+        make_broker_files(site, state)
+        how(site)
+
+    async def scene():
+        async with live_site(tmp_path) as site:
+            board = site.enrol("pi-03")
+            with monkeypatch.context() as patch:
+                patch.setattr(reload, "make_broker_files", written)
+                found = await reload_broker(site.folder)
+            assert found.running
+            assert any(fault in one for one in found.faults), found.faults
+            assert not await site.listens()
+            assert "the broker was stopped" in caplog.text
+            assert await site.process.wait() == 0
+            assert not (await reload_broker(site.folder)).running  # which makes the files anew
+            await site.start()
+            assert await site.lets_in(board)
+
+    run(scene())
+
+
+def test_a_broker_that_was_shut_to_everybody_is_mended_by_a_reload(tmp_path):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            (site.path / "crl.pem").write_bytes(crl_of(site.folder, now() - 2 * DAY, now() - DAY))
+            site.process.send_signal(1)
+            board = site.enrol("pi-03")
+            await site.shuts_out(board)
+            found = await reload_broker(site.folder)
+            assert found == Reloaded(running=True), (site.process.returncode, site.log())
+            assert await site.lets_in(board), (site.process.returncode, site.log())
+
+    run(scene())
+
+
+def test_another_program_at_the_port_is_left_alone(tmp_path):
+    async def scene():
+        site = make_site(tmp_path)
+        assert find_broker(site.door.port) is None
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", site.door.port)
+        async with server:
+            with pytest.raises(ConfigError, match="not mosquitto"):
+                await reload_broker(site.folder)
+
+    run(scene())
