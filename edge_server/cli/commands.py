@@ -256,9 +256,12 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
         for folder, records in runs:
             sys.stdout.write(f"\n{folder.name}\n")
             _show(options, folder, records)
+        from edge_server.journal.runs import Run, name_of_sites  # noqa: PLC0415
         from edge_server.sites.overview import accuracy_line  # noqa: PLC0415
 
         write_text(sys.stdout, accuracy_line({folder.name: records for folder, records in runs}))
+        if common := name_of_sites(Run(runs[0][0], list(runs[0][1]))):
+            sys.stdout.write(f"all sites: edge-server report {common} --data-dir {options.data_dir}\n")
 
 
 def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 RUN = "name of a run or what only its name begins with, `last`, or the path of its folder"
+RUN_OR_SITES = f"{RUN}; of several sites what all their runs' names begin with, or a folder with these alone"
 DATA_DIR = Path("runs")
 
 

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING
 from edge_server.cli import places
 
 if TYPE_CHECKING:
+    from edge_server.journal.records import AnyRecord
     from edge_server.journal.rollouts.state import RolloutState
     from edge_server.report.digest import Digest
+    from edge_server.report.sites.digest import SitesDigest
 
 FORMATS = ("html", "csv", "json")
 PAGE = "report.html"
 SCHEMA = 1
-"""Of the JSON: `runs` are of `edge_server.report.digest`, `targets` of `edge_server.report.targets.Taken`."""
+"""Of the JSON: `runs` are of `edge_server.report.digest`, `sites` of `edge_server.report.sites.digest`, `targets` of
+`edge_server.report.targets.CostToTarget`."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{places.RUN}; the first is compared with")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{places.RUN_OR_SITES}; the first is compared with")
     parser.add_argument(
         "--out",
         type=Path,
@@ -64,13 +67,16 @@ def report(options: argparse.Namespace) -> int:
         Unwritable: The disk does not take the file.
     """
     from edge_server.journal.rollouts.state import rollouts_of  # noqa: PLC0415
-    from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.journal.runs import find_all  # noqa: PLC0415
     from edge_server.report.summarise import digest_run  # noqa: PLC0415
 
-    found = [find(options.data_dir, run) for run in dict.fromkeys(options.runs)]
+    named = [run for name in dict.fromkeys(options.runs) for run in find_all(options.data_dir, name)]
+    found = list({run.folder: run for run in named}.values())
     runs = distinct([digest_run(run.records) for run in found])
+    sites = _together([(digest, run.records) for digest, run in zip(runs, found, strict=True)])
     kind = options.format or kind_of(options.out)
-    text = WRITERS[kind](runs, options.target, rollouts_of(options.data_dir, {run.folder.name for run in found}))
+    rollouts = rollouts_of(options.data_dir, {run.folder.name for run in found})
+    text = WRITERS[kind](runs, options.target, rollouts, sites)
     out = options.out or (found[0].folder / PAGE if kind == "html" else None)
     if out is None:
         sys.stdout.write(text)
@@ -78,6 +84,15 @@ def report(options: argparse.Namespace) -> int:
     write(out, text)
     sys.stdout.write(f"report: {out}\n")
     return 0
+
+
+def _together(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> Sequence[SitesDigest]:
+    """Return what runs of several sites came to; numpy waits until there are any."""
+    if not any(digest.plan.sites for digest, _ in runs):
+        return []
+    from edge_server.report.sites.summarise import digest_sites  # noqa: PLC0415
+
+    return digest_sites(runs)
 
 
 def distinct(runs: Sequence[Digest]) -> list[Digest]:
@@ -114,29 +129,37 @@ def write(path: Path, text: str) -> None:
         raise ConfigError(f"--out {path}: {error.strerror}; name a file in a folder that is there") from error
 
 
-def _page(runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState]) -> str:
+def _page(
+    runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
+) -> str:
     from edge_server.report.page import page  # noqa: PLC0415
 
-    return page(runs, targets, rollouts)
+    return page(runs, targets, rollouts, sites)
 
 
-def _csv(runs: Sequence[Digest], targets: Sequence[float], _rollouts: Sequence[RolloutState]) -> str:
+def _csv(
+    runs: Sequence[Digest], targets: Sequence[float], _rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
+) -> str:
     from edge_server.report.csv_export import csv_of  # noqa: PLC0415
+    from edge_server.report.sites.lines import site_lines  # noqa: PLC0415
 
-    return csv_of(runs, targets)
+    return csv_of(runs, targets, [line for one in sites for line in site_lines(one)])
 
 
-def _json(runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState]) -> str:
+def _json(
+    runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
+) -> str:
     import msgspec  # noqa: PLC0415
 
     from edge_server.journal.rollouts.state import summarise  # noqa: PLC0415
     from edge_server.report.targets import comparison  # noqa: PLC0415
 
     served = {"rollouts": [summarise(one) for one in rollouts]} if rollouts else {}
-    whole = {"schema": SCHEMA, "runs": runs, "targets": comparison(runs, targets), **served}
+    together = {"sites": sites} if sites else {}
+    whole = {"schema": SCHEMA, "runs": runs, "targets": comparison(runs, targets), **together, **served}
     return msgspec.json.encode(whole).decode() + "\n"
 
 
-Writer = Callable[["Sequence[Digest]", Sequence[float], "Sequence[RolloutState]"], str]
+Writer = Callable[["Sequence[Digest]", Sequence[float], "Sequence[RolloutState]", "Sequence[SitesDigest]"], str]
 
 WRITERS: Mapping[str, Writer] = {"html": _page, "csv": _csv, "json": _json}

@@ -133,6 +133,56 @@ def find(data_dir: Path, run: str) -> Run:
         raise ConfigError(f"{error}; restore the file from a copy, or go on with what of the run is whole") from error
 
 
+def find_all(data_dir: Path, run: str) -> list[Run]:
+    """Return a run, found as `find` does, or those of all sites: by what their names begin with, or by their folder.
+
+    The `last` run of a plan with sites stands for those of all of them that were made with it.
+
+    Raises:
+        ConfigError: As `find`; or a folder has other runs than those of one plan's sites.
+    """
+    folder = next((one for one in (data_dir / run, Path(run)) if run and one.is_dir() and not _holds_run(one)), None)
+    if folder is not None and (held := folders_of_runs(folder)):
+        found = [find(folder, str(one.relative_to(folder))) for one in held]
+        names = {base for one in found if (base := name_of_sites(one))}
+        if len(names) == 1 and all(name_of_sites(one) for one in found):
+            return _in_order(found)
+        raise ConfigError(f"{folder}: a folder of {len(found)} runs that are not those of one plan's sites; name a run")
+    if run == LAST:
+        last = find(data_dir, run)
+        base = name_of_sites(last)
+        return _of_sites(data_dir, base) or [last] if base else [last]
+    return _of_sites(data_dir, run) or [find(data_dir, run)]
+
+
+def name_of_sites(run: Run) -> str:
+    """Return what the names of all sites' runs begin with, by that of one; empty where the plan has no sites."""
+    sites = run.opened.plan.sites if run.opened else None
+    ends = [site for site in sites.names if run.folder.name.endswith(f"-{site}")] if sites else []
+    return run.folder.name.removesuffix(f"-{max(ends, key=len)}") if ends else ""
+
+
+def _of_sites(data_dir: Path, base: str) -> list[Run]:
+    """Return the runs whose name is that of one plan's sites together, or begins so where all are of one plan's."""
+    alike = [folder for folder in folders_of_runs(data_dir) if base and folder.name.startswith(base)]
+    if any(folder.name == base for folder in alike) or len(alike) <= 1:
+        return []
+    found = [find(data_dir, str(folder.relative_to(data_dir))) for folder in alike]
+    names = {name_of_sites(one) for one in found}
+    chosen = found if len(names) == 1 and "" not in names else [one for one in found if name_of_sites(one) == base]
+    return _in_order(chosen)
+
+
+def _in_order(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs of sites in the order of the plan's sites."""
+
+    def place(run: Run) -> int:
+        sites = run.opened.plan.sites if run.opened else None
+        return (sites.names if sites else ()).index(run.folder.name.removeprefix(f"{name_of_sites(run)}-"))
+
+    return sorted(runs, key=place)
+
+
 def _abbreviated(data_dir: Path, run: str) -> Path:
     """Return the folder of the only run whose name begins so, or of the one that was begun last."""
     if run == LAST and (begun := all_runs(data_dir)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from edge_server.report.digest import (
@@ -51,13 +51,20 @@ class Line(NamedTuple):
     clock: str = ""
 
 
-def csv_of(runs: Sequence[Digest], targets: Sequence[float] = ()) -> str:
-    """Return the runs' figures and what they took to each accuracy as CSV, a figure a line below a header."""
+def csv_of(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable[Line] = ()) -> str:
+    """Return the runs' figures and what they took to each accuracy as CSV, a figure a line below a header.
+
+    Args:
+        runs: Their digests.
+        targets: Accuracies.
+        more: Lines of what several runs came to together.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Line._fields)
     writer.writerows([_safe(cell) for cell in line] for run in runs for line in lines(run))
     writer.writerows([_safe(cell) for cell in line] for line in _targets(runs, targets))
+    writer.writerows([_safe(cell) for cell in line] for line in more)
     return text.getvalue()
 
 

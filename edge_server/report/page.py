@@ -14,8 +14,10 @@ from edge_server.report.sections.accuracy import accuracy
 from edge_server.report.sections.decisions import decisions
 from edge_server.report.sections.progress import progress
 from edge_server.report.sections.rollouts import rollouts as rollouts_section
+from edge_server.report.sections.sites import sites as sites_section
 from edge_server.report.sections.spent import spent
 from edge_server.report.sections.timeline import timeline
+from edge_server.report.sites.digest import SitesDigest
 from edge_server.report.tables import clock, facts_table, names, summary, targets_table
 from edge_server.report.targets import targets as usual_targets
 
@@ -23,17 +25,29 @@ WIDE = 3
 """Runs whose outcomes need the page's whole width."""
 
 
-def page(runs: Sequence[Digest], targets: Sequence[float] = (), rollouts: Sequence[RolloutState] = ()) -> str:
+def page(
+    runs: Sequence[Digest],
+    targets: Sequence[float] = (),
+    rollouts: Sequence[RolloutState] = (),
+    sites: Sequence[SitesDigest] = (),
+) -> str:
     """Return the report of one run or of several side by side.
 
     Args:
         runs: The first is what the others are compared with.
         targets: Accuracies from 0 to 1; none for round ones that every run reached.
         rollouts: Of releases of these runs.
+        sites: What those of them that belong together came to.
     """
     wanted = list(targets) or usual_targets(runs)
     title = f"Run {runs[0].run}" if len(runs) == 1 else f"{len(runs)} runs side by side"
-    return document(title, _top(runs, title), *_sections(runs, wanted), *_served(rollouts), _foot())
+    outcome, *others = _sections(runs, wanted)
+    together = [_section(_sites_title(one, sites), sites_section(one)) for one in sites]
+    return document(title, _top(runs, title), outcome, *together, *others, *_served(rollouts), _foot())
+
+
+def _sites_title(one: SitesDigest, sites: Sequence[SitesDigest]) -> str:
+    return "Sites" if len(sites) == 1 else f"Sites of {one.name.removesuffix(' (all sites)')}"
 
 
 def _top(runs: Sequence[Digest], title: str) -> Markup:

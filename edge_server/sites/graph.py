@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from random import Random
 
-from edge_server.plan.sites import SitesPlan
+from edge_server.plan.devices import expanded
+from edge_server.plan.plan import Plan
+from edge_server.plan.sites import SitesPlan, devices_by_site
 from edge_server.sites.matrix import Edge
 from shared.errors import ConfigError
 
@@ -79,3 +81,16 @@ def parts_of(names: Sequence[str], edges: Iterable[Edge]) -> list[list[str]]:
 def neighbours_of(site: str, edges: Iterable[Edge]) -> tuple[str, ...]:
     """Return the sites that an edge joins to one, in the order of the edges."""
     return tuple(other if one == site else one for one, other in edges if site in (one, other))
+
+
+def sizes_of(plan: Plan) -> dict[str, int]:
+    """Return how many devices each site of a plan has, in its order."""
+    assert plan.sites
+    clusters = devices_by_site(plan.sites, [one.name for one in expanded(plan.device)])
+    return {site: len(those) for site, those in clusters.items()}
+
+
+def edges_of(plan: Plan) -> tuple[Edge, ...]:
+    """Return the edges of a plan's graph."""
+    assert plan.sites
+    return graph_edges(plan.sites)

@@ -16,14 +16,13 @@ from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_problem import Place
 from edge_server.journal.decision import Decision
 from edge_server.journal.records import AnyRecord
-from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
-from edge_server.plan.sites import devices_by_site, round_position
+from edge_server.plan.sites import round_position
 from edge_server.sites.coordinate import Coordination
 from edge_server.sites.gossip import Gossip, Keep, Ourselves
-from edge_server.sites.graph import graph_edges, neighbours_of
+from edge_server.sites.graph import edges_of, neighbours_of, sizes_of
 from edge_server.sites.link import Links
-from edge_server.sites.matrix import Edge, Row, mixing_rows, row_without
+from edge_server.sites.matrix import Row, mixing_rows, row_without
 from edge_server.sites.mixing import mix_trees, sketch
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Mixing
@@ -170,19 +169,6 @@ async def joined(
     async with background(*map(gossip.serve, near)), links.listening():
         yield SpeakingNeighbours(us.site, row, mixing, gossip, coordination, worker)
         await gossip.linger()
-
-
-def sizes_of(plan: Plan) -> dict[str, int]:
-    """Return how many devices each site of a plan has, in its order."""
-    assert plan.sites
-    clusters = devices_by_site(plan.sites, [one.name for one in expanded(plan.device)])
-    return {site: len(those) for site, those in clusters.items()}
-
-
-def edges_of(plan: Plan) -> tuple[Edge, ...]:
-    """Return the edges of a plan's graph."""
-    assert plan.sites
-    return graph_edges(plan.sites)
 
 
 def place_of(plan: Plan, number: int) -> Place:

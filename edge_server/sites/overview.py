@@ -8,8 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from edge_server.journal.decision import TermBegan
-from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RoundOpened, RunOpened, measured_rounds
-from edge_server.plan.sites import round_name
+from edge_server.journal.records import (
+    AnyRecord,
+    Gossiped,
+    Joined,
+    RoundClosed,
+    RoundOpened,
+    RunOpened,
+    measured_rounds,
+)
+from edge_server.journal.runs import name_rounds
+from edge_server.plan.sites import devices_by_site, round_name
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, SECONDS, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable
@@ -126,25 +135,44 @@ def sites_table(found: SitesSummary) -> tuple[TextTable, list[str]]:
     return TextTable(columns, rows), lines
 
 
+def site_of(records: Sequence[AnyRecord], run: str = "") -> str:
+    """Return which site of its plan a run is of: its devices tell, and where there were none, its name's end.
+
+    Args:
+        records: Of its journal.
+        run: Its name, where the journal's is another.
+
+    Raises:
+        ConfigError: Nothing tells.
+    """
+    begun = next((one for one in records if isinstance(one, RunOpened)), None)
+    if begun is None or not begun.plan.sites:
+        raise ConfigError("the run's plan has no [sites]")
+    told = next((list(one.assignments) for one in records if isinstance(one, RoundOpened) and one.assignments), [])
+    told = told or [one.device for one in records if isinstance(one, Joined)]
+    homes = [site for site, those in devices_by_site(begun.plan.sites, told[:1]).items() if those]
+    ends = [site for site in begun.plan.sites.names if (run or begun.run).endswith(f"-{site}")]
+    if found := homes or sorted(ends, key=len)[-1:]:
+        return found[0]
+    raise ConfigError(f"run {begun.run}: no device of any site took part in it, and its name is no site's")
+
+
 def accuracy_line(runs: Mapping[str, Sequence[AnyRecord]]) -> str:
     """Return how accurate the model of each site was when it was measured last, and the mean of these.
 
     Args:
         runs: The records of each site's run, by its folder's name, which ends with the site's.
     """
-    begun = next(one for records in runs.values() for one in records if isinstance(one, RunOpened))
-    assert begun.plan.sites
-    names = sorted(begun.plan.sites.names, key=len)  # a journal has them in no order
-    sites = {run: [name for name in names if run.endswith(f"-{name}")][-1] for run in runs}
-    last = {sites[run]: measured_rounds(records)[-1:] for run, records in runs.items()}
+    last = {site_of(records, run): measured_rounds(records)[-1:] for run, records in runs.items()}
     known = [found[0] for found in last.values() if found]
     if not known:
         return "accuracy by site: none was measured"
     each = ", ".join(f"{site} {found[0][0]:.4f}" if found else f"{site} -" for site, found in last.items())
     mean = math.fsum(accuracy for accuracy, _ in known) / len(known)
     of = "" if len(known) == len(last) else f" of {len(known)} sites"
+    name = name_rounds(next(iter(runs.values())))
     first, *others = sorted({number for _, number in known})
-    when = f"rounds {first} to {others[-1]}" if others else f"round {first}"
+    when = f"rounds {name(first)} to {name(others[-1])}" if others else f"round {name(first)}"
     return f"accuracy by site: {each}; mean{of} {mean:.4f} after {when}"
 
 

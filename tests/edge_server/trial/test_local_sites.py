@@ -72,9 +72,11 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
         assert [(one.round, one.off) for one in records if isinstance(one, Gossiped)] == [(2, {}), (4, {})]
         assert (folder / "local" / "edge-server.log").exists()
     accuracy = closed_rounds(read(folders["north"]))[-1].accuracy  # of a full graph: the same model at both
-    assert done.out.splitlines()[-1] == (
-        f"accuracy by site: north {accuracy:.4f}, south {accuracy:.4f}; mean {accuracy:.4f} after round 4"
+    *_, told, following = done.out.splitlines()
+    assert told == (
+        f"accuracy by site: north {accuracy:.4f}, south {accuracy:.4f}; mean {accuracy:.4f} after round 1.1"
     )
+    assert following.startswith("all sites: edge-server report tiny-")
 
 
 def test_sites_whose_last_figures_are_not_of_one_round_say_so(tmp_path):
@@ -89,9 +91,9 @@ def test_sites_whose_last_figures_are_not_of_one_round_say_so(tmp_path):
     found = accuracy_line({"tiny-south": [begun], "tiny-north": [begun]})
     assert found == "accuracy by site: none was measured"
     found = accuracy_line({"tiny-south": one, "tiny-north": [begun]})  # in the plan's order, which a journal has not
-    assert found == "accuracy by site: south 0.7500, north -; mean of 1 sites 0.7500 after round 2"
+    assert found == "accuracy by site: south 0.7500, north -; mean of 1 sites 0.7500 after round 0.1"
     found = accuracy_line({"tiny-south": one, "tiny-north": other})
-    assert found == "accuracy by site: south 0.7500, north 0.2500; mean 0.5000 after rounds 1 to 2"
+    assert found == "accuracy by site: south 0.7500, north 0.2500; mean 0.5000 after rounds 0.0 to 0.1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Runs of several sites of one plan, put together."""
