@@ -72,6 +72,10 @@ class Caller:
         self._writer.write(_packet(SUBSCRIBE, b"\0\1" + b"\0" + _text(topic.encode()) + b"\0"))
         return (await self._answer(SUBACK))[-1]
 
+    def forget(self) -> None:
+        """Forget the publications that came and were not asked for yet."""
+        self._heard.clear()
+
     async def heard(self) -> str:
         """Return the topic of the next publication, QoS 0.
 

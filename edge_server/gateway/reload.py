@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -73,10 +74,14 @@ def find_broker(port: int) -> int | None:
     return None
 
 
-async def reload_broker(site: SiteFolder) -> Reloaded:
+async def reload_broker(site: SiteFolder, change: Callable[[SiteState], SiteState] = lambda state: state) -> Reloaded:
     """Write what the broker reads as the site's state wants it, have it taken, and see that it is heeded.
 
     A broker that does not heed it is stopped before this returns.
+
+    Args:
+        site: The folder.
+        change: What becomes of the state first; what it raises leaves all as it was.
 
     Raises:
         ConfigError: There is no site, another program has the port, or this user may not.
@@ -84,7 +89,7 @@ async def reload_broker(site: SiteFolder) -> Reloaded:
     """
     with locked(site.path, RELOAD_LOCK):  # the probe is one client id: two would throw each other out
         with locked(site.path):
-            state = read_state(site.path)
+            state = change(read_state(site.path))
             state = msgspec.structs.replace(state, generation=state.generation + 1)
             write_state(site.path, state)
             make_broker_files(site, state)
