@@ -15,7 +15,7 @@ from shared.protocol.topics import check_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transfer.receiver import Policy
-from shared.transport.base import Broker
+from shared.transport.base import Broker, placed_broker
 
 MAX_MEMORY_MB = 1 << 20
 MAX_THREADS = 1024
@@ -313,4 +313,5 @@ def _placed(config: AgentConfig, folder: Path) -> AgentConfig:
         serve = replace(serve, releases=[str(folder / one) for one in serve.releases], socket=socket)
     profile = str(folder / board.profile) if board.profile.endswith(PROFILE_SUFFIX) else board.profile
     board = replace(board, root=str(folder / board.root), profile=profile)
-    return replace(config, state_dir=str(folder / config.state_dir), data=data, board=board, serve=serve)
+    broker, state_dir = placed_broker(config.broker, folder), str(folder / config.state_dir)
+    return replace(config, state_dir=state_dir, broker=broker, data=data, board=board, serve=serve)

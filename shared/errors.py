@@ -33,6 +33,10 @@ class Unreachable(FieldFleetError):
     """The broker or the peer is away; retrying later may help."""
 
 
+class Untrusted(Unreachable):
+    """The broker and this machine do not trust each other: mend a certificate, a clock or a name; it is tried again."""
+
+
 class TooLarge(Unreachable):
     """The broker takes no payload of this size: cut it smaller, or raise the broker's largest packet."""
 

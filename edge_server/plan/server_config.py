@@ -14,7 +14,7 @@ from shared.protocol.topics import check_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transfer.receiver import Policy
-from shared.transport.base import Broker
+from shared.transport.base import Broker, placed_broker
 
 MAX_THREADS, MAX_FEATURES_MB, MAX_KEPT_MB = 1024, 4096, 1 << 20
 MAX_KEEP_DAYS, MAX_KEEP_MB = 3660, 1 << 20
@@ -119,9 +119,9 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         site: Its name, as the plan's `[sites] clusters` has it.
-        broker: Its broker, as seen from here.
-        user: As whom this server logs in there; empty where the broker lets anybody.
-        password_file: Holds the password on one line.
+        broker: Its broker, as seen from here, and by what it knows us.
+        user: As `broker.user`, of files of versions before.
+        password_file: As `broker.password_file`, of files of versions before.
     """
 
     site: str
@@ -130,9 +130,11 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     password_file: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a password of nobody."""
+        """Refuse a password of nobody, and two logins."""
         if self.password_file and not self.user:
             raise ValueError("password_file stands without user: add who it is the password of")
+        if self.user and self.broker.user:
+            raise ValueError("user stands here and in [peer.broker]: keep the one there")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,11 +192,15 @@ def load(path: Path) -> ServerConfig:
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     places = {name: str(path.parent / getattr(config, name)) for name in ("plan", "data_dir", "data_root")}
     peers = [_placed_peer(peer, path.parent) for peer in config.peer]
-    return msgspec.structs.replace(config, **places, peer=peers)
+    return msgspec.structs.replace(config, **places, broker=placed_broker(config.broker, path.parent), peer=peers)
 
 
 def _placed_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
-    return msgspec.structs.replace(peer, password_file=str(folder / peer.password_file)) if peer.password_file else peer
+    """Return a peer with its login in its broker, and paths taken from the folder of its file."""
+    broker = peer.broker
+    if peer.user:
+        broker = msgspec.structs.replace(broker, user=peer.user, password_file=peer.password_file)
+    return PeerConfig(site=peer.site, broker=placed_broker(broker, folder))
 
 
 def _check_peers(config: ServerConfig, path: Path) -> None:

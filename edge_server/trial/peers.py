@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 from edge_server.allocation.coordinator import decide
 from edge_server.fleet.membership import Members, devices_of_plan
@@ -16,17 +15,15 @@ from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
-from edge_server.plan.server_config import PeerConfig, ServerConfig
+from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.sites import devices_by_site
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.sites.gossip import Ourselves
 from edge_server.sites.link import Births, Links, plan_bytes
 from edge_server.sites.neighbours import Means, joined, require_peers
-from shared.errors import ConfigError
 from shared.protocol.topics import PEER, PEERS
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import in_thread
-from shared.transport.base import Login
 from shared.transport.mqtt import MqttTransport
 
 MOST_MODEL_BYTES = 8 << 30
@@ -43,21 +40,6 @@ def members_of(config: ServerConfig, plan: Plan) -> Members:
         require_peers(plan, config.site, [peer.site for peer in config.peer])
         return frozenset(devices_by_site(plan.sites, [one.name for one in expanded(plan.device)])[config.site])
     return None if config.strangers else devices_of_plan(plan)
-
-
-def login_of(peer: PeerConfig) -> Login | None:
-    """Return by what a peer's broker knows this server; None where it lets anybody.
-
-    Raises:
-        ConfigError: Its password cannot be read.
-    """
-    if not peer.user:
-        return None
-    try:
-        lines = Path(peer.password_file).read_text().splitlines() if peer.password_file else [""]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"peer.password_file: {peer.password_file}: {error}; put the password there") from error
-    return Login(peer.user, lines[0] if lines else "")
 
 
 @asynccontextmanager
@@ -82,7 +64,7 @@ async def among_peers(
         for peer in config.peer:
             births = Births(config.site, peer.site, run, instance, described)
             known_as = f"{peer.site}.{PEER}{config.site}"
-            away[peer.site] = MqttTransport(peer.broker, known_as, births.presence, login=login_of(peer))
+            away[peer.site] = MqttTransport(peer.broker, known_as, births.presence)
         for transport in (home, *away.values()):
             await stack.enter_async_context(transport.running())
         links = Links(config.site, home, away, described)

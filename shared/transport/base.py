@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
+
+from shared.transport.tls import Tls, placed_tls
 
 Delivery: TypeAlias = tuple[str, bytes]
 """Topic and payload."""
@@ -19,13 +22,40 @@ UInt16: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 16)]
 
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the broker is. `version` is 5 or 3 (MQTT 3.1.1); 5 falls back to 3 where the broker knows no better."""
+    """Where the broker is, and by what it and we know each other.
+
+    Attributes:
+        version: 5 or 3 (MQTT 3.1.1); 5 falls back to 3 where the broker knows no better.
+        user: As whom we log in, where the broker asks for a name and no certificate.
+        password_file: Holds the password on one line.
+        tls: Certificates; absent for a broker that speaks no TLS.
+    """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: UInt16 = 1883
     version: Literal[3, 5] = 5
     keepalive_s: UInt16 = 60
     session_expiry_s: Annotated[int, Meta(ge=0, lt=1 << 32)] = 86_400
+    user: str = ""
+    password_file: str = ""
+    tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a password of nobody."""
+        if self.password_file and not self.user:
+            raise ValueError("password_file stands without user: add who it is the password of")
+
+    @property
+    def has_account(self) -> bool:
+        """Whether the broker knows us by name, and may take a second connection of ours for the first one's end."""
+        return bool(self.user or (self.tls and self.tls.cert))
+
+
+def placed_broker(broker: Broker, folder: Path) -> Broker:
+    """Return a broker with the paths in it taken from the folder of the file that it stands in."""
+    password_file = str(folder / broker.password_file) if broker.password_file else ""
+    tls = placed_tls(broker.tls, folder) if broker.tls else None
+    return msgspec.structs.replace(broker, password_file=password_file, tls=tls)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from random import Random
 
 import msgspec
 
-from shared.errors import TooLarge, Unreachable
+from shared.errors import TooLarge, Unreachable, Untrusted
 from shared.protocol.topics import matches
 from shared.runtime.executor import background
-from shared.transport.base import Broker, Inbox, Login, Presence
+from shared.transport.base import Broker, Inbox, Presence
 from shared.transport.mqtt_client import Admits
 from shared.transport.mqtt_connection import (
     MQTT_5,
@@ -89,7 +89,7 @@ class MqttTransport:
         admits: Tells whether a large payload may come in on a topic now.
         closed: Topics of which nothing is taken, as bytes: what is still on its way when they are left costs little.
         connections: How often the broker has accepted us.
-        login: Where the broker wants one.
+        dates: Tells whether this machine's clock may judge the dates of certificates.
     """
 
     broker: Broker
@@ -103,7 +103,7 @@ class MqttTransport:
     admits: Admits = lambda _topic, _size: True
     closed: set[bytes] = field(default_factory=set)
     connections: int = 0
-    login: Login | None = None
+    dates: Callable[[], bool] = lambda: True
     _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
     _heard_by: dict[str, list[Inbox]] = field(default_factory=dict)
@@ -230,7 +230,9 @@ class MqttTransport:
                 log.warning("lost the broker at %s after %.1f s (%s), trying again", place, lasted_s, reason)
             except Unreachable as error:
                 reason = str(error)
-                if not told:
+                if isinstance(error, Untrusted):
+                    self._tell_once(reason, f"no broker at {place}: {reason}")
+                elif not told:
                     log.warning("no broker at %s (%s), trying again until there is one", place, reason)
                 told = True
             self._fall_back(reason)
@@ -250,7 +252,7 @@ class MqttTransport:
     async def _connect(self) -> AsyncIterator[Connection]:
         self._born = born = self.presence() if self.presence else None
         incoming = Incoming(self._take, self.traffic, self._admit, self.most_packet_bytes, self.closed)
-        connection = Connection(self._spoken(), self.client_id, born, incoming, self.login)
+        connection = Connection(self._spoken(), self.client_id, born, incoming, dates=self.dates())
         try:
             await connection.open(self.connect_s)
             self.connections += 1

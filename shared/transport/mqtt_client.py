@@ -11,10 +11,14 @@ a message of each, which takes some thirty times as long: else a flood outlasts 
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from paho.mqtt import client as mqtt
+
+from shared.transport.tls import handshake
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,8 @@ KEPT_BYTES = 1 << 10
 CHUNK_BYTES, HEAD_BYTES = 1 << 16, 1 << 10
 """What is read ahead of its turn: of small packets, and behind a large one, where another is likely, whose bytes are
 better received where they are to lie."""
+RECORD_BYTES = 1 << 14
+"""Of TLS at most, and of one read of it: OpenSSL hands out no more at once, and room for more would be made in vain."""
 PUBLISH, KIND = 0x30, 0xF0
 UNCONFIRMED = 0xF6
 """Of a packet's first byte: its kind, and which quality of service; QoS 0 asks for no answer."""
@@ -45,6 +51,9 @@ class BoundedClient(mqtt.Client):
         closed: Topics of which nothing is taken, as bytes.
         passed_by: Packets that were not taken.
         read_bytes: Of all packets, as far as they were read.
+        trouble: What TLS met, of which paho says nothing.
+        read_waits_for_room: Whether TLS must write before it can read on.
+        write_waits_for_bytes: Whether TLS must read before it can write on.
     """
 
     def __init__(
@@ -59,14 +68,39 @@ class BoundedClient(mqtt.Client):
         self.most_bytes, self.admits, self.reads_ahead, self.closed = most_bytes, admits, reads_ahead, closed
         self.passed_by = self.read_bytes = 0
         self._ahead, self._ahead_bytes = memoryview(b""), CHUNK_BYTES
+        self.trouble: OSError | None = None
+        self.read_waits_for_room = self.write_waits_for_bytes = False
+        self._secured: ssl.SSLSocket | None = None
+        self._server_name, self._patience_s = "", 0.0
         self._is_admitted: bool | None = None
         self._topic_end = 1 << 16  # MQTT writes a topic in 64 KiB at most
         super().__init__(*arguments, **options)
 
+    def secure(self, context: ssl.SSLContext, server_name: str, patience_s: float) -> None:
+        """Speak TLS from the next connection on.
+
+        Args:
+            context: By what the broker and we know each other.
+            server_name: What the broker's certificate must be for.
+            patience_s: Seconds that the handshake may take.
+        """
+        self.tls_set_context(context)
+        self._server_name, self._patience_s = server_name, patience_s
+
+    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
+        assert self._ssl_context, "paho asks for this under TLS alone"
+        self._secured = handshake(self._ssl_context, tcp_sock, self._server_name, self._patience_s)
+        return self._secured
+
     @property
     def has_more(self) -> bool:
-        """Whether something was read that is not handled yet."""
-        return len(self._ahead) > 0
+        """Whether something was read, or decrypted, that is not handled yet."""
+        return len(self._ahead) > 0 or bool(self._secured and self._secured.pending())
+
+    @property
+    def is_within(self) -> bool:
+        """Whether a packet has begun to come and has not come whole."""
+        return bool(self._in_packet["command"])
 
     @property
     def is_passing(self) -> bool:
@@ -105,14 +139,51 @@ class BoundedClient(mqtt.Client):
     def _receive(self, size: int, *, is_large: bool) -> bytes:
         if not self._ahead:
             if is_large or size >= CHUNK_BYTES or not self.reads_ahead():
-                return super()._sock_recv(size)
-            self._ahead = memoryview(super()._sock_recv(self._ahead_bytes))
+                return self._take(size)
+            self._ahead = memoryview(self._take(self._ahead_bytes))
         if self.closed and not self._in_packet["command"]:
             self._drop_closed()
             if not self._ahead:
                 raise BlockingIOError  # paho's own sign that nothing more is there now
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return bytes(data)
+
+    def _take(self, size: int) -> bytes:
+        """Take what the socket has, at most `size` bytes.
+
+        Raises:
+            BlockingIOError: Nothing now.
+            OSError: The connection is lost.
+        """
+        if not self._secured:
+            return super()._sock_recv(size)
+        self.read_waits_for_room = False
+        try:
+            return self._secured.recv(min(size, RECORD_BYTES))
+        except ssl.SSLWantReadError as wanting:
+            raise BlockingIOError from wanting
+        except ssl.SSLWantWriteError as wanting:
+            self.read_waits_for_room = True
+            raise BlockingIOError from wanting
+        except OSError as trouble:
+            self.trouble = trouble
+            raise
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        """Send what the socket takes. Of what TLS did not take, paho offers the same again, as OpenSSL demands."""
+        if not self._secured:
+            return super()._sock_send(buf)
+        self.write_waits_for_bytes = False
+        try:
+            return self._secured.send(buf)
+        except ssl.SSLWantReadError as wanting:
+            self.write_waits_for_bytes = True
+            raise BlockingIOError from wanting
+        except ssl.SSLWantWriteError as wanting:
+            raise BlockingIOError from wanting
+        except OSError as trouble:
+            self.trouble = trouble
+            raise
 
     def _drop_closed(self) -> None:
         """Drop what lies whole at the head of what was read, is of a closed topic, and asks for no answer."""

@@ -1,9 +1,8 @@
 """One MQTT connection on the running event loop. The only file that knows the MQTT client.
 
 The client's own threads are not used: the loop reads when there is something to read. What is to be written is written
-at once, and only what the socket does not take waits for the loop.
-
-A blocking call that a cancelled caller leaves behind; `asyncio.run` ends by waiting for those in its own threads.
+at once, and only what the socket does not take waits for the loop. Under TLS a readable socket says little: what is
+decrypted already waits in no socket, and reading may have to wait for room to write, as writing for something to read.
 """
 
 from __future__ import annotations
@@ -11,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import threading
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 from paho.mqtt import client as mqtt
@@ -25,53 +21,14 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import Unreachable
-from shared.transport.base import Broker, Login, Presence
+from shared.transport.base import Broker, Presence
+from shared.transport.dialling import dialled
+from shared.transport.login import login_of
 from shared.transport.mqtt_client import Admits, BoundedClient
 from shared.transport.packet_limit import MOST_RECEIVED_BYTES, Carried
 from shared.transport.send_queue import SendQueue
 from shared.transport.tcp_info import Traffic
-
-
-async def dialled(dial: Callable[[], object], hang_up: Callable[[], object]) -> None:
-    """Run `dial` on a thread of its own; when the caller is cancelled, the thread hangs up what it still reaches.
-
-    Raises:
-        OSError: As `dial` does.
-        ValueError: As `dial` does.
-    """
-    loop, abandoned = asyncio.get_running_loop(), threading.Event()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def work() -> None:
-        error: Exception | None = RuntimeError("connecting failed in a way nobody expects; see the thread's traceback")
-        try:
-            dial()
-            error = None
-        except (OSError, ValueError) as known:
-            error = known
-        finally:
-            if abandoned.is_set():
-                hang_up()
-            else:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(_settle, done, error)
-
-    threading.Thread(target=work, name="dial", daemon=True).start()
-    try:
-        await done
-    except asyncio.CancelledError:
-        abandoned.set()
-        raise
-
-
-def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
-    if done.done():
-        return
-    if error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-
+from shared.transport.tls import context, explain
 
 MISC_S = 1.0
 BREATH, BREATH_BYTES = 64, 256 << 10
@@ -79,6 +36,7 @@ BREATH, BREATH_BYTES = 64, 256 << 10
 read and waits takes memory, and a frame that is used at once is still in the processor's cache."""
 MQTT_5 = 5
 NO_ANSWER = "no answer"
+WANTS_TLS = "it hung up before it answered; if that port speaks TLS, set `tls` of [broker]"
 PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
 Message: TypeAlias = mqtt.MQTTMessage
 Take: TypeAlias = Callable[[str, bytes], None]
@@ -116,17 +74,17 @@ class Connection:
     """
 
     def __init__(
-        self, broker: Broker, client_id: str, will: Presence | None, incoming: Incoming, login: Login | None = None
+        self, broker: Broker, client_id: str, will: Presence | None, incoming: Incoming, *, dates: bool = True
     ) -> None:
-        self._broker, self._incoming, self._traffic = broker, incoming, incoming.traffic
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._broker, self._incoming, self._traffic, self._dates = broker, incoming, incoming.traffic, dates
+        self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self.packet_bytes: int | None = None
         self.carried, self.unwritten = Carried(), SendQueue()
         self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
-        self._wants_to_write = self._waits_to_write = False
+        self._dials = self._reads = self._wants_to_write = self._waits_to_write = False
         self._passed = 0, 0
         self.client = client = BoundedClient(
             CallbackAPIVersion.VERSION2,
@@ -139,8 +97,6 @@ class Connection:
             clean_session=None if broker.version == MQTT_5 else broker.session_expiry_s == 0,
             reconnect_on_failure=False,
         )
-        if login:
-            client.username_pw_set(login.user, login.password)
         if will:
             client.will_set(will.topic, will.will, qos=1, retain=True)
         client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
@@ -156,18 +112,13 @@ class Connection:
         Raises:
             Unreachable: It has not, and why.
         """
-        broker = self._broker
-        extra: dict[str, Any] = {}
-        if broker.version == MQTT_5:
-            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-            properties.SessionExpiryInterval = broker.session_expiry_s
-            properties.MaximumPacketSize = self._incoming.most_bytes
-            extra = {"clean_start": False, "properties": properties}
+        self._dials = True
         try:
-            dial = partial(self.client.connect, broker.host, broker.port, broker.keepalive_s, **extra)
-            await dialled(dial, self._hang_up)
+            await dialled(lambda: self._dial(patience_s), self._hang_up)
         except (OSError, ValueError) as error:
-            raise Unreachable(str(error)) from error
+            tls, host = self._broker.tls, self._broker.host
+            raise (explain(error, tls, host) if tls else Unreachable(str(error))) from error
+        self._begin_reading()
         self._write()
         try:
             async with asyncio.timeout(patience_s):
@@ -176,9 +127,32 @@ class Connection:
         except TimeoutError:
             raise Unreachable(f"{NO_ANSWER} within {patience_s:.0f} s") from None
         if not self._accepted.done():
-            raise Unreachable(self.lost.result())
+            raise self._find_cause()
         self._accepted.result()
         self._tick()
+
+    def _dial(self, patience_s: float) -> None:
+        """Connect, and ask to be accepted. Blocks, on a thread of its own: the loop keeps off the client until then."""
+        broker, client = self._broker, self.client
+        extra: dict[str, Any] = {}
+        if broker.version == MQTT_5:
+            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = broker.session_expiry_s
+            properties.MaximumPacketSize = self._incoming.most_bytes
+            extra = {"clean_start": False, "properties": properties}
+        try:
+            if login := login_of(broker):
+                client.username_pw_set(login.user, login.password)
+            if broker.tls:
+                client.secure(context(broker.tls, dates=self._dates), broker.tls.server_name or broker.host, patience_s)
+            client.connect(broker.host, broker.port, broker.keepalive_s, **extra)
+        finally:
+            self._dials = False
+
+    def _find_cause(self) -> Unreachable:
+        """Return why the connection ended before the broker accepted it."""
+        trouble, tls = self.client.trouble, self._broker.tls
+        return explain(trouble, tls, self._broker.host) if trouble and tls else Unreachable(self.lost.result())
 
     def send(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> Answer | None:
         """Queue a message; with QoS 1 return what is done when the broker has it.
@@ -246,8 +220,9 @@ class Connection:
         """End the connection, politely if it still stands."""
         if self._misc:
             self._misc.cancel()
-        self.client.disconnect()
-        self._write()
+        if not self._dials:  # else the thread that dials hangs up
+            self.client.disconnect()
+            self._write()
         self._lose("closed")
 
     def _hang_up(self) -> None:
@@ -280,24 +255,17 @@ class Connection:
             self._write()
             self._misc = self._loop.call_later(MISC_S, self._tick)
 
-    def _here(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call on the loop's thread; only while connecting are we on another."""
-        if threading.get_ident() == self._thread:
-            function(*arguments)
-        else:
-            with suppress(RuntimeError):  # the loop is closed: we were left, see `dialled`
-                self._loop.call_soon_threadsafe(function, *arguments)
-
     def _read(self) -> None:
         """Handle what has come, a breath of it at a time."""
-        self._traffic.begins()
-        until = self.client.read_bytes + BREATH_BYTES
+        client = self.client
+        until = client.read_bytes + BREATH_BYTES
         try:
             for _ in range(BREATH):
-                self.client.loop_read()
-                if not self.client.has_more or self.client.read_bytes >= until:
+                self._traffic.begins(anew=not client.is_within)
+                client.loop_read()
+                if not client.has_more or client.read_bytes >= until:
                     break
-            if self.client.has_more:
+            if client.has_more:
                 self._loop.call_soon(self._read_on)
         except (
             OSError,
@@ -314,40 +282,61 @@ class Connection:
 
     def _write(self) -> None:
         """Write what waits; watch the socket only for what it does not take now."""
-        if not self._wants_to_write:
-            return
-        try:
-            self.client.loop_write()
-        except (OSError, ValueError) as error:
-            self._lose(str(error))
+        if self._wants_to_write:
+            try:
+                self.client.loop_write()
+            except (OSError, ValueError) as error:
+                self._lose(str(error))
+        self._watch()
+
+    def _watch(self) -> None:
+        """Wait for room where something is to be written that waits for no reading, or where reading waits for it."""
         sock = self.client.socket()
-        if self._wants_to_write and not self._waits_to_write and sock:
-            self._loop.add_writer(sock.fileno(), self._write)
-            self._waits_to_write = True
+        if not sock:
+            return
+        crossed = self.client.read_waits_for_room
+        waits = crossed or (self._wants_to_write and not self.client.write_waits_for_bytes)
+        if waits != self._waits_to_write:
+            if waits:
+                self._loop.add_writer(sock.fileno(), self._on_room)
+            else:
+                self._loop.remove_writer(sock.fileno())
+            self._waits_to_write = waits
+        if crossed and self._reads:  # it would be readable all the time
+            self._loop.remove_reader(sock.fileno())
+            self._reads = False
+
+    def _on_room(self) -> None:
+        if self.client.read_waits_for_room:
+            self._begin_reading()
+            self._read()
+        else:
+            self._write()
 
     def _on_socket_open(self, _client: object, _data: object, sock: Any) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._traffic.opened(sock)
-        self._here(self._begin_reading, sock)
 
-    def _begin_reading(self, sock: Any) -> None:
-        """Read whatever comes, unless the socket was closed by the time that the loop gets here."""
-        if sock.fileno() >= 0:
+    def _begin_reading(self) -> None:
+        """Read whatever comes from now on, unless the socket was closed meanwhile."""
+        sock = self.client.socket()
+        if sock and sock.fileno() >= 0 and not self._reads:
             self._loop.add_reader(sock.fileno(), self._read)
+            self._reads = True
 
     def _on_socket_close(self, _client: object, _data: object, sock: Any) -> None:
-        if sock.fileno() >= 0:
-            self._here(self._loop.remove_reader, sock.fileno())
-            self._here(self._loop.remove_writer, sock.fileno())
+        """Stop waiting for a socket; what was never waited for is another's number by now, perhaps."""
+        if sock.fileno() >= 0 and self._reads:
+            self._loop.remove_reader(sock.fileno())
+        if sock.fileno() >= 0 and self._waits_to_write:
+            self._loop.remove_writer(sock.fileno())
+        self._reads = self._waits_to_write = False
 
     def _on_register_write(self, *_: object) -> None:
         self._wants_to_write = True
 
-    def _on_unregister_write(self, _client: object, _data: object, sock: Any) -> None:
+    def _on_unregister_write(self, *_: object) -> None:
         self._wants_to_write = False
-        if self._waits_to_write and sock.fileno() >= 0:
-            self._loop.remove_writer(sock.fileno())
-        self._waits_to_write = False
 
     def _on_connect(self, _c: object, _d: object, _flags: object, code: ReasonCode, properties: object) -> None:
         self.packet_bytes = getattr(properties, "MaximumPacketSize", None)
@@ -356,8 +345,11 @@ class Connection:
         elif not self._accepted.done():
             self._accepted.set_result(None)
 
-    def _on_disconnect(self, _c: object, _d: object, _flags: object, code: ReasonCode, _properties: object) -> None:
-        self._lose(str(code))
+    def _on_disconnect(
+        self, _c: object, _d: object, flags: mqtt.DisconnectFlags, code: ReasonCode, _properties: object
+    ) -> None:
+        is_mute = not (self._accepted.done() or flags.is_disconnect_packet_from_server or self._broker.tls)
+        self._lose(WANTS_TLS if is_mute else str(self.client.trouble or code))
 
     def _on_message(self, _client: object, _data: object, message: Message) -> None:
         self._traffic.ended()

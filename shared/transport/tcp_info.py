@@ -104,12 +104,17 @@ class Traffic:
 
     def opened(self, sock: socket.socket) -> None:
         """Count from now on what passes this socket."""
-        self._socket, self._since, self._before = sock, None, 0
+        self._socket, self._since = sock, None
+        self._before = came[1] if (came := self._came()) else 0  # a handshake's
         self._connection += 1
 
-    def begins(self) -> None:
-        """Note that there is something to read: the first bytes of a message, or more of it."""
-        if not self.watched or (self._since and self._since[1] - self._before >= LEAST_BYTES):
+    def begins(self, *, anew: bool = False) -> None:
+        """Note that there is something to read: the first bytes of a message, or more of it.
+
+        Args:
+            anew: Whether whatever came before has come to its end; what was noted for it began no message.
+        """
+        if not self.watched or (not anew and self._since and self._since[1] - self._before >= LEAST_BYTES):
             return
         if came := self._came():
             self._since = came

@@ -14,12 +14,13 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import PeerConfig, ServerConfig, load
 from edge_server.sites.link import Births
 from edge_server.sites.neighbours import allowance_of, require_peers
-from edge_server.trial.peers import login_of, members_of
+from edge_server.trial.peers import members_of
 from shared.errors import ConfigError, Unreachable
 from shared.protocol import wire
 from shared.protocol.peers import Hello
 from shared.protocol.topics import peer_topic
-from shared.transport.base import Broker, Login
+from shared.transport.base import Broker
+from shared.transport.login import login_of
 from shared.transport.mqtt import MqttTransport
 from tests.machine import configured
 
@@ -77,17 +78,23 @@ def test_a_site_has_its_own_devices_and_its_share_of_the_joules():
     assert allowance_of(plan, "barn") == 10.0
 
 
-def test_a_login_is_read_when_it_is_needed(tmp_path):
-    """Its path starts at the server's file; the password is in nobody's repr."""
-    peers = [{"site": "barn", "user": "roof", "password_file": "barn.password"}]
-    [peer] = load(written(tmp_path, peer=peers)).peer
-    with pytest.raises(ConfigError, match=r"barn\.password"):
-        login_of(peer)
+@pytest.mark.parametrize("within", [False, True])
+def test_a_login_is_read_when_it_is_needed(tmp_path, within):
+    """Its path starts at the server's file; the password is in nobody's repr. Files of before have it beside `broker`."""
+    told = {"user": "roof", "password_file": "barn.password"}
+    [peer] = load(written(tmp_path, peer=[{"site": "barn", **({"broker": told} if within else told)}])).peer
+    with pytest.raises(Unreachable, match=r"barn\.password"):
+        login_of(peer.broker)
     (tmp_path / "barn.password").write_text("pass\n")
-    login = login_of(peer)
+    login = login_of(peer.broker)
     assert (login.user, login.password) == ("roof", "pass")
     assert "pass" not in repr(login)
-    assert login_of(PeerConfig(site="barn")) is None
+    assert login_of(PeerConfig(site="barn").broker) is None
+
+
+def test_two_logins_of_a_peer_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"user stands here and in \[peer\.broker\]"):
+        load(written(tmp_path, peer=[{"site": "barn", "user": "roof", "broker": {"user": "attic"}}]))
 
 
 def hashed(password: str) -> str:
@@ -107,11 +114,14 @@ def test_one_line_of_the_access_list_lets_a_peer_in_and_confines_it(tmp_path):
     settings = ["allow_anonymous false", f"password_file {tmp_path}/passwords", f"acl_file {tmp_path}/acl"]
     births = Births("roof", "barn", "run-1", "f00d", b"{}")
 
+    def known(user: str, password: str, port: int) -> Broker:
+        (tmp_path / user).write_text(password)
+        return Broker(port=port, user=user, password_file=str(tmp_path / user))
+
     async def story() -> None:
         async with configured(tmp_path, *settings) as real:
-            at = Broker(port=real.port)
-            barn = MqttTransport(at, "barn._peers", login=Login("barn", "own"))
-            roof = MqttTransport(at, "barn._peer-roof", births.presence, login=Login("roof", "pass"))
+            barn = MqttTransport(known("barn", "own", real.port), "barn._peers")
+            roof = MqttTransport(known("roof", "pass", real.port), "barn._peer-roof", births.presence)
             async with barn.running(), roof.running(), asyncio.timeout(60):
                 await barn.connected.wait()
                 await roof.connected.wait()

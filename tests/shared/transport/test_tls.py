@@ -1,0 +1,271 @@
+"""TLS with a real broker: what goes wrong is told with its remedy, and a mended file is taken without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.errors import Unreachable, Untrusted
+from shared.transport.base import Broker, placed_broker
+from shared.transport.mqtt import MqttTransport
+from shared.transport.mqtt_connection import Connection, Incoming
+from shared.transport.tcp_info import Traffic
+from shared.transport.tls import Tls, context
+from tests.certificates import Authority
+from tests.machine import configured
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Return a site's CA with a device, one that is revoked, and one whose certificate is of the past."""
+    made = Authority(tmp_path_factory.mktemp("site"))
+    for name in ("pi-03", "thief"):
+        made.issue(name)
+    made.issue("drawer", days=(-300, -100))
+    made.revoke("thief")
+    return made
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Return another site's CA, with a device of the same name."""
+    made = Authority(tmp_path_factory.mktemp("other"), name="other site")
+    made.issue("pi-03")
+    return made
+
+
+@pytest.fixture(scope="module")
+def ports(here: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+    """Run brokers with a good certificate, with those of other times, and one without TLS; return their ports."""
+    here.issue("broker", file="past", names=["localhost"], days=(-300, -100))
+    here.issue("broker", file="future", names=["localhost"], days=(100, 300))
+    kinds = {name: here.lines(name) for name in ("broker", "past", "future")} | {"plain": ["allow_anonymous true"]}
+    with asyncio.Runner() as runner:
+        stack, found = AsyncExitStack(), {}
+        for kind, lines in kinds.items():
+            started = configured(tmp_path_factory.mktemp(kind), *lines)
+            found[kind] = runner.run(stack.enter_async_context(started)).port
+        yield found
+        runner.run(stack.aclose())
+
+
+async def connect(broker: Broker, *, dates: bool = True, patience_s: float = PATIENCE_S) -> None:
+    """Connect once, and leave."""
+    connection = Connection(broker, "pi-03", None, Incoming(lambda *_: None, Traffic()), dates=dates)
+    try:
+        await connection.open(patience_s)
+    finally:
+        connection.close()
+
+
+def refusal(broker: Broker, kind: type[Unreachable] = Untrusted, **options: Any) -> str:
+    """Return why a connection fails."""
+    with pytest.raises(Unreachable) as caught:
+        asyncio.run(connect(broker, **options))
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.mark.parametrize("version", [5, 3])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_who_has_a_certificate_of_the_site_is_let_in(here, ports, version, host) -> None:
+    asyncio.run(connect(Broker(host=host, port=ports["broker"], version=version, tls=here.known_as("pi-03"))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("past", r"the broker's certificate has expired by this machine's clock \(20..-..-..\): set this clock"),
+        ("future", r"not valid yet by this machine's clock \(20..-..-..\): set this clock"),
+    ],
+)
+def test_dates_are_judged_where_the_clock_may_judge_them(here, ports, kind, told) -> None:
+    """Without dates, the chain and the name are still checked."""
+    broker = Broker(host="localhost", port=ports[kind], tls=here.known_as("pi-03"))
+    with pytest.raises(Untrusted, match=told):
+        asyncio.run(connect(broker))
+    asyncio.run(connect(broker, dates=False))
+    assert "not for 127.0.0.1" in refusal(msgspec.structs.replace(broker, host="127.0.0.1"), dates=False)
+
+
+@pytest.mark.parametrize("dates", [True, False])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("other ca", "not signed by the CA in"),
+        ("system's ca", "not signed by a CA that this system trusts"),
+        ("other name", "certificate is not for gateway.local: set `host`, or `server_name`"),
+        ("no certificate", "the broker wants a certificate: set `cert` and `key`"),
+        ("other site's certificate", "is of a CA that the broker does not know"),
+        ("expired", "drawer.crt has expired, or is not valid yet, by the broker's clock"),
+        ("revoked", "thief.crt is revoked there: enrol this machine anew"),
+    ],
+)
+def test_whoever_is_not_trusted_is_told_what_to_mend(here, other, ports, name, told, dates) -> None:
+    ours, theirs = here.known_as("pi-03"), other.known_as("pi-03")
+    replace = msgspec.structs.replace
+    tls = {
+        "other ca": replace(ours, ca=theirs.ca),
+        "system's ca": replace(ours, ca=""),
+        "other name": replace(ours, server_name="gateway.local"),
+        "no certificate": replace(ours, cert="", key=""),
+        "other site's certificate": replace(theirs, ca=ours.ca),
+        "expired": here.known_as("drawer"),
+        "revoked": here.known_as("thief"),
+    }[name]
+    assert told in refusal(Broker(host="localhost", port=ports["broker"], tls=tls), dates=dates)
+
+
+def test_a_name_may_be_another_than_the_address(here, ports) -> None:
+    tls = msgspec.structs.replace(here.known_as("pi-03"), server_name="localhost")
+    asyncio.run(connect(Broker(host="127.0.0.1", port=ports["broker"], tls=tls)))
+
+
+def test_tls_where_there_is_none_and_none_where_there_is(here, ports) -> None:
+    """What a broker of either kind does at the other's first bytes is its own affair; both ways there is a remedy."""
+    plain = Broker(host="localhost", port=ports["plain"], tls=here.known_as("pi-03"))
+    with pytest.raises(Unreachable, match="speaks no TLS"):
+        asyncio.run(connect(plain))
+    assert "if that port speaks TLS, set `tls` of [broker]" in refusal(
+        Broker(host="localhost", port=ports["broker"]), Unreachable
+    )
+
+
+@asynccontextmanager
+async def listening(answer: str) -> AsyncIterator[int]:
+    """Listen as something that is no broker; hang up at the first bytes, say something else, or nothing."""
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        if answer == "silence":
+            await reader.read()
+        elif answer == "nonsense":
+            writer.write(b"220 mail.example ESMTP\r\n" * 10)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"), [("end", "hung up"), ("nonsense", "speaks no TLS"), ("silence", "timed out")]
+)
+def test_whatever_happens_in_a_handshake_it_ends_and_says_so(here, answer, told) -> None:
+    async def story() -> str:
+        async with listening(answer) as port:
+            with pytest.raises(Unreachable) as caught:
+                await connect(Broker(port=port, tls=here.known_as("pi-03")), patience_s=0.5)
+            return str(caught.value)
+
+    assert told in asyncio.run(story())
+
+
+def _spoil_key(folder: Path, other: Tls) -> None:
+    shutil.copy(other.key, folder / "own.key")
+
+
+def _open_key(folder: Path, _other: Tls) -> None:
+    (folder / "own.key").chmod(0o644)
+
+
+def _encrypt_key(folder: Path, _other: Tls) -> None:
+    Authority(folder / "else").issue("own", file="own", password="secret")  # noqa: S106
+    shutil.copy(folder / "else/own.key", folder / "own.key")
+
+
+def _remove_key(folder: Path, _other: Tls) -> None:
+    (folder / "own.key").unlink()
+
+
+def _remove_authority(folder: Path, _other: Tls) -> None:
+    (folder / "ca.crt").unlink()
+
+
+def _damage_authority(folder: Path, _other: Tls) -> None:
+    (folder / "ca.crt").write_text("no certificate")
+
+
+def _damage_certificate(folder: Path, _other: Tls) -> None:
+    (folder / "own.crt").write_text("no certificate")
+
+
+def _make_folder(folder: Path, _other: Tls) -> None:
+    (folder / "own.crt").unlink()
+    (folder / "own.crt").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_spoil_key, r"tls\.key: .*own\.key is not the key of .*own\.crt: put the pair there"),
+        (_open_key, r"tls\.key: .*own\.key has mode 0644, so that others can read it .*`chmod 600 "),
+        (_encrypt_key, r"tls\.key is encrypted: put one there that is not"),
+        (_remove_key, r"tls\.key: .*own\.key: No such file or directory: name the file"),
+        (_remove_authority, r"tls\.ca: .*ca\.crt: No such file or directory: name the file of the site's CA"),
+        (_damage_authority, r"tls\.ca: .*ca\.crt holds no certificate .*: name the file of the site's CA"),
+        (_damage_certificate, r"tls\.cert and tls\.key: .* cannot be used .*: put a certificate and its key there"),
+        (_make_folder, r"tls\.cert: .*own\.crt: Is a directory: name the file of this machine's certificate"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(tmp_path, other, spoil, told) -> None:
+    own = Authority(tmp_path).issue("own")
+    context(own, dates=True)
+    spoil(tmp_path, other.known_as("pi-03"))
+    with pytest.raises(Untrusted, match=told):
+        context(own, dates=True)
+
+
+def test_a_mended_pair_is_taken_without_a_restart(tmp_path, here, other, ports, real, caplog) -> None:
+    """Of another site at first: refused, and told of once; then the right one lies there, and later it is renewed."""
+    for name in ("crt", "key"):
+        shutil.copy(other.folder / f"pi-03.{name}", tmp_path / f"own.{name}")
+    ours = Tls(ca=str(here.folder / "ca.crt"), cert=str(tmp_path / "own.crt"), key=str(tmp_path / "own.key"))
+
+    async def story() -> None:
+        device = MqttTransport(Broker(host="localhost", port=ports["broker"], tls=ours), "lab.pi-03", steady_s=0.0)
+        async with device.running():
+            while not any("CA that the broker does not know" in one for one in caplog.messages):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for name in ("crt", "key"):
+                shutil.copy(here.folder / f"pi-03.{name}", tmp_path / f"own.{name}")
+            await device.connected.wait()
+            here.issue("pi-03", file="renewed")
+            for name in ("crt", "key"):
+                shutil.copy(here.folder / f"renewed.{name}", tmp_path / f"own.{name}")
+            device._connection.client.socket().shutdown(socket.SHUT_RDWR)
+            await device._connection.lost
+            await device.connected.wait()
+
+    with caplog.at_level(logging.ERROR):
+        real(story())
+    assert len([one for one in caplog.messages if "no broker at" in one]) == 1
+
+
+def test_paths_start_at_the_folder_of_their_file(tmp_path) -> None:
+    tls = Tls(ca="ca.crt", cert="own/pi.crt", key="/run/keys/pi.key")
+    placed = placed_broker(Broker(user="pi", password_file="own/word", tls=tls), tmp_path)  # noqa: S106 - a path
+    assert placed.password_file == f"{tmp_path}/own/word"
+    assert placed.tls == Tls(ca=f"{tmp_path}/ca.crt", cert=f"{tmp_path}/own/pi.crt", key="/run/keys/pi.key")
+    assert placed_broker(Broker(), tmp_path) == Broker()
+
+
+@pytest.mark.parametrize("half", ["cert", "key"])
+def test_half_a_pair_is_refused(half) -> None:
+    with pytest.raises(ValueError, match="a certificate and its key go together"):
+        Tls(**{half: "own.pem"})
