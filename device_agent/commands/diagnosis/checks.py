@@ -60,8 +60,9 @@ BROKER_CURES: Mapping[tuple[str, ...], str] = {
     ): "nobody answers: is the gateway on, is host of [broker] right, does a firewall drop it?",
     ("unreachable", "no route"): "there is no way to it: is this board's network up?",
     ("denies",): "allow it in the broker's access list, see edge_server/README.md",
-    ("authori", "user name or password"): "the broker wants a login, which agents do not have: `allow_anonymous true` "
-    "on the listener of this site's network",
+    ("authori", "user name or password"): "the broker wants to know who it is: set `tls`, or `user` and "
+    "`password_file`, of [broker]",
+    ("tls", "certificate"): "mend what the finding names; the broker's log says what it found",
     ("",): "is it an MQTT broker? Look at its log",
 }
 """By words of the refusal, what to do."""

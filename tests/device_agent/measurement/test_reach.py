@@ -62,7 +62,7 @@ def test_one_that_wants_a_login_says_so(tmp_path, version) -> None:
             return await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC)
 
     check = check_broker(Broker(), asyncio.run(story()))
-    assert (check.state, "allow_anonymous" in check.remedy) == ("bad", True), check
+    assert (check.state, "`password_file`" in check.remedy) == ("bad", True), check
 
 
 @pytest.mark.broker

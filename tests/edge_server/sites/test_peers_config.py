@@ -80,7 +80,7 @@ def test_a_site_has_its_own_devices_and_its_share_of_the_joules():
 
 @pytest.mark.parametrize("within", [False, True])
 def test_a_login_is_read_when_it_is_needed(tmp_path, within):
-    """Its path starts at the server's file; the password is in nobody's repr. Files of before have it beside `broker`."""
+    """Its path starts at the server's file; the password is in nobody's repr. Older files have it beside `broker`."""
     told = {"user": "roof", "password_file": "barn.password"}
     [peer] = load(written(tmp_path, peer=[{"site": "barn", **({"broker": told} if within else told)}])).peer
     with pytest.raises(Unreachable, match=r"barn\.password"):
