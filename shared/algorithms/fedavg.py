@@ -97,6 +97,7 @@ def descend_batches(
     batches: Iterable[Batch],
     hyper: Hyper,
     correct: Callable[[], None] | None = None,
+    momenta: Tree | None = None,
 ) -> float | None:
     """Do SGD on the weights of a network in training mode; return its mean loss while it learned, None without a step.
 
@@ -106,11 +107,12 @@ def descend_batches(
         batches: In order.
         hyper: Learning rate, momentum, weight decay.
         correct: Changes the gradients in place, after each backward.
+        momenta: Of each weight by name, to begin with, changed in place; None for none yet.
 
     Raises:
         Diverged: The loss of a step is not finite.
     """
-    momenta, seen, loss_sum = Tree(), 0, 0.0
+    momenta, seen, loss_sum = Tree() if momenta is None else momenta, 0, 0.0
     for step, (inputs, labels) in enumerate(batches, start=1):
         loss = functional.cross_entropy(network(inputs), labels)
         loss.backward()

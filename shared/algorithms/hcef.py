@@ -9,7 +9,12 @@ communication compression. https://arxiv.org/abs/2409.04022
 tau is `local_steps`; rho and theta come with every task as `steps` and `sent`, 1 where nobody decides; Q is the codec,
 `topk`. A skipped step touches nothing: no parameter, no momentum, no batch, no second; so what counts is how many of
 the tau are taken. That is a function of the task's seed, and the server, which draws it too, tells it with the task.
-Momentum starts anew with every task. With rho = theta = 1 and as many steps as an epoch has, it is FedAvg.
+With `draw = "even"` a device takes floor(rho tau + u) steps, u uniform in [0, 1): rho tau in the mean as well, but
+never a whole step more, so that the slowest of many devices takes little longer than was decided. The paper's time and
+energy, (8) and (9), are expectations, which such a round is near to.
+
+Momentum starts anew with every task, unless `momentum` is "kept"; the paper does not say. With rho = theta = 1 and as
+many steps as an epoch has, it is FedAvg then.
 
 What rho and theta are decided from (Algorithm 2), from M gradients of minibatches at the parameters that came:
 
@@ -22,6 +27,7 @@ which shares an example with another, f = B / N. Neither is biased; |mean|^2 alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,12 +80,16 @@ class HcefSettings:
             They take as long as so many steps.
         estimate_every: From one round with estimates to the next, the first being one: what was told holds until then.
         weighting: Whether every device counts alike, as in the paper, or by its examples, as in FedAvg.
+        draw: What chance decides: each step for itself, as in the paper, or whether rho tau is rounded up or down.
+        momentum: Whether it begins anew with every task, or a device goes on with that of its last step.
     """
 
     local_steps: int = 5
     gradients: int = 0
     estimate_every: int = 1
     weighting: Literal["uniform", "examples"] = "uniform"
+    draw: Literal["trials", "even"] = "trials"
+    momentum: Literal["anew", "kept"] = "anew"
 
     def __post_init__(self) -> None:
         """Refuse what no round can use.
@@ -93,17 +103,23 @@ class HcefSettings:
             raise ValueError("estimate_every must be >= 1")
         if self.weighting not in ("uniform", "examples"):
             raise ValueError(f'weighting is {self.weighting!r}, it must be "uniform" or "examples"')
+        if self.draw not in ("trials", "even") or self.momentum not in ("anew", "kept"):
+            raise ValueError('draw must be "trials" or "even", momentum "anew" or "kept"')
 
 
-def steps_taken(seed: int, local_steps: int, share: float) -> int:
-    """Return how many of the local steps a device takes: so many trials, each of which succeeds with that probability.
+def steps_taken(seed: int, local_steps: int, share: float, draw: Literal["trials", "even"] = "trials") -> int:
+    """Return how many of the local steps a device takes, rho tau in the mean.
 
     Args:
         seed: Of the task.
         local_steps: tau.
         share: rho.
+        draw: `trials`: so many, each of which succeeds with probability rho; `even`: rho tau is rounded up as often as
+            it must be, and else down.
     """
     chance = Random(f"{seed}/steps")  # noqa: S311 - a draw, not a secret
+    if draw == "even":
+        return min(local_steps, math.floor(share * local_steps + chance.random()))
     return sum(chance.random() < share for _ in range(local_steps))
 
 
@@ -131,7 +147,7 @@ def assign(
     hyper = msgspec.structs.replace(cohort.hyper, local_epochs=enough)
     gradients, told = 0 if (number - 1) % settings.estimate_every else settings.gradients, {}
     for device, one in assign_alike(state, cohort, allocation, number).items():
-        taken = steps_taken(one.seed, settings.local_steps, told_share(one.values, STEPS))
+        taken = _steps_of(settings, one)
         values = {**one.values, GRADIENTS: gradients, "local_steps": taken + gradients}
         told[device] = msgspec.structs.replace(one, hyper=hyper, values=values)
     return told
@@ -147,18 +163,25 @@ def local(
         WireError: The task's share of steps is none.
     """
     layers, hyper, metrics = model.layers, assignment.hyper, dict[str, float]()
-    taken = steps_taken(assignment.seed, settings.local_steps, told_share(assignment.values, STEPS))
+    taken = _steps_of(settings, assignment)
     if settings.gradients and assignment.values.get(GRADIENTS):
         layers.load_state_dict(start)
         metrics[SIGMA2], metrics[G2] = gradient_moments(layers, batches, hyper.batch_size, settings.gradients)
     layers.load_state_dict(start)  # anew: running statistics have moved
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
-    loss = descend_batches(layers, list(layers.named_parameters()), islice(batches, taken), hyper)
+    momenta = {name: leaf.clone() for name, leaf in state.tree.items()} if settings.momentum == "kept" else Tree()
+    weights = list(layers.named_parameters())
+    loss = descend_batches(layers, weights, islice(batches, taken), hyper, momenta=momenta)
     weight = 1.0 if settings.weighting == "uniform" else float(batches.num_examples)
     moved = tree.subtract(model.tree(), start)
     metrics[STEPS_TAKEN] = float(taken)
-    return state, Result(moved, weight, batches.num_examples, loss, metrics=metrics)
+    kept = State(momenta, state.facts) if settings.momentum == "kept" else state
+    return kept, Result(moved, weight, batches.num_examples, loss, metrics=metrics)
+
+
+def _steps_of(settings: HcefSettings, told: Assignment) -> int:
+    return steps_taken(told.seed, settings.local_steps, told_share(told.values, STEPS), settings.draw)
 
 
 def gradient_moments(layers: nn.Module, batches: Batches, batch_size: int, count: int) -> tuple[float, float]:
@@ -224,13 +247,16 @@ def hcef(
     gradients: int = 0,
     estimate_every: int = 1,
     weighting: Literal["uniform", "examples"] = "uniform",
+    draw: Literal["trials", "even"] = "trials",
+    momentum: Literal["anew", "kept"] = "anew",
 ) -> Algorithm:
     """Build the algorithm; options as in `HcefSettings`. Its server state is the model's own tree.
 
     Raises:
         ValueError: One is out of range.
     """
-    settings, averaged = HcefSettings(local_steps, gradients, estimate_every, weighting), fedavg()
+    settings = HcefSettings(local_steps, gradients, estimate_every, weighting, draw, momentum)
+    averaged = fedavg()
     facts: dict[str, Scalar] = {
         "local_steps": local_steps,
         "gradients": gradients,

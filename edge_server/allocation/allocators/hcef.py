@@ -15,7 +15,8 @@ formula for it adds up to one over all devices, and follows joules in place of s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from edge_server.allocation.allocator import Allocator
 from edge_server.allocation.allocators.hcef_figures import MOMENTS, HcefOptions, figures, limits
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import hcef, hcef_joint
-from edge_server.allocation.optimizers.base import Array, Bound, Solver
+from edge_server.allocation.optimizers.base import MOST, Array, Bound, Solver
 from edge_server.allocation.optimizers.hcef_problem import TIGHT, Control, Hcef, control, terms
 from edge_server.allocation.task_joules import times, with_joules
 from edge_server.journal.decision import Decision, Given
@@ -34,6 +35,8 @@ STEPS, SENT = "steps", "sent"
 """Values of a task: rho and theta."""
 TURNS = 3
 """Of deciding with the bytes of what was decided before."""
+FARTHEST = 10.0
+"""Times the median beyond which nobody's word about its gradients counts."""
 FEW = 64
 """Devices of which steps and changes are decided at once unless the plan says otherwise."""
 NAMES = {Bound.INTERIOR: "round_joules", Bound.FLOOR: "least"}
@@ -58,7 +61,7 @@ class HcefColumns:
         sizes: These bytes, nowhere falling.
         tau: Local steps of a round at rho = 1.
         gradients: M.
-        moments: sigma^2 and G^2, means over the devices that told them.
+        moments: sigma^2 and G^2, pooled over the devices that told them.
     """
 
     step_s: Array
@@ -149,13 +152,24 @@ def _finite(column: Array) -> Array:
 
 
 def _moments(options: HcefOptions, case: Case) -> tuple[float, float]:
-    """Return sigma^2 and G^2 as plain means over the devices that told them; the options' where none has."""
+    """Return sigma^2 and G^2, each pooled over the devices that told both; the options' where none has."""
     told = [[case.figures.get(device, {}).get(name) for name in MOMENTS] for device in case.names]
     pairs = [(sigma2.value, g2.value) for sigma2, g2 in told if sigma2 and g2]
     known = [pair for pair in pairs if all(0 <= one < math.inf for one in pair)]
     if not known:
         return options.sigma2, options.g2
-    return math.fsum(one for one, _ in known) / len(known), math.fsum(one for _, one in known) / len(known)
+    sigma2, g2 = (pooled(one) for one in zip(*known, strict=True))
+    return sigma2, g2
+
+
+def pooled(told: Sequence[float]) -> float:
+    """Return the mean of what devices tell, of each no more than so many times the median of those above zero.
+
+    Of honest devices it is the plain mean, as in the paper; one that lies moves it by no more than a share of that.
+    """
+    above = [min(one, MOST) for one in told if one > 0]
+    most = FARTHEST * statistics.median(above) if above else 0.0
+    return math.fsum(min(one, most) for one in told) / len(told)
 
 
 def problem_of(options: HcefOptions, asked: HcefColumns, overhead: Array) -> Hcef:

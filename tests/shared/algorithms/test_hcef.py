@@ -66,6 +66,40 @@ def test_all_or_nothing_is_no_matter_of_chance():
     assert {steps_taken(seed, 7, 0.0) for seed in range(200)} == {0}
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.75])
+def test_even_steps_are_as_many_in_the_mean_and_never_a_whole_one_off(share):
+    counts = [steps_taken(seed, 5, share, "even") for seed in range(SEEDS)]
+    assert {math.floor(5 * share), math.ceil(5 * share)} >= set(counts)
+    assert sum(counts) / SEEDS == pytest.approx(5 * share, abs=4 * 0.5 / math.sqrt(SEEDS))
+
+
+def test_even_steps_are_all_or_nothing_where_the_share_is():
+    assert {steps_taken(seed, 7, 1.0, "even") for seed in range(200)} == {7}
+    assert {steps_taken(seed, 7, 0.0, "even") for seed in range(200)} == {0}
+
+
+def test_kept_momentum_goes_on_where_the_last_task_left_it(fleet, model, hyper):
+    """Two tasks are the steps of one long one whose parameters are set in its middle; a task without steps keeps it."""
+    hyper = msgspec.structs.replace(hyper, momentum=0.9)
+    algorithm = hcef(local_steps=2, momentum="kept")
+    start = {key: leaf.clone() for key, leaf in model().tree().items()}
+    state, flow, data = State(), dict[str, torch.Tensor](), fleet["c"]
+    for number, share in enumerate((1.0, 0.0, 1.0), 1):
+        cohort = Cohort(("c",), hyper, 3)
+        told = algorithm.assign(algorithm.init(model(), 5), cohort, {"c": {"steps": share}}, number)["c"]
+        before = {key: leaf.clone() for key, leaf in state.tree.items()}
+        given = state
+        state, result = algorithm.local(model(), given, start, Own(data, told), told)
+        assert equal(given.tree, before), "what is on the disk would differ from what the task began with"
+        network = model()
+        weights = list(network.layers.named_parameters())
+        count = int(result.metrics["steps_taken"])
+        descend_batches(network.layers, weights, islice(Own(data, told), count), told.hyper, momenta=flow)
+        assert equal(result.tree, tree.subtract(network.tree(), start))
+        assert equal(state.tree, flow)
+    assert flow
+
+
 def test_a_skipped_step_touches_nothing(fleet, model, hyper):
     """Steps that are taken are the first so many of plain SGD, with their momentum; of none nothing moves."""
     hyper = msgspec.structs.replace(hyper, momentum=0.9, weight_decay=0.01)
@@ -188,6 +222,8 @@ def test_minibatches_of_an_epoch_and_of_several_are_unbiased(fleet, model, hyper
         {"weighting": "some"},
         {"estimate_every": 0},
         {"local_steps": 2.5},
+        {"draw": "coin"},
+        {"momentum": "lost"},
     ],
 )
 def test_settings_that_no_round_can_use_are_refused(options):

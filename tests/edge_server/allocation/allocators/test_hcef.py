@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_server.allocation.allocators.hcef import FARTHEST, pooled
 from edge_server.allocation.allocators.hcef_figures import HcefOptions, limits
 from edge_server.allocation.coordinator import decide, options_of, round_case
 from edge_server.allocation.experience import Experience
@@ -273,6 +274,29 @@ def test_whatever_devices_say_there_is_a_decision(told, baseline, seconds, joule
 def test_options_that_are_none_are_refused(options):
     with pytest.raises(ConfigError, match="hcef"):
         options_of(table(**options))
+
+
+def test_what_honest_devices_tell_is_averaged_and_one_that_lies_moves_it_little():
+    """Whatever it says: to at most a twelfth of ten medians beside eleven others."""
+    honest = [0.5 + 0.1 * place for place in range(11)]
+    assert pooled(honest) == pytest.approx(sum(honest) / 11)
+    for lie in (1e3, 1e300, 1.7e308):
+        median = honest[5]
+        assert pooled([*honest, lie]) <= (sum(honest) + FARTHEST * (median + 0.1)) / 12
+    assert pooled([1.7e308] * 3) > 0, "the sum of all is beyond what a float holds"
+    assert pooled([0.0] * 7 + [1.0, 3.0]) == pytest.approx(4 / 9), "near the end most tell no gradient at all"
+    assert pooled([0.0, 0.0]) == 0.0
+
+
+def test_one_that_lies_about_its_gradients_does_not_bring_all_to_their_floors():
+    """By plain means sigma^2 would outweigh G^2, and nobody would take a step more than the least."""
+    case = fleet(3, slow=2.0, poor=2.0)
+    figures = {name: dict(known) for name, known in case.figures.items()}
+    figures["d0"]["sigma2"] = Figure(1e12, "measured")
+    steps = [
+        one.values["steps"] for one in decide(table(), dataclasses.replace(case, figures=figures)).devices.values()
+    ]
+    assert min(steps) > 4 * HcefOptions().rho_min
 
 
 def test_the_same_case_gives_the_same_decision():
