@@ -90,6 +90,7 @@ class Gather:
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _expected: dict[str, Expected] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _coming: asyncio.Event = field(default_factory=asyncio.Event)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     _answers: Answers = field(init=False)
 
@@ -154,6 +155,7 @@ class Gather:
         path.parent.mkdir(parents=True, exist_ok=True)
         pace = policy.pace(now, transfer.frame_bytes)
         arrival = Arrival(update, Receiver(transfer, partial(FileSink, path), policy, pace, now))
+        self._coming.set()
         return self._arrivals.setdefault(update.device, arrival)
 
     async def returned(self, device: str) -> None:
@@ -201,6 +203,7 @@ class Gather:
         if arrival.payload.complete:
             del self._arrivals[device]
             self._storing[device] = asyncio.create_task(self._finish(arrival), name=f"store-{device}")
+            self._coming.set()
         else:
             await self._ask(arrival)
 
@@ -212,8 +215,11 @@ class Gather:
             await self._tell(arrival.update.device, want, assured=False)
 
     async def watch(self) -> None:
-        """Ask again for what does not come, until cancelled."""
+        """Ask again for what does not come, until cancelled; where nothing is on its way, wait for it."""
         while True:
+            if not self._arrivals and not self._storing:
+                self._coming.clear()
+                await self._coming.wait()
             await asyncio.sleep(TICK_S)
             for storing in [task for task in self._storing.values() if task.done()]:
                 storing.result()
@@ -239,6 +245,7 @@ class Gather:
                 self.refused["digest"] += 1
                 log.warning("update of %s was damaged on its way, it is asked for again", record.device)
                 self._arrivals[record.device] = arrival
+                self._coming.set()
                 await self.returned(record.device)
             else:
                 arrival.payload.sink.remove()
