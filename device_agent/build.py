@@ -15,6 +15,7 @@ from device_agent.exchange.split_session import Splitting
 from device_agent.exchange.upload import Delivery
 from device_agent.measurement.board import Board
 from device_agent.measurement.link_meter import LinkMeter
+from device_agent.measurement.task_meter import charge_transfer
 from device_agent.trainer.interface import Trainer
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
@@ -51,6 +52,8 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
     """
     site, device, meter = config.site, config.device, link or LinkMeter(clock=clock)
     sense, power = partial(_make_report, device, board, meter, folder, clock), board.power if board else None
+    if config.board.emulated and not charge:
+        charge = partial(charge_transfer, config.board.emulated)
     reporter = Reporter(
         transport, site, device, clock, worker, sense=sense, report_s=config.report_s, power=power, charge=charge
     )

@@ -23,7 +23,7 @@ MAX_PORT, MAX_BATCH = 65535, 65536
 MAX_NICE = 19
 MAX_CUT_BITS, MAX_CUT_S = 16, 60.0
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
-MAX_SAMPLE_HZ = 50.0
+MAX_SAMPLE_HZ, MAX_WATTS = 50.0, 1e5
 PROFILE_SUFFIX = ".toml"
 """Of the path of a firmware profile; without it a profile is named by its id."""
 
@@ -214,6 +214,30 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_hertz: float = 0.0
 
 
+class EmulatedPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Power of the board that an agent stands for where several share a machine, whose meters cannot tell them apart.
+
+    A block takes idle_w joules a second and busy_w a CPU second of its own process; all such figures are `modelled`.
+
+    Attributes:
+        idle_w: Watts all the while.
+        busy_w: Watts besides for every busy core of the trainer's.
+        tx_w: Watts besides while it uploads; absent: what an upload takes is unknown.
+        rx_w: Watts besides while it downloads; likewise.
+    """
+
+    idle_w: float = 0.0
+    busy_w: float = 0.0
+    tx_w: float | None = None
+    rx_w: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no board draws."""
+        for name in self.__struct_fields__:
+            if not 0 <= (getattr(self, name) or 0.0) <= MAX_WATTS:
+                raise ValueError(f"{name} must be 0 to {MAX_WATTS:g} watts, not {getattr(self, name)}")
+
+
 class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the board is measured.
 
@@ -223,6 +247,7 @@ class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         sample_hz: Power samples a second while a task is under way; 0 for what the profile says.
         meter: A power meter on the network, if there is one; then it is the source of power.
         target: Clocks and power mode to run with.
+        emulated: Power of a board that this agent stands for, in place of whatever the machine's sensors tell.
     """
 
     profile: str = "auto"
@@ -230,6 +255,7 @@ class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sample_hz: float = 0.0
     meter: MeterConfig | None = None
     target: TargetConfig = TargetConfig()
+    emulated: EmulatedPower | None = None
 
     def __post_init__(self) -> None:
         """Refuse a rate that costs more than it tells."""

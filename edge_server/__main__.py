@@ -174,6 +174,11 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--embedded-broker", action="store_true", help="with --local: even where mosquitto is installed"
     )
+    help_ = (
+        "on this machine, where the optimizer is hcef: first run the plan by its baseline cef, without a budget; then "
+        "with this share of the seconds and joules that took, such as 0.6, as its [budget]"
+    )
+    parser.add_argument("--cef-share", type=float, metavar="SHARE", help=help_)
     places.add(parser, data=True, form=True, config=False)
 
 

@@ -41,10 +41,13 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     if endless := [name for name, value in spec.options.items() if _is_endless(value)]:
         value = spec.options[endless[0]]
         raise ConfigError(f"{what} {spec.name!r}: {endless[0]} is {value}; give a number, a large one in place of inf")
+    truths = {name: value for name, value in spec.options.items() if isinstance(value, bool)}
+    if odd := _odd_kind(truths, known):  # Python counts with true as with 1
+        raise ConfigError(f"{what} {spec.name!r}: {odd}; correct its options")
     try:
         return builder(**spec.options)
     except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, of a layer of impossible size
-        odd = _odd_kind(spec, known) if isinstance(error, TypeError) else ""
+        odd = _odd_kind(spec.options, known) if isinstance(error, TypeError) else ""
         problem = odd or str(error).partition("\n")[0]  # behind it torch may show its stack
         raise ConfigError(f"{what} {spec.name!r}: {problem}; correct its options") from error
 
@@ -55,14 +58,15 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "true or false"),
     "str": ((str,), "text"),
 }
+_ANY = ((object, bool), "")
 
 
-def _odd_kind(spec: Spec, known: Mapping[str, inspect.Parameter]) -> str:
+def _odd_kind(options: Mapping[str, object], known: Mapping[str, inspect.Parameter]) -> str:
     """Return which option is of another kind than its builder declares; empty where none is."""
-    for name, value in spec.options.items():
+    for name, value in options.items():
         declared = getattr(known.get(name), "annotation", "")
-        kinds, words = _KINDS.get(getattr(declared, "__name__", str(declared)), ((object,), ""))
-        if not isinstance(value, kinds):
+        kinds, words = _KINDS.get(getattr(declared, "__name__", str(declared)), _ANY)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             return f"{name} is {value!r}; give {words}"
     return ""
 

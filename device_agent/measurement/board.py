@@ -96,7 +96,11 @@ class Board:
             idle_w: Watts of the idle board, where they are known.
         """
         return ProcessMeter(
-            clock=self.clock, cycles=CycleCounter(self.root, self.profile), power=self.power, idle_w=idle_w
+            clock=self.clock,
+            cycles=CycleCounter(self.root, self.profile),
+            power=self.power,
+            idle_w=idle_w,
+            emulated=self.measuring.board.emulated,
         )
 
 
@@ -159,6 +163,8 @@ def open_board(
     profile = apply_calibration(load_for_board(root, config.profile), fitted)
     if fitted and fitted.profile != profile.id:
         log.warning("what was fitted on a %s is left aside: this is a %s; calibrate again", fitted.profile, profile.id)
+    if config.emulated:
+        return Board(measuring, root, profile, None, clock)
     model = fitted.model if fitted and fitted.profile == profile.id else None
     try:
         source = open_source(root, profile, clock, meter=config.meter, calibrated=model)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from device_agent.config import EmulatedPower
 from device_agent.measurement.cpu_cycles import CycleCounter, read_cpu_seconds
 from device_agent.measurement.power_log import PowerLog, describe_energy
 from shared.protocol.measurements import Cost, Provenance
@@ -103,6 +104,7 @@ class ProcessMeter:
         cycles: Counts cycles.
         power: Samples the board's power.
         idle_w: Watts of the idle board.
+        emulated: Of the board that this process stands for; then no sensor is asked.
     """
 
     clock: Clock = monotonic
@@ -110,6 +112,7 @@ class ProcessMeter:
     cycles: CycleCounter | None = None
     power: PowerLog | None = None
     idle_w: float | None = None
+    emulated: EmulatedPower | None = None
 
     @contextmanager
     def task(self) -> Iterator[Spent]:
@@ -131,6 +134,8 @@ class ProcessMeter:
                     spent.provenance["exchange_s"] = WALL_CLOCK
                 if self.cycles:
                     _count(spent, self.cycles)
+                if self.emulated:
+                    _model(spent, self.emulated)
                 if self.power:
                     self.power.mark()
                     _charge(spent, self.power, start, stop)
@@ -171,6 +176,40 @@ def _charge(spent: Spent, power: PowerLog, start: float, stop: float) -> None:
     if found:
         spent.joules = found.joules
         spent.provenance["compute_joules"] = describe_energy(power.source, found)
+
+
+def _model(spent: _Measured, board: EmulatedPower) -> None:
+    """Charge a block by the power of the board that is emulated; while it waits, that idles."""
+    told = describe_emulated(board)
+    spent.idle_w, spent.joules = board.idle_w, board.idle_w * (spent.compute_s or 0) + board.busy_w * (spent.cpu_s or 0)
+    spent.provenance["compute_joules"] = told
+    if spent.exchange_s is not None:
+        spent.exchange_joules = board.idle_w * spent.exchange_s
+        spent.provenance["exchange_joules"] = told
+
+
+def describe_emulated(board: EmulatedPower) -> Provenance:
+    """Return the provenance of joules that follow from an emulated board's power."""
+    return Provenance(source=f"emulated: {board.idle_w:g} W, {board.busy_w:g} W a busy core", quality="modelled")
+
+
+def charge_transfer(board: EmulatedPower, cost: Cost, figure: str, start: float, stop: float) -> Cost:
+    """Return a cost with what a transfer took an emulated board; see `Reporter.charge`.
+
+    Args:
+        board: Its power.
+        cost: So far.
+        figure: `download_joules` or `upload_joules`.
+        start: Second at which the transfer began.
+        stop: Second at which it ended.
+    """
+    cost = msgspec.structs.replace(cost, idle_w=board.idle_w)
+    watts = board.tx_w if figure == "upload_joules" else board.rx_w
+    if watts is None:
+        return cost
+    named = {figure: Provenance(source=f"emulated: {board.idle_w + watts:g} W", quality="modelled")}
+    joules = {figure: (board.idle_w + watts) * (stop - start)}
+    return msgspec.structs.replace(cost, provenance=cost.provenance | named, **joules)
 
 
 def _split_waits(spent: _Measured, power: PowerLog) -> None:

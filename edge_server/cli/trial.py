@@ -21,6 +21,7 @@ from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.server_config import load as load_config
 from edge_server.report.progress_bar import NewsBar, print_line
 from edge_server.rounds.check_plan import load, require_one_site
+from edge_server.trial import measured_budget
 from edge_server.trial.live import Watcher, serve
 from edge_server.trial.local import Local, run_local
 from edge_server.trial.local_sites import local_sites, new_names, run_sites
@@ -38,7 +39,8 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
 
     Args:
         options: `plan`; `local`: agents on this machine, 0 for those the plan names, None for whatever the plan says;
-            `config`: a server's file, or None; `embedded_broker`; `data_dir` and `data_root`.
+            `config`: a server's file, or None; `embedded_broker`; `data_dir` and `data_root`; `cef_share`: of what the
+            plan takes by its baseline, which then runs first, for its budget; None for the budget that the plan says.
         cancelled_by_signals: Lets signals cancel the running task.
 
     Raises:
@@ -51,13 +53,31 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     plan = load(options.plan, Path(config.data_root), several_sites=True)
     if options.config:
         require_one_site(plan, options.plan)
-    if plan.sites:
-        return _sites(options, config, plan, cancelled_by_signals)
-    if options.local is not None or (plan.local and not options.config):
-        return [_local(options, config, plan, cancelled_by_signals)]
-    if options.embedded_broker:
-        raise ConfigError("--embedded-broker is for trials on this machine: give --local as well")
+    if plan.sites or options.local is not None or (plan.local and not options.config):
+        return _here(options, config, plan, cancelled_by_signals)
+    for name in ("embedded_broker", "cef_share"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name.replace('_', '-')} is for trials on this machine: give --local as well")
     return [_connected(config, plan, cancelled_by_signals)]
+
+
+def _here(
+    options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
+) -> list[Found]:
+    """Run a plan on this machine; before it, where its budget is a share of what its baseline takes, that."""
+
+    def go(one: Plan) -> list[Found]:
+        if one.sites:
+            return _sites(options, config, one, cancelled_by_signals)
+        return [_local(options, config, one, cancelled_by_signals)]
+
+    share = options.cef_share
+    if share is None:
+        return go(plan)
+    measured_budget.require_share(share)
+    took = measured_budget.taken(records for _, records in go(measured_budget.baseline_of(plan)))
+    print_line(Console(stderr=True), measured_budget.describe(share, took))
+    return go(measured_budget.with_budget(plan, share, took))
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
@@ -99,6 +119,7 @@ def _local(
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
     print_line(console, f"{plan.name}: {local.count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
+    _say_emulated(console, plan)
     _to_the_end(run_local(local, display.tell), [local], console, display.bar, cancelled_by_signals)
     return local.folder, read(local.folder)
 
@@ -120,9 +141,18 @@ def _sites(
     displays = {site: Display(console, plan.rounds, site, bar) for site in sites}
     what = f"{count} agents at {len(sites)} sites, {plan.rounds} rounds of {plan.algorithm.name}"
     print_line(console, f"{plan.name}: {what}")
+    _say_emulated(console, plan)
     going = run_sites(sites, lambda site, record: displays[site].tell(record))
     _to_the_end(going, list(sites.values()), console, bar, cancelled_by_signals)
     return [(one.folder, read(one.folder)) for one in sites.values()]
+
+
+def _say_emulated(console: Console, plan: Plan) -> None:
+    """Say what of the figures to come is this machine's, and what is made up by the plan."""
+    if plan.emulation and plan.emulation.links:
+        print_line(console, "links: relays on loopback pass bytes at the rates and with the delays of the plan")
+    if plan.emulation and plan.emulation.power:
+        print_line(console, "joules: modelled by the plan's watts, from CPU seconds and times of transfers")
 
 
 def _trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: str, count: int) -> Local:
@@ -133,6 +163,7 @@ def _trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: s
     return Local(
         *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), run, agents),
         embedded=options.embedded_broker,
+        writes_plan=options.cef_share is not None,
     )
 
 

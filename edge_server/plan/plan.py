@@ -15,6 +15,8 @@ import msgspec
 
 from edge_server.plan.devices import MAX_DEVICES, DevicePlan, expanded, rooted
 from edge_server.plan.devices import check as check_devices
+from edge_server.plan.emulation import EmulationPlan
+from edge_server.plan.emulation import check as check_emulation
 from edge_server.plan.sections import (
     BudgetPlan,
     Chosen,
@@ -157,6 +159,7 @@ class Plan(Section, frozen=True, kw_only=True):
         budget: What the whole run may take.
         sites: Which edge server has which devices, where there are several.
         replay: How a replay computes.
+        emulation: What of their tables `[[device]]` agents on this machine are held to; absent: nothing.
         optimizer: What decides how much each device is given in a round; absent: every device is given the same.
         fallback: What the plan trains with where its data is not there.
         device: Devices of local trials and of replay; a live run uses these alone, where there are any.
@@ -184,6 +187,7 @@ class Plan(Section, frozen=True, kw_only=True):
     budget: BudgetPlan = BudgetPlan()
     sites: SitesPlan | msgspec.UnsetType = msgspec.UNSET
     replay: ReplayPlan = ReplayPlan()
+    emulation: EmulationPlan | msgspec.UnsetType = msgspec.UNSET
     optimizer: OptimizerPlan | None = None
     fallback: FallbackPlan | None = None
     device: list[DevicePlan] = msgspec.field(default_factory=list)
@@ -307,8 +311,11 @@ def check_structure(plan: Plan, path: Path) -> None:
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
     if plan.sites:
-        check_sites(plan.sites, [device.name for device in expanded(plan.device)], plan.rounds, path)
+        names = [device.name for device in expanded(plan.device)]
+        check_sites(plan.sites, names, plan.rounds, plan.cohort.min_devices, path)
     _check_labels(plan, path)
+    if plan.emulation:
+        check_emulation(plan.emulation, expanded(plan.device), path)
     if plan.local < 0:
         raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
 

@@ -145,14 +145,15 @@ def parse_round(text: str, sites: SitesPlan | msgspec.UnsetType) -> int:
     return round_number(global_round, edge_round, sites.edge_rounds)
 
 
-def check(sites: SitesPlan, devices: Sequence[str], rounds: int, path: Path) -> None:
+def check(sites: SitesPlan, devices: Sequence[str], rounds: int, least: int, path: Path) -> None:
     """Refuse clusters that do not part the devices, edges between sites that are none, rounds that are cut off.
 
     Args:
         sites: The table.
         devices: Names of the plan's devices.
         rounds: Of the plan.
-        path: Its file.
+        least: Devices that a site's round waits for.
+        path: The plan's file.
 
     Raises:
         ConfigError: As said.
@@ -168,6 +169,12 @@ def check(sites: SitesPlan, devices: Sequence[str], rounds: int, path: Path) -> 
         )
     for problem in (*_wrong_clusters(sites, devices), *_wrong_edges(sites)):
         raise ConfigError(f"{path}: sites.{problem}")
+    for site, those in devices_by_site(sites, devices).items():
+        if len(those) < least:
+            raise ConfigError(
+                f"{path}: cohort.min_devices: site {site} has {len(those)} devices and its rounds wait for {least}; "
+                "lower that, or give the site more"
+            )
 
 
 def _wrong_clusters(sites: SitesPlan, devices: Sequence[str]) -> Iterator[str]:

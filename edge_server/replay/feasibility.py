@@ -10,13 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from device_agent.trainer.interface import Job
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.plan.sections import BudgetPlan
+from edge_server.plan.sites import devices_by_site
 from edge_server.replay.devices.behaviour import Behaviour, Flow, Work
 from edge_server.replay.trainer import Scale
 from edge_server.rounds import assign
+from edge_server.rounds.neighbours import plan_of_site
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError, Infeasible
 from shared.models.evaluate import build_skeleton
@@ -133,26 +137,39 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
     resources = algorithm.resources
     depends = algorithm.split or resources.step_share or resources.timed_step  # on what each device is told
-    if plan.budget != BudgetPlan() and not depends:
-        require_budgets(plan, _rounds(plan, fleet, behaviours, scale))
+    if plan.budget == BudgetPlan() or depends:
+        return
+    if not plan.sites:
+        require_budgets(plan, _rounds(plan, fleet, behaviours, scale, range(len(fleet))))
+        return
+    names = [device.name for device in fleet]
+    for site, those in devices_by_site(plan.sites, names).items():
+        found = _rounds(plan, fleet, behaviours, scale, [names.index(one) for one in those])
+        try:
+            require_budgets(_bounded_site(plan, site), found)
+        except Infeasible as error:
+            raise Infeasible(f"site {site}, whose part of the joules is that of its devices: {error}") from error
 
 
-def _rounds(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Scale) -> Iterator[Least]:
-    """Yield the least that each round can cost."""
+def _bounded_site(plan: Plan, site: str) -> Plan:
+    """Return the plan with what one site may take: of the joules its share, unless an optimizer moves them about."""
+    own = plan_of_site(plan, site)
+    budget = msgspec.structs.replace(own.budget, joules=None) if plan.optimizer else own.budget
+    return msgspec.structs.replace(own, budget=budget)
+
+
+def _rounds(
+    plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Scale, members: Sequence[int]
+) -> Iterator[Least]:
+    """Yield the least that each round can cost in which these devices of the fleet take part."""
     dense = sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
     bytes_up = dense if plan.codec.name == "dense" else 0  # what another codec leaves of it is not known yet
-    jobs = [_job(plan, fleet, index) for index in range(len(fleet))]
-    works = [scale.of(job) for job in jobs]
+    theirs = [(behaviours[index], scale.of(_job(plan, fleet, index))) for index in members]
     least = None
     for number in range(1, plan.rounds + 1):
-        if least is None or any(behaviour.of_round for behaviour in behaviours):
-            least = least_round(
-                plan,
-                (
-                    least_task(behaviour, replace(work, round=number), dense, bytes_up)
-                    for behaviour, work in zip(behaviours, works, strict=True)
-                ),
-            )
+        if least is None or any(behaviour.of_round for behaviour, _ in theirs):
+            tasks = (least_task(behaves, replace(work, round=number), dense, bytes_up) for behaves, work in theirs)
+            least = least_round(plan, tasks)
         yield least
 
 

@@ -7,6 +7,7 @@ structs, since the optimizers are above them: they decide from the plan's device
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from edge_server.allocation.coordinator import options_of, unused_values
@@ -22,6 +23,9 @@ from shared.models.build import blank
 from shared.registry import build
 
 log = logging.getLogger(__name__)
+
+MOST_NAMED = 8
+"""Leaves in a message."""
 
 
 def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
@@ -43,6 +47,8 @@ def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
     if plan.evaluation.every or plan.server_data:
         require_there(plan, data_root)
     uses = build(ALGORITHMS, plan.algorithm, "algorithm").resources.uses
+    if plan.codec.name == "topk":
+        uses |= {"sent"}  # by the codec, whatever the algorithm is
     if plan.optimizer and (unused := unused_values(plan.optimizer, plan.algorithm.name, uses)):
         log.warning("%s: %s", path, unused)
     return plan
@@ -94,6 +100,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
             f'{path}: data.labels: algorithm {plan.algorithm.name!r} trains on the labels of devices: take out "none"'
         )
     _check_topk(plan, algorithm, path)
+    _check_exact(plan, {*model.layers.state_dict(), *state.tree}, path)
     _check_device_evaluation(plan, algorithm, path)
     _check_sites(plan, algorithm, path)
     judged = evaluated(algorithm, state)
@@ -116,6 +123,14 @@ def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:
             f"{path}: cut_codec: 'topk' sends the largest changes of parameters, and at a cut there are none: choose "
             "another codec, such as float16"
         )
+
+
+def _check_exact(plan: Plan, leaves: Collection[str], path: Path) -> None:
+    """Refuse names of leaves, to travel as they are, that no update has: a slip would go unseen."""
+    asked = [one.strip() for one in str(plan.codec.options.get("exact", "")).split(",")]
+    if unknown := [one for one in asked if one and one not in leaves]:
+        known = ", ".join(sorted(leaves)[:MOST_NAMED]) + ", …" * (len(leaves) > MOST_NAMED)
+        raise ConfigError(f"{path}: codec.exact: the network has no {unknown[0]!r}; known: {known}")
 
 
 def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,20 @@ from edge_server.fleet.broker import PrivateBroker, running
 from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import LOCAL
 from edge_server.plan.devices import DevicePlan
+from edge_server.plan.emulation import emulated_link, emulated_power
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.trial.progress import follow
+from edge_server.trial.relay import relaying
 from shared import registry
 from shared.errors import TaskFailed
 from shared.runtime.logs import last_line
 from shared.runtime.processes import terminate
+from shared.transport.simulated_link import Rate
 
 log = logging.getLogger(__name__)
 
 SERVER = "edge-server"
+MEGA = 1e6
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Local:
         site: Its name.
         embedded: Use the embedded broker even where mosquitto is installed.
         log_level: What the processes write into their logs.
+        writes_plan: Whether the plan is not that of the file: servers then read one that is written for them.
     """
 
     plan_path: Path
@@ -55,6 +60,7 @@ class Local:
     site: str = "lab"
     embedded: bool = False
     log_level: str = "info"
+    writes_plan: bool = False
 
     @property
     def folder(self) -> Path:
@@ -81,7 +87,8 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
         children = {SERVER: await stack.enter_async_context(server(local, place, broker))}
         fleet = devices(local.plan, local.count)
         for index, device in enumerate(fleet):
-            children[device.name] = await stack.enter_async_context(agent(local, place, broker, fleet, index))
+            reached = await stack.enter_async_context(emulated(local.plan, device, broker))
+            children[device.name] = await stack.enter_async_context(agent(local, place, reached, fleet, index))
         return await until_closed(local.folder, children, tell, place)
 
 
@@ -131,7 +138,7 @@ def server(
         peers: Those of the other sites of its plan; None where it has one.
     """
     config = {
-        "plan": str(local.plan_path.resolve()),
+        "plan": str((write_plan(local.plan, place) if local.writes_plan else local.plan_path).resolve()),
         "run": local.run,
         "site": local.site,
         "data_dir": str(local.data_dir.resolve()),
@@ -145,6 +152,42 @@ def server(
         "log_level": local.log_level,
     }
     return _child(place, SERVER, "edge_server", config)
+
+
+@asynccontextmanager
+async def emulated(plan: Plan, device: DevicePlan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
+    """Yield the broker as a device reaches it: behind the device's link, where the plan has agents held to that.
+
+    Args:
+        plan: Of the trial.
+        device: One of its devices.
+        broker: The private one.
+    """
+    if not (plan.emulation and plan.emulation.links):
+        yield broker
+        return
+    link = emulated_link(device)
+    async with relaying(broker.port, megabit_rate(link.up_mbit_s, link.down_mbit_s, link.delay_s)) as port:
+        yield replace(broker, port=port)
+
+
+def write_plan(plan: Plan, folder: Path) -> Path:
+    """Write a plan, its paths placed, as a file that a server reads; return its path."""
+    path = folder / "plan.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
+    return path
+
+
+def megabit_rate(up_mbit_s: float | None, down_mbit_s: float | None, delay_s: float) -> Rate:
+    """Return what a link of fixed rates does to bytes.
+
+    Args:
+        up_mbit_s: None for no limit.
+        down_mbit_s: Likewise.
+        delay_s: Each way.
+    """
+    up, down = (None if one is None else one * MEGA for one in (up_mbit_s, down_mbit_s))
+    return Rate(up, down, delay_s)
 
 
 def agent(
@@ -169,9 +212,16 @@ def agent(
         "data": data,
         "broker": _address(broker),
         "trainer": {"threads": 1, "device": "cpu", "models": registry.allowed_entries()},
+        "board": _board(local.plan, device),
         "log_level": local.log_level,
     }
     return _child(place, device.name, "device_agent", config)
+
+
+def _board(plan: Plan, device: DevicePlan) -> dict[str, Any]:
+    """Return how an agent measures: by this machine, or by the power that its device draws, where the plan says so."""
+    watts = emulated_power(device) if plan.emulation and plan.emulation.power else None
+    return {"emulated": watts._asdict()} if watts else {}
 
 
 def _address(broker: PrivateBroker) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from asyncio.subprocess import Process
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,8 @@ from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import SITES, new_name
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
-from edge_server.trial.local import SERVER, Local, agent, server, until_closed
+from edge_server.trial.local import SERVER, Local, agent, emulated, megabit_rate, server, until_closed
+from edge_server.trial.relay import relaying
 from shared.errors import ConfigError
 
 LONGEST_NAME, LONGEST_SITE = 64, 32
@@ -33,16 +34,11 @@ def local_sites(local: Local) -> dict[str, Local]:
         local: The trial of all; its `run` is the beginning of theirs.
 
     Raises:
-        ConfigError: A site has fewer devices than its rounds wait for, or a name that is too long for that of a run.
+        ConfigError: A site has a name that is too long for that of a run.
     """
-    sites, least = local.plan.sites, local.plan.cohort.min_devices
+    sites = local.plan.sites
     assert sites
-    for site, those in devices_by_site(sites, [one.name for one in devices(local.plan)]).items():
-        if len(those) < least:
-            raise ConfigError(
-                f"{local.plan_path}: cohort.min_devices: site {site} has {len(those)} devices and its rounds wait for "
-                f"{least}; lower that, or give the site more"
-            )
+    for site in sites.names:
         if len(site) > LONGEST_SITE:
             raise ConfigError(f"{local.plan_path}: sites.clusters: {site!r}: give it at most {LONGEST_SITE} letters")
     return {
@@ -86,8 +82,23 @@ async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord],
 
 
 async def _server(stack: AsyncExitStack, local: Local, brokers: Mapping[str, PrivateBroker]) -> Process:
-    others = {site: broker for site, broker in brokers.items() if site != local.site}
+    others = {
+        site: await stack.enter_async_context(_behind_backhaul(local.plan, broker))
+        for site, broker in brokers.items()
+        if site != local.site
+    }
     return await stack.enter_async_context(server(local, local.place, brokers[local.site], others))
+
+
+@asynccontextmanager
+async def _behind_backhaul(plan: Plan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
+    """Yield a broker as another site's server reaches it: over the backhaul, where the plan has links emulated."""
+    if not (plan.sites and plan.emulation and plan.emulation.links):
+        yield broker
+        return
+    rate = plan.sites.backhaul_mbit_s
+    async with relaying(broker.port, megabit_rate(rate, rate, plan.sites.backhaul_delay_s)) as port:
+        yield replace(broker, port=port)
 
 
 async def _agents(stack: AsyncExitStack, local: Local, broker: PrivateBroker) -> dict[str, Process]:
@@ -95,10 +106,12 @@ async def _agents(stack: AsyncExitStack, local: Local, broker: PrivateBroker) ->
     assert local.plan.sites
     fleet = devices(local.plan)
     names = [one.name for one in fleet]
-    return {
-        name: await stack.enter_async_context(agent(local, local.place, broker, fleet, names.index(name)))
-        for name in devices_by_site(local.plan.sites, names)[local.site]
-    }
+    started = dict[str, Process]()
+    for name in devices_by_site(local.plan.sites, names)[local.site]:
+        index = names.index(name)
+        reached = await stack.enter_async_context(emulated(local.plan, fleet[index], broker))
+        started[name] = await stack.enter_async_context(agent(local, local.place, reached, fleet, index))
+    return started
 
 
 async def _all_of(ends: Mapping[str, Coroutine[None, None, RunClosed]]) -> dict[str, RunClosed]:

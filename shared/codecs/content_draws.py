@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 from torch import Generator, Tensor
 
@@ -10,6 +11,18 @@ from shared.protocol.payload import digest
 from shared.tensors.tree import tensor_bytes
 
 SEEDS = 1 << 64
+
+
+def read_seed(option: int) -> int:
+    """Return a codec's option `seed`.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is below 0.
+    """
+    if index(option) < 0:
+        raise ValueError(f"seed must be 0 or more; it is {option}")
+    return index(option) % SEEDS
 
 
 def draw_from(leaves: Sequence[Tensor], seed: int) -> Generator:

@@ -28,7 +28,7 @@ from torch import Generator, Tensor
 
 from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
-from shared.codecs.content_draws import SEEDS, draw_from
+from shared.codecs.content_draws import draw_from, read_seed
 from shared.codecs.masked_entries import Outline
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
@@ -56,7 +56,7 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         raise ValueError(f"bits must be 1 to {MAX_BITS}, dims >= 0; they are {bits} and {dims}")
     if scope not in {"leaf", "tree"}:
         raise ValueError(f"scope must be leaf or tree, not {scope!r}")
-    bits, seed, names = index(bits), index(seed) % SEEDS, masked_entries.read_names(exact)
+    bits, seed, names = index(bits), read_seed(seed), masked_entries.read_names(exact)
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
         divisible = masked_entries.divisible_leaves(tree, dims, names)

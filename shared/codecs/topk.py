@@ -29,14 +29,13 @@ zeros: ask for the outline before decoding.
 from __future__ import annotations
 
 from functools import reduce
-from operator import index
 
 import torch
 from torch import Tensor
 
 from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
-from shared.codecs.content_draws import SEEDS, draw_from
+from shared.codecs.content_draws import draw_from, read_seed
 from shared.codecs.largest import find_largest
 from shared.codecs.masked_entries import Entries
 from shared.codecs.positions import FORMS, MOST, Positions, most_bytes, pack_positions, unpack_positions
@@ -88,7 +87,7 @@ def topk(
         raise ValueError(f"share must be above 0 and at most 1; it is {share}")
     if not (isinstance(error_feedback, bool) and isinstance(random_k, bool)):
         raise ValueError("error_feedback and random_k must be true or false")  # noqa: TRY004 - the value is a plan's
-    seed, names = index(seed) % SEEDS, masked_entries.read_names(exact)
+    seed, names = read_seed(seed), masked_entries.read_names(exact)
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
         leaves = _leaves_in_part(tree, names)

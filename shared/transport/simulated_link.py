@@ -45,10 +45,11 @@ class Rate:
     loss: float = 0.0
 
 
-class _Way:
+class Way:
     """One direction: bytes pass one after the other, and the last of them arrives a delay after it has left."""
 
     def __init__(self, clock: Clock, bits_per_second: float | Flow | None, delay_s: float) -> None:
+        """Begin with nothing under way."""
         self._clock, self.bits_per_second, self._delay_s = clock, bits_per_second, delay_s
         self._free_at = 0.0
 
@@ -75,16 +76,16 @@ class Link:
     clock: Clock
     seed: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    _up: _Way = field(init=False)
-    _down: _Way = field(init=False)
+    _up: Way = field(init=False)
+    _down: Way = field(init=False)
     _random: Random = field(init=False)
     _flight: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         """Free both ways, seed the losses, connect."""
         self.connected.set()
-        self._up = _Way(self.clock, self.rate.up_bits_per_second, self.rate.delay_s)
-        self._down = _Way(self.clock, self.rate.down_bits_per_second, self.rate.delay_s)
+        self._up = Way(self.clock, self.rate.up_bits_per_second, self.rate.delay_s)
+        self._down = Way(self.clock, self.rate.down_bits_per_second, self.rate.delay_s)
         self._random = Random(self.seed)  # noqa: S311 - a model of a radio, not a secret
 
     def tune(self, rate: Rate) -> None:

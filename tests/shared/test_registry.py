@@ -57,6 +57,12 @@ def test_a_value_that_the_builder_refuses(options):
     assert said.endswith("; correct its options")
 
 
+def test_true_is_no_number():
+    """Python counts with it as with 1: `share = true` was all of a change."""
+    said = mistake(Spec(name="line", options={"size": True}))
+    assert said == "line 'line': size is True; give a whole number; correct its options"
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_value_that_no_journal_keeps_is_refused(value):
     """JSON has no such numbers: the journal of a run with `switch_divergence = inf` could not be read again."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.config import EmulatedPower
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.power_log import PowerLog
-from device_agent.measurement.task_meter import CPU_CLOCK, WALL_CLOCK, GivenMeter, ProcessMeter, Spent
+from device_agent.measurement.task_meter import CPU_CLOCK, WALL_CLOCK, GivenMeter, ProcessMeter, Spent, charge_transfer
 from device_agent.profile.schema import Cpu, Profile
 from shared.protocol.measurements import Cost
 from tests.device_agent.sources import Given, Hand
@@ -179,3 +180,23 @@ def test_a_task_that_waits_for_nobody_has_no_exchange():
     with PowerLog(Given()) as power, ProcessMeter(power=power).task() as spent:
         pass
     assert (spent.exchange_s, spent.exchange_joules) == (None, None)
+
+
+def test_an_emulated_board_takes_its_idle_watts_and_those_of_its_busy_cores() -> None:
+    """2.5 s at 2 W and 0.25 CPU seconds at 8 W; of them half a second waits, which takes 1 J of its own."""
+    board = EmulatedPower(idle_w=2.0, busy_w=8.0)
+    wall, cpu = iter([100.0, 101.0, 101.5, 103.0]), iter([7.0, 7.25])
+    meter = ProcessMeter(clock=lambda: next(wall), cpu_clock=lambda: next(cpu), emulated=board)
+    with meter.task() as spent, spent.exchanging():
+        pass
+    assert (spent.joules, spent.exchange_joules, spent.idle_w) == (2.5 * 2.0 + 0.25 * 8.0, 1.0, 2.0)
+    assert {spent.provenance[name].quality for name in ("compute_joules", "exchange_joules")} == {"modelled"}
+
+
+def test_a_transfer_of_an_emulated_board_takes_what_its_radio_does() -> None:
+    """What nobody gave a figure of stays absent, not zero."""
+    board = EmulatedPower(idle_w=1.0, tx_w=0.5)
+    cost = charge_transfer(board, Cost(), "download_joules", 10.0, 14.0)
+    assert (cost.download_joules, cost.idle_w) == (None, 1.0)
+    cost = charge_transfer(board, cost, "upload_joules", 20.0, 24.0)
+    assert (cost.upload_joules, cost.provenance["upload_joules"].quality) == (6.0, "modelled")

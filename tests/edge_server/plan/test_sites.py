@@ -19,7 +19,9 @@ SITES = 'edge_rounds = 2\nclusters = { roof = ["roof-*"], barn = ["barn-0", "bar
 
 
 def plan_file(folder, sites=SITES, devices=DEVICES, **sections):
-    return write_plan(folder, **{"rounds": 4} | sections, more=f"[sites]\n{sites}\n{devices}")
+    return write_plan(
+        folder, **{"rounds": 4, "cohort": "min_devices = 1"} | sections, more=f"[sites]\n{sites}\n{devices}"
+    )
 
 
 def test_devices_belong_to_the_sites_that_their_names_match(tmp_path):
@@ -95,6 +97,13 @@ def test_a_mistake_names_the_key_and_the_remedy(tmp_path, sites, remedy):
         load(plan_file(tmp_path, sites), tmp_path, several_sites=True)
     assert remedy in str(caught.value)
     assert "sites" in str(caught.value) or "rounds" in str(caught.value)
+
+
+def test_a_site_must_have_as_many_devices_as_its_rounds_wait_for(tmp_path, monkeypatch, capsys):
+    """The third site has one; a round of it would wait for ever."""
+    code, _, err = called(monkeypatch, capsys, "plan", "check", plan_file(tmp_path, cohort="min_devices = 2"))
+    assert code == 2
+    assert "cohort.min_devices: site yard has 1 devices and its rounds wait for 2; lower that" in err
 
 
 def test_a_plan_without_devices_has_no_clusters(tmp_path):

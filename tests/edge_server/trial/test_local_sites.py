@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from edge_server.fleet import broker
-from edge_server.journal.records import Gossiped, RoundClosed, RunOpened, closed_rounds
+from edge_server.journal.costs import by_round
+from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RunOpened, closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
 from edge_server.sites.overview import accuracy_line
+from edge_server.sites.sketch import disagreement, mean, unpacked
 from edge_server.trial.local import SERVER, Local, until_closed
 from edge_server.trial.local_sites import local_sites, new_names
 from shared.errors import TaskFailed
+from shared.protocol.measurements import joule_parts
 from shared.protocol.topics import is_name
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import ROOT, TINY, called, captured, final
@@ -31,11 +35,19 @@ deadline_s = 300.0
 clusters = { north = ["a"], south = ["b"] }
 [[device]]
 name = "a"
+up_mbit_s = 20.0
+down_mbit_s = 50.0
+delay_s = 0.005
+power = { kind = "given", busy_w = 5.0, idle_w = 1.0, tx_w = 2.0, rx_w = 1.0 }
 [[device]]
 name = "b"
+[emulation]
+links = true
+power = true
 """
 PLAN = TINY | {
     "evaluation": "every = 1",
+    "model": 'name = "mlp"\noptions = { features = 64, hidden = 256, classes = 10 }',
     "cohort": "min_devices = 1",
     "round": "deadline_s = 90.0",
     "more": f"{TINY['more']}{SITES}",
@@ -50,7 +62,11 @@ def planned(folder: Path, **sections: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
 def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
-    """Two brokers, two servers, two agents; exit code 0, and the end says each site's accuracy and their mean."""
+    """Two brokers, two servers, two agents; exit code 0, and the end says each site's accuracy and their mean.
+
+    Their links are emulated, and the joules of the device that the plan gives watts are modelled. Of each gossip, the
+    models of both sites are there once in each direction, within 2 %; the mean is kept, and they agree.
+    """
     plan, runs = planned(tmp_path), tmp_path / "runs"
     done = captured("trial", "run", plan, "--data-dir", runs, limit_s=300.0)
     assert done.code == 0, done.err
@@ -71,12 +87,48 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
         ]
         assert [(one.round, one.off) for one in records if isinstance(one, Gossiped)] == [(2, {}), (4, {})]
         assert (folder / "local" / "edge-server.log").exists()
+        size = sum(leaf.nbytes for leaf in state.tree.values())
+        for gossiped in (one for one in records if isinstance(one, Gossiped)):
+            passed = [*gossiped.bytes_up.values(), *gossiped.bytes_down.values()]
+            assert len(passed) == 2
+            assert all(size < count < 1.02 * size for count in passed)
+    require_mixed([read(folder) for folder in folders.values()])
+    require_modelled(read(folders["north"]))
+    assert "links: relays on loopback" in done.err
     accuracy = closed_rounds(read(folders["north"]))[-1].accuracy  # of a full graph: the same model at both
     *_, told, following = done.out.splitlines()
     assert told == (
         f"accuracy by site: north {accuracy:.4f}, south {accuracy:.4f}; mean {accuracy:.4f} after round 1.1"
     )
     assert following.startswith("all sites: edge-server report tiny-")
+
+
+def require_mixed(runs: list[list[AnyRecord]]) -> None:
+    """Check by the journals' sketches that every gossip kept the mean of two models, and left them equal."""
+    for gossips in zip(*([one for one in run if isinstance(one, Gossiped)] for run in runs), strict=True):
+        before, after = ({str(k): unpacked(one) for k, one in enumerate(those)} for those in sketches(gossips))
+        sizes = dict.fromkeys(before, 1)
+        assert mean(after, sizes) == pytest.approx(
+            mean(before, sizes), abs=1e-6 * float(abs(mean(before, sizes)).max())
+        )
+        assert disagreement(before, sizes) > 0
+        assert disagreement(after, sizes) == 0
+
+
+def sketches(gossips: Sequence[Gossiped]) -> tuple[list[bytes], list[bytes]]:
+    return [one.before for one in gossips], [one.after for one in gossips]
+
+
+def require_modelled(records: list[AnyRecord]) -> None:
+    """Check that the joules of the device to which the plan gives watts follow from these."""
+    costs = [cost for by_device in by_round(records).values() for cost in by_device.values()]
+    assert len(costs) == ROUNDS
+    for cost in costs:
+        assert cost.idle_w == 1.0
+        assert cost.compute_joules == pytest.approx(cost.compute_s + 4.0 * cost.cpu_s)
+        assert cost.upload_joules == pytest.approx(2.0 * cost.upload_s)
+        assert cost.download_joules == pytest.approx(cost.download_s)
+        assert {cost.provenance[name].quality for name in joule_parts(split=False)} == {"modelled"}
 
 
 def test_sites_whose_last_figures_are_not_of_one_round_say_so(tmp_path):

@@ -12,21 +12,16 @@ from hypothesis import strategies as st
 from shared.codecs import CODECS
 from shared.codecs.base import Codec, to_blob
 from shared.errors import ConfigError, WireError
-from shared.protocol import payload
 from shared.protocol.messages import Payload, Spec
 from shared.registry import build
-from shared.tensors.tree import Tree, check_like
+from shared.tensors.tree import check_like
+from tests.shared.codecs.coding import tree_over_the_wire as over_the_wire
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=4)
 
 
 def float16(**options) -> Codec:
     return CODECS["float16"](**options)
-
-
-def over_the_wire(codec: Codec, tree: Tree) -> Tree:
-    packed = b"".join(payload.pack(codec.encode(tree, None)[0]))
-    return codec.decode(payload.unpack(memoryview(bytearray(packed)))).tree
 
 
 @settings(max_examples=50, derandomize=True, deadline=None)

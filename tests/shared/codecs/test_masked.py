@@ -11,20 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.codecs import CODECS
-from shared.codecs.base import Codec, Coded
 from shared.errors import ConfigError, WireError
-from shared.protocol import payload
 from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import Mean, Tree, accumulate, check_like, finish_mean
+from tests.shared.codecs.coding import over_the_wire
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SHAPES = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=5)
-
-
-def over_the_wire(codec: Codec, tree: Tree) -> Coded:
-    packed = b"".join(payload.pack(codec.encode(tree, None)[0]))
-    return codec.decode(payload.unpack(memoryview(bytearray(packed))))
 
 
 def pruned(shapes: list[list[int]], share: float, seed: int, dtype: torch.dtype = torch.float32) -> Tree:

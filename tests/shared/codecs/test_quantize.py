@@ -17,22 +17,14 @@ from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors import quantizer
 from shared.tensors.tree import Tree, check_like
+from tests.shared.codecs.coding import tree_over_the_wire as over_the_wire
+from tests.shared.codecs.coding import trees
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=4)
 
 
 def quantize(**options) -> Codec:
     return CODECS["quantize"](**options)
-
-
-def over_the_wire(codec: Codec, tree: Tree) -> Tree:
-    packed = b"".join(payload.pack(codec.encode(tree, None)[0]))
-    return codec.decode(payload.unpack(memoryview(bytearray(packed)))).tree
-
-
-def trees(shapes: list[list[int]], seed: int) -> Tree:
-    generator = torch.Generator().manual_seed(seed)
-    return {str(place): torch.randn(shape, generator=generator) for place, shape in enumerate(shapes)}
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 13, 16])
@@ -196,6 +188,8 @@ def floats(*numbers: float) -> bytes:
         {"scope": "layer"},
         {"dims": -1},
         {"seed": 0.5},
+        {"seed": -1},
+        {"bits": True},
         {"q": 8},
     ],
 )

@@ -19,6 +19,8 @@ from shared.protocol import payload
 from shared.protocol.messages import Blob, Payload, Spec
 from shared.registry import build
 from shared.tensors.tree import Tree, check_like
+from tests.shared.codecs.coding import tree_over_the_wire as over_the_wire
+from tests.shared.codecs.coding import trees
 
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5)
 SHARES = st.sampled_from([1e-9, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])
@@ -26,16 +28,6 @@ SHARES = st.sampled_from([1e-9, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])
 
 def topk(**options) -> Codec:
     return CODECS["topk"](**options)
-
-
-def over_the_wire(codec: Codec, tree: Tree) -> Tree:
-    packed = b"".join(payload.pack(codec.encode(tree, None)[0]))
-    return codec.decode(payload.unpack(memoryview(bytearray(packed)))).tree
-
-
-def trees(shapes: list[list[int]], seed: int) -> Tree:
-    generator = torch.Generator().manual_seed(seed)
-    return {str(place): torch.randn(shape, generator=generator) for place, shape in enumerate(shapes)}
 
 
 def joined(tree: Tree) -> Tensor:
@@ -302,9 +294,11 @@ def test_a_few_bytes_that_stand_for_more_than_anybody_expects_are_refused_before
         {"share": 1.5},
         {"share": math.nan},
         {"share": "1"},
+        {"share": True},
         {"error_feedback": "false"},
         {"random_k": 1},
         {"seed": 0.5},
+        {"seed": -1},
         {"exact": 3},
         {"k": 5},
     ],
