@@ -52,11 +52,8 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
     """
     site, device, meter = config.site, config.device, link or LinkMeter(clock=clock)
     sense, power = partial(_make_report, device, board, meter, folder, clock), board.power if board else None
-    if config.board.emulated and not charge:
-        charge = partial(charge_transfer, config.board.emulated)
-    reporter = Reporter(
-        transport, site, device, clock, worker, sense=sense, report_s=config.report_s, power=power, charge=charge
-    )
+    reporter = Reporter(transport, site, device, clock, worker, sense=sense, report_s=config.report_s, power=power)
+    reporter.charge = charge or _charge_of(config)
     outbox = Outbox(folder / "outbox", folder / "state", config.outbox_mb << 20)
     return Agent(
         device=device,
@@ -74,6 +71,11 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         reporter=reporter,
         measuring=board.measuring if board else None,
     )
+
+
+def _charge_of(config: AgentConfig) -> Charge | None:
+    """Return what transfers cost a board that is emulated; None where the board's power log tells."""
+    return partial(charge_transfer, config.board.emulated) if config.board.emulated else None
 
 
 def compose_reporter(
