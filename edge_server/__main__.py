@@ -149,7 +149,7 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exact", action="store_true", help="train every device alone, whatever the plan allows")
     help_ = "play a trace's plan although its devices trained on other examples than are here"
     parser.add_argument("--other-data", action="store_true", help=help_)
-    parser.add_argument("--compare", metavar="RUN", help=f"say how far the replay is from this run: {places.RUN}")
+    parser.add_argument("--compare", metavar="RUN", help=f"say how far the replay is from it: {places.RUN_OR_SITES}")
     parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: write it as a page as well")
     parser.add_argument(
         "--fail-above", type=float, metavar="X", help="with --compare: code 1 if rounds are further off, 0.1 for 10 %%"

@@ -166,7 +166,7 @@ def replay(options: argparse.Namespace) -> int:
     recorded = command.find_recorded(options)
     found = command.run_command(options)
     if recorded:
-        return command.compared(options, recorded, Run(*found[0]))
+        return command.compared(options, recorded, [Run(*one) for one in found])
     _show_all(options, found)
     return max(outcome_code(records) for _, records in found)
 

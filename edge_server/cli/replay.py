@@ -12,11 +12,13 @@ import msgspec
 from edge_server.cli.report import write
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.journal.runs import Run, find
+from edge_server.journal.runs import Run, find_all
 from edge_server.replay.comparison.compare import Gap, Model, compare_runs
-from edge_server.replay.comparison.compare_page import page
-from edge_server.replay.comparison.compare_text import lines, table
+from edge_server.replay.comparison.compare_page import page, sites_page
+from edge_server.replay.comparison.compare_sites import SitesGap, compare_sites
+from edge_server.replay.comparison.compare_text import lines, sites_lines, table
 from edge_server.replay.run import Replayed, run_replay
+from edge_server.sites.overview import site_of
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol import payload
@@ -26,18 +28,18 @@ EXIT_FAR = 1
 """A gap larger than was asked for."""
 
 
-def find_recorded(options: argparse.Namespace) -> Run | None:
-    """Return the run to compare with, None for none; asked for before the replay, so that nobody waits in vain.
+def find_recorded(options: argparse.Namespace) -> list[Run]:
+    """Return the run to compare with, of several sites all; asked for before the replay, so that nobody waits in vain.
 
     Raises:
         ConfigError: There is no such run, its journal cannot be read, or what only a comparison has is asked for
             without one.
     """
     if options.compare:
-        return find(options.data_dir, str(options.compare))
+        return find_all(options.data_dir, str(options.compare))
     if options.html or options.fail_above is not None:
         raise ConfigError("--html and --fail-above say how a comparison is told: give --compare RUN as well")
-    return None
+    return []
 
 
 def run_command(options: argparse.Namespace) -> list[Replayed]:
@@ -51,32 +53,43 @@ def run_command(options: argparse.Namespace) -> list[Replayed]:
         instead=options.instead,
         exact=options.exact,
         other_data=options.other_data,
-        compared=options.compare is not None,
     )
 
 
-def compared(options: argparse.Namespace, run: Run, replayed: Run) -> int:
-    """Say how far a replay is from a recorded run; return the exit code.
+def compared(options: argparse.Namespace, recorded: Sequence[Run], replayed: Sequence[Run]) -> int:
+    """Say how far a replay is from a recorded run, or from those of several sites; return the exit code.
 
     Args:
         options: `fail_above`: the largest median error of a round's seconds, or None; `html`: a page to write, or None;
             `format`.
-        run: The recorded run.
-        replayed: The replay.
+        recorded: The recorded run, or that of each site.
+        replayed: The replay, likewise.
 
     Raises:
+        ConfigError: Several sites are held against a run of one server.
         Unwritable: The disk does not take the page.
     """
-    found = gap_between_runs(run, replayed)
+    found = _gap(recorded, replayed)
     if options.html:
-        write(options.html, page(found))
+        write(options.html, sites_page(found) if isinstance(found, SitesGap) else page(found))
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     else:
-        write_text(sys.stdout, table(found), *lines(found))
+        said = sites_lines(found) if isinstance(found, SitesGap) else lines(found)
+        write_text(sys.stdout, table(found.spreads), *said)
         if options.html:
             sys.stdout.write(f"page: {options.html}\n")
     return code(found, options.fail_above)
+
+
+def _gap(recorded: Sequence[Run], replayed: Sequence[Run]) -> Gap | SitesGap:
+    """Return the gap; of several sites those of all, each against the run of its site."""
+    if len(recorded) == len(replayed) == 1:
+        return gap_between_runs(recorded[0], replayed[0])
+    mine, other = ({site_of(run.records, run.folder.name): run for run in runs} for runs in (recorded, replayed))
+    gaps = {site: gap_between_runs(mine[site], other[site]) for site in other if site in mine}
+    before, after = ({site: run.records for site, run in runs.items()} for runs in (mine, other))
+    return compare_sites(before, after, gaps)
 
 
 def gap_between_runs(recorded: Run, replayed: Run) -> Gap:
@@ -89,7 +102,7 @@ def gap_between_runs(recorded: Run, replayed: Run) -> Gap:
     return compare_runs(recorded.records, replayed.records, model, why)
 
 
-def code(found: Gap, most: float | None) -> int:
+def code(found: Gap | SitesGap, most: float | None) -> int:
     """Return 0, or 1 where the median error of a round's seconds is not known to be at most so much."""
     if most is None:
         return 0

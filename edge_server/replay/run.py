@@ -24,7 +24,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted
 from edge_server.journal.runs import make_folder
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import Plan, devices, require_there, share
+from edge_server.plan.plan import Plan, devices, placed, require_there, share
 from edge_server.plan.sections import ReplayPlan
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices import recorded_run as recorded
@@ -36,13 +36,20 @@ from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
 from edge_server.replay.site import Cast, play
 from edge_server.replay.sites import play_sites
-from edge_server.replay.source import find_source, recorded_fleet, require_recorded_data
+from edge_server.replay.source import (
+    SiteTraces,
+    examples_by_device,
+    find_site_traces,
+    find_source,
+    recorded_fleet,
+    require_recorded_data,
+    require_replayable,
+)
 from edge_server.replay.stacked_training import divide_cohort
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trainer import Scale
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
-from shared.data.sources.arrays import count_trained_on
 from shared.errors import ConfigError
 from shared.models.build import DRAW
 from shared.models.evaluate import build_skeleton
@@ -78,8 +85,6 @@ def sweep(place: Path, prefix: str = MEMORY_PREFIX) -> None:
 
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
-MOST_COUNTED = 64
-"""Devices whose examples are counted before a trace is played."""
 COPIES = 4
 """Of a model, on a device's account: what it received, what it sends, what the server has of that, and room."""
 
@@ -102,7 +107,6 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     instead: Path | None = None,
     exact: bool = False,
     other_data: bool = False,
-    compared: bool = False,
 ) -> list[Replayed]:
     """Replay a plan or a recorded run; return folder and records of the run, of a plan with sites of the run of each.
 
@@ -118,24 +122,38 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         exact: Train every device alone, as in a live run, whatever the plan allows. So is a trace under its own plan,
             which is there to be compared.
         other_data: Whether a trace's own plan is played although its devices trained on other examples.
-        compared: Whether it is to be compared with a recorded run, so that it must be one alone.
 
     Raises:
         ConfigError: The plan or the trace cannot be used.
     """
     if min(workers, count) < 0:
         raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
+    if traces := None if instead or count else find_site_traces(source, data_dir, data_root):
+        return _again(traces, data_root, data_dir, workers or cores(), other_data=other_data)
     plan, trace = find_source(source, instead, data_dir, data_root)
     if plan.sites:
-        _require_replayable(source, is_plan=trace is None and not count and not compared)
+        require_replayable(source, is_plan=trace is None and not count)
     require_there(plan, data_root)
     if exact or (trace and not instead):
         plan = plan_for_exact_bits(plan)
     if trace and not (instead or count or other_data):
-        require_recorded_data(trace, _sizes(plan, recorded_fleet(trace, plan)[0]))
+        require_recorded_data(trace, examples_by_device(plan, recorded_fleet(trace, plan)[0]))
     with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
         part = place / name_of(plan, trace, count)  # two replays of one plan write two, and one that is ended none
         return [_kept(one, data_dir) for one in _played(plan, part, count, workers or cores(), trace)]
+
+
+def _again(traces: SiteTraces, data_root: Path, data_dir: Path, workers: int, *, other_data: bool) -> list[Replayed]:
+    """Replay the recorded runs of several sites, bit for bit as they were."""
+    plan = plan_for_exact_bits(placed(traces.header.plan, data_root))
+    require_there(plan, data_root)
+    if not other_data:
+        traces.require_data(examples_by_device(plan, devices(plan)))
+    with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
+        part, tell = place / name_of(plan, traces), Progress(plan.rounds).tell
+        parts = {site: part.with_name(f"{part.name}-{site}") for site in traces.traces}
+        ended = replay_sites(plan, parts, workers=workers, tell=tell, traces=traces)
+        return [_kept((parts[site], records), data_dir) for site, (_, records) in ended.items()]
 
 
 def _played(plan: Plan, part: Path, count: int, workers: int, trace: Trace | None) -> list[Replayed]:
@@ -155,28 +173,6 @@ def _kept(replayed: Replayed, data_dir: Path) -> Replayed:
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return folder, records
-
-
-def _require_replayable(source: Path, *, is_plan: bool) -> None:
-    """Refuse what a plan with several sites cannot be replayed from or into.
-
-    Raises:
-        ConfigError: It is a trace or a run, other devices are asked for, or one run to compare.
-    """
-    if not is_plan:
-        raise ConfigError(
-            f"{source}: sites: of several edge servers a plan's file alone can be replayed, with the devices that it "
-            "names, and into a run for each: leave out --devices, --compare and a trace"
-        )
-
-
-def _sizes(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int]:
-    """Return how many examples each device would train on; of a large fleet the first devices tell enough."""
-    shelf, sizes = DataCache(), dict[str, int]()
-    for index, device in enumerate(fleet[:MOST_COUNTED]):
-        data = share(plan, fleet, index)
-        sizes[device.name] = count_trained_on(shelf.count(data), data)
-    return sizes
 
 
 @contextmanager
@@ -204,7 +200,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def name_of(plan: Plan, trace: Trace | None = None, count: int = 0) -> str:
+def name_of(plan: Plan, trace: Trace | SiteTraces | None = None, count: int = 0) -> str:
     """Return the name of a replay: a function of what is played, so that replaying twice writes the same record.
 
     Args:
@@ -252,7 +248,12 @@ def replay(
 
 
 def replay_sites(
-    plan: Plan, folders: Mapping[str, Path], *, workers: int = 1, tell: Tell | None = None
+    plan: Plan,
+    folders: Mapping[str, Path],
+    *,
+    workers: int = 1,
+    tell: Tell | None = None,
+    traces: SiteTraces | None = None,
 ) -> dict[str, tuple[State, list[AnyRecord]]]:
     """Run a plan with several sites on one virtual time; return each server's final state and its records.
 
@@ -261,12 +262,13 @@ def replay_sites(
         folders: New ones, of each site's run.
         workers: As `replay`.
         tell: Is told of every record of each of them.
+        traces: Whose devices and servers to replay; None for those of the plan.
 
     Raises:
         ConfigError: As `replay`.
         Infeasible: As `replay`.
     """
-    with _prepared(plan, 0, workers, None) as ready, ExitStack() as stack:
+    with _prepared(plan, 0, workers, traces) as ready, ExitStack() as stack:
         runner, cast, place, notes = ready
         stores = {
             site: ReportingStore(folder, place / "updates" / site, runner.get_loop().time, tell)
@@ -274,7 +276,7 @@ def replay_sites(
         }
         for store in stores.values():
             stack.callback(store.close)
-        states = runner.run(play_sites(plan, stores, cast))
+        states = runner.run(play_sites(plan, stores, cast, traces.server_s() if traces else {}))
         for store in stores.values():
             store.extend([Noted(what=note) for note in notes])
             store.export()
@@ -286,7 +288,7 @@ Ready: TypeAlias = tuple["asyncio.Runner", Cast, Path, list[str]]
 
 
 @contextmanager
-def _prepared(plan: Plan, count: int, workers: int, trace: Trace | None) -> Iterator[Ready]:
+def _prepared(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[Ready]:
     """Have everything that a replay needs while the block lasts; arguments as `replay`."""
     malloc.tune(*_blocks(plan))
     torch.set_num_threads(1)
@@ -304,7 +306,8 @@ def _prepared(plan: Plan, count: int, workers: int, trace: Trace | None) -> Iter
         pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        server_s, draw = (recorded_gateway.costs(trace), trace.header.draw) if trace else ({}, DRAW)
+        server_s = recorded_gateway.costs(trace) if isinstance(trace, Trace) else {}
+        draw = trace.header.draw if trace else DRAW
         yield (
             runner,
             Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s, draw),
@@ -325,11 +328,16 @@ def _blocks(plan: Plan) -> tuple[int, int]:
     return malloc.LARGE_BYTES, malloc.KEPT_BYTES
 
 
-def _devices(plan: Plan, count: int, trace: Trace | None) -> tuple[list[DevicePlan], list[Behaviour], list[str]]:
+def _devices(
+    plan: Plan, count: int, trace: Trace | SiteTraces | None
+) -> tuple[list[DevicePlan], list[Behaviour], list[str]]:
     """Return the devices, how they behave, and what the record must say of that."""
     if trace is None:
         fleet, notes = devices(plan, count), list[str]()
         behaviours = [behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
+    elif isinstance(trace, SiteTraces):
+        fleet, notes = devices(plan), list[str]()
+        behaviours = [recorded.behaviours(trace.trace_of(device.name), [device.name])[0] for device in fleet]
     else:
         fleet, notes = recorded_fleet(trace, plan, count)
         behaviours = recorded.behaviours(trace, [device.name for device in fleet])

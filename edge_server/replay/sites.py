@@ -6,9 +6,11 @@ What the servers say to each other is what they say live; a link has the backhau
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from edge_server.allocation.coordinator import decide
 from edge_server.fleet.hub import Server
@@ -29,6 +31,8 @@ from shared.tensors.tree import State
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate
 
+ServerSeconds: TypeAlias = Mapping[str, Callable[..., float]]
+"""Seconds of a server's own calculations, by their names."""
 MOST_MODEL_BYTES = 8 << 30
 """Of a neighbour's model."""
 
@@ -39,13 +43,16 @@ def backhaul(sites: SitesPlan) -> Rate:
     return Rate(rate, rate, sites.backhaul_delay_s)
 
 
-async def play_sites(plan: Plan, stores: Mapping[str, Store], cast: Cast) -> dict[str, State]:
+async def play_sites(
+    plan: Plan, stores: Mapping[str, Store], cast: Cast, server_s: Mapping[str, ServerSeconds]
+) -> dict[str, State]:
     """Run a plan at all its sites on the running loop's virtual time; return the final state of each server.
 
     Args:
         plan: It has sites.
         stores: Where each site's run is recorded; the folder has the run's name.
         cast: Who takes part.
+        server_s: What each site's server's own calculations take, in place of the cast's; of none as there.
 
     Raises:
         FieldFleetError: A site's run failed; the first of several.
@@ -55,11 +62,12 @@ async def play_sites(plan: Plan, stores: Mapping[str, Store], cast: Cast) -> dic
     clusters = devices_by_site(plan.sites, [device.name for device in cast.fleet])
     places = {site: ReplaySite(site, frozenset(devices), MemoryTransport()) for site, devices in clusters.items()}
     ended = asyncio.Barrier(len(places))
+    casts = {site: replace(cast, server_s=server_s.get(site, cast.server_s)) for site in places}
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {
-                site: group.create_task(_play_site(plan, places, stores[site], cast, site, ended), name=f"site {site}")
-                for site in places
+                site: group.create_task(_play_site(plan, places, stores[site], own, site, ended), name=f"site {site}")
+                for site, own in casts.items()
             }
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.journal.runs import exists
+from edge_server.journal.records import Gossiped
+from edge_server.journal.runs import exists, find_all
 from edge_server.plan.devices import DevicePlan, expanded
-from edge_server.plan.plan import Plan, placed
+from edge_server.plan.plan import Plan, placed, share
+from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.trace import files
+from edge_server.replay.trace.export import trace_of
+from edge_server.replay.trace.header import Trial
 from edge_server.replay.trace.trace import Trace
-from edge_server.replay.trace.transfer import trace_of_run
+from edge_server.replay.trace.transfer import portable_trace, trace_of_run
 from edge_server.rounds.check_plan import check, load
 from edge_server.rounds.evaluation.running_statistics import batches_of, settle_batches
+from edge_server.sites.overview import site_of
 from shared.algorithms import ALGORITHMS
+from shared.data.cache import DataCache
+from shared.data.sources.arrays import count_trained_on
 from shared.errors import ConfigError, NoSuchRun
 from shared.registry import build
 
 MOST_NAMED = 3
 """Devices in a message."""
+MOST_COUNTED = 64
+"""Devices whose examples are counted before a trace is played."""
 
 
 def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: Path) -> tuple[Plan, Trace | None]:
@@ -115,3 +125,99 @@ def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[Devic
     if left_out := [name for name in recorded if name not in names]:
         notes.append(f"{len(left_out)} devices of the trace are not replayed: {', '.join(left_out[:8])}")
     return [planned.get(name, DevicePlan(name=name)) for name in names], notes
+
+
+def examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int]:
+    """Return how many examples each device would train on; of a large fleet the first devices tell enough.
+
+    Args:
+        plan: Whose data they share.
+        fleet: The devices.
+    """
+    shelf, sizes = DataCache(), dict[str, int]()
+    for index, device in enumerate(fleet[:MOST_COUNTED]):
+        data = share(plan, fleet, index)
+        sizes[device.name] = count_trained_on(shelf.count(data), data)
+    return sizes
+
+
+@dataclass(frozen=True)
+class SiteTraces:
+    """What was recorded at the sites of one run.
+
+    Attributes:
+        traces: Of each site, in the plan's order; `header` is the first one's.
+        gossip_s: Seconds that mixing took each site, by round: they are no calculation of its server's.
+    """
+
+    traces: Mapping[str, Trace]
+    gossip_s: Mapping[str, Mapping[int, float]]
+
+    @property
+    def header(self) -> Trial:
+        """Return what stands in the `trace.json` of the first."""
+        return next(iter(self.traces.values())).header
+
+    def trace_of(self, device: str) -> Trace:
+        """Return the trace in which a device of the plan is."""
+        return next(trace for trace in self.traces.values() if device in {one.name for one in trace.header.devices})
+
+    def server_s(self) -> dict[str, Mapping[str, Callable[..., float]]]:
+        """Return the seconds that each site's server's own calculations take, by their names."""
+        return {site: recorded_gateway.costs(trace, self.gossip_s[site]) for site, trace in self.traces.items()}
+
+    def require_data(self, sizes: Mapping[str, int]) -> None:
+        """Refuse data that are not those the devices trained on, as `require_recorded_data`."""
+        for trace in self.traces.values():
+            require_recorded_data(trace, sizes)
+
+
+def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTraces | None:
+    """Return what was recorded at all sites of a run, by what the names of its runs begin with; None of anything else.
+
+    Args:
+        source: As `find_source`.
+        data_dir: Folder of runs.
+        data_root: Folder of data sets.
+
+    Raises:
+        ConfigError: A run of a site is not there, or a device of the plan took part nowhere.
+    """
+    if source.is_file() or files.is_trace(source):
+        return None
+    try:
+        runs = find_all(data_dir, str(source))
+    except ConfigError:
+        return None  # `find_source` says what is wrong with it
+    if len(runs) == 1:
+        return None
+    records = {site_of(run.records, run.folder.name): run.records for run in runs}
+    traces = {site: portable_trace(trace_of(those), data_root) for site, those in records.items()}
+    gossips = {
+        site: {one.round: one.seconds for one in those if isinstance(one, Gossiped)} for site, those in records.items()
+    }
+    plan = next(iter(traces.values())).header.plan
+    there = {device.name for trace in traces.values() for device in trace.header.devices}
+    absent = [one.name for one in expanded(plan.device) if one.name not in there]
+    missing = [site for site in (plan.sites.names if plan.sites else ()) if site not in traces]
+    if missing or absent:
+        lacking = f"the run of site {missing[0]} is not there" if missing else f"device {absent[0]} took part nowhere"
+        raise ConfigError(f"{source}: {lacking}: sites are replayed from the runs of all, of all their devices")
+    return SiteTraces(traces, gossips)
+
+
+def require_replayable(source: Path, *, is_plan: bool) -> None:
+    """Refuse what a plan with several sites cannot be replayed from.
+
+    Args:
+        source: What is asked for.
+        is_plan: Whether that is a plan's file, with its own devices.
+
+    Raises:
+        ConfigError: It is the trace or the run of one site, other devices are asked for, or another plan.
+    """
+    if not is_plan:
+        raise ConfigError(
+            f"{source}: sites: several edge servers are replayed from a plan's file, with the devices that it names, "
+            "or from the runs of all its sites, by what their names begin with: leave out --devices and another plan"
+        )

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from edge_server.journal.records import AnyRecord, UpdateAccepted, valid
+from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted, valid
 from edge_server.report.digest import FLEET, Amount, Digest, RoundDigest, TaskDigest, fleet_figures, quantile
 from edge_server.report.summarise import digest_run
 
@@ -44,7 +44,13 @@ TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
 EXCHANGE = ("exchange_s", "exchange_joules", "gradient_bytes", "features_bytes")
 """Of a split session alone."""
 PAYLOAD = "payload_up_bytes"
-FIGURES = (*ROUND, *TASK, PAYLOAD)
+GOSSIP: Mapping[str, Callable[[Gossiped], float]] = {
+    "gossip_s": lambda one: one.seconds,
+    "gossip_bytes_up": lambda one: float(sum(one.bytes_up.values())),
+    "gossip_bytes_down": lambda one: float(sum(one.bytes_down.values())),
+}
+"""Of a site's mixing with its neighbours after a round."""
+FIGURES = (*ROUND, *GOSSIP, *TASK, PAYLOAD)
 """In the order of reports: of a round, then of a task; bytes but those of a payload are of frames, headers and all."""
 
 
@@ -154,6 +160,7 @@ def compare_runs(
     before, after = digest_run(recorded), digest_run(replayed)
     skipped: Skips = Counter()
     pairs = [*_rounds(before, after, skipped), *_tasks(before, after, skipped)]
+    pairs += _gossips(recorded, replayed, skipped)
     told, said = _updates(recorded), _updates(replayed)
     both = sorted(told.keys() & said.keys())
     sent = [key for key in both if told[key].update.params or said[key].update.params]
@@ -205,6 +212,17 @@ def _tasks(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     for key, one, again in _matched("task", mine, other, lambda one: one.arrival, skipped):
         for figure in figures:
             yield from _paired(figure, key, (TASK[figure](one), TASK[figure](again)), skipped)
+
+
+def _gossips(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], skipped: Skips) -> Iterator[Pair]:
+    mine, other = ({one.round: one for one in those if isinstance(one, Gossiped)} for those in (recorded, replayed))
+    for number, one, again in _matched("gossip", mine, other, _edges, skipped):
+        for figure, of in GOSSIP.items():
+            yield Pair(figure=figure, round=number, recorded=of(one), replayed=of(again))
+
+
+def _edges(one: Gossiped) -> str:
+    return f"with {', '.join(sorted(one.on)) or 'nobody'}"
 
 
 def _matched(

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from edge_server.replay.comparison import compare_text
-from edge_server.replay.comparison.compare import ROUND, Gap, Pair
+from edge_server.replay.comparison.compare import GOSSIP, ROUND, ErrorSpread, Gap, Pair
+from edge_server.replay.comparison.compare_sites import OF_ALL, SitesGap
 from edge_server.report import formatting
 from edge_server.report.charts import ChartLine, Point, Slice, bar, chart, key, ticks, whole_ticks
-from edge_server.report.html import Markup, document, element
+from edge_server.report.html import Markup, document, element, joined
 from edge_server.report.summarise import natural_order
 from edge_server.report.tables import table
 
@@ -20,32 +21,53 @@ OF_TASK = (
     *("download_s", "compute_s", "exchange_s", "upload_s", "compute_joules"),
     *("bytes_up", "bytes_down", "features_bytes", "gradient_bytes"),
 )
+RATES = (*(one for one in ROUND if one != "round_s"), "mean_accuracy")
+"""Of which a part of the axis shows more."""
 MOST_DEVICES = 60
 """Beyond so many devices there are no curves of each, only the table."""
 
 
 def page(gap: Gap) -> str:
     """Return a gap as HTML."""
-    facts = element("ul", *(element("li", line) for line in compare_text.lines(gap)))
-    keys = [element("li", key(colour), element("b", name)) for colour, name in enumerate(NAMES)]
-    heading = element("h1", "How far the replay is from the run")
     return document(
         f"{gap.replayed} against {gap.recorded}",
-        element("header", heading, facts, element("ul", *keys, class_="runs")),
-        _section("Relative errors", _errors(gap)),
-        _section("Rounds", _charts([one for one in gap.pairs if one.figure in ROUND], list(ROUND))),
+        _head("How far the replay is from the run", compare_text.lines(gap)),
+        _section("Relative errors", _errors(gap.spreads)),
+        _section("Rounds", _rounds(gap)),
         *(_section(f"Device {device}", _charts(own, OF_TASK)) for device, own in _by_device(gap)),
     )
+
+
+def sites_page(gap: SitesGap) -> str:
+    """Return the gap of several sites as HTML."""
+    return document(
+        f"{gap.replayed} against {gap.recorded}",
+        _head("How far the replay is from the runs of all sites", compare_text.sites_lines(gap)),
+        _section("Relative errors of all sites", _errors(gap.spreads)),
+        _section("All sites together", _charts(gap.pairs, list(OF_ALL))),
+        *(_section(f"Site {site}", joined(_errors(own.spreads), _rounds(own))) for site, own in gap.sites.items()),
+    )
+
+
+def _head(title: str, lines: Sequence[str]) -> Markup:
+    keys = [element("li", key(colour), element("b", name)) for colour, name in enumerate(NAMES)]
+    facts = element("ul", *(element("li", line) for line in lines))
+    return element("header", element("h1", title), facts, element("ul", *keys, class_="runs"))
+
+
+def _rounds(gap: Gap) -> Markup:
+    figures = [*ROUND, *GOSSIP]
+    return _charts([one for one in gap.pairs if one.figure in figures], figures)
 
 
 def _section(title: str, content: str) -> Markup:
     return element("section", element("h2", title), content)
 
 
-def _errors(gap: Gap) -> Markup:
+def _errors(spreads: Sequence[ErrorSpread]) -> Markup:
     """Return the quantiles of every figure's errors, with the median as a bar."""
     rows = []
-    for one in gap.spreads:
+    for one in spreads:
         errors = [compare_text.percent(error) for error in (one.least_tenth, one.median, one.most_tenth)]
         drawn = bar([Slice("compute", min(one.median, compare_text.FULL), errors[1])], compare_text.FULL)
         rows.append([one.figure, str(one.count), str(one.exact), *errors, compare_text.most(one), drawn])
@@ -66,7 +88,7 @@ def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
         ChartLine(name, colour, [Point(one.round, getattr(one, name) / size, _said(one, name)) for one in pairs])
         for colour, name in enumerate(NAMES)
     ]
-    least = min(heights) if figure in ROUND and figure != "round_s" else 0.0
+    least = min(heights) if figure in RATES else 0.0
     title = f"{figure}, {unit}" if unit else figure
     rounds = whole_ticks(max(one.round for one in pairs))
     return chart(title, "round", rounds, ticks(least / size, max(heights) / size), curves)

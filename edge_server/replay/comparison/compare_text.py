@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge_server.replay.comparison.compare import ErrorSpread, Gap, Model, Same
+from edge_server.replay.comparison.compare_sites import SitesGap
 from shared.runtime.text_table import TextColumn, TextTable
 
 MODELS: dict[Model, str] = {"same": "the same bits", "different": "DIFFERENT", "unknown": "not known"}
@@ -13,12 +16,12 @@ TINY = 1e-4
 PARTS = " ▏▎▍▌▋▊▉"
 
 
-def table(gap: Gap) -> TextTable:
+def table(spreads: Sequence[ErrorSpread]) -> TextTable:
     """Return how the errors of every figure spread."""
     headings = ("pairs", "exact", "10 %", "median", "90 %", "most")
     columns = (TextColumn("error of"), *(TextColumn(one, right=True) for one in headings))
     rows = []
-    for one in gap.spreads:
+    for one in spreads:
         quantiles = (percent(error) for error in (one.least_tenth, one.median, one.most_tenth))
         rows.append((one.figure, str(one.count), str(one.exact), *quantiles, most(one), bar(one.median)))
     return TextTable([*columns, TextColumn(f"median, 0 to {FULL:.0%}")], rows)
@@ -33,6 +36,13 @@ def lines(gap: Gap) -> list[str]:
         f"payloads of the same bits: {_of(gap.starts)} given to devices, {_of(gap.updates)} sent by them",
     ]
     return said + [f"not compared: {one.what}, {one.count} times: {one.why}" for one in gap.skipped]
+
+
+def sites_lines(gap: SitesGap) -> list[str]:
+    """Return what else is known of the gap of several sites, and of each of them."""
+    said = [f"recorded: {gap.recorded}; replayed: {gap.replayed}", f"final models: {MODELS[gap.model]}"]
+    said += [f"not compared: {one.what}: {one.why}" for one in gap.skipped]
+    return said + [f"{site}: {line}" for site, own in gap.sites.items() for line in lines(own)[1:]]
 
 
 def percent(error: float) -> str:

@@ -12,9 +12,14 @@ from edge_server.rounds.round import ROUND_END, SERVER_TRAINING
 from edge_server.rounds.split.session import SPLIT_STEP
 
 
-def costs(trace: Trace) -> Mapping[str, Callable[..., float]]:
-    """Return the seconds of a recorded server's own calculations, by their names."""
-    end_s, step_s, training_s = seconds(trace), step_seconds(trace), training_seconds(trace)
+def costs(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Mapping[str, Callable[..., float]]:
+    """Return the seconds of a recorded server's own calculations, by their names.
+
+    Args:
+        trace: What was recorded.
+        gossip_s: What of rounds' ends went into mixing with other sites, by round.
+    """
+    end_s, step_s, training_s = seconds(trace, gossip_s), step_seconds(trace), training_seconds(trace)
     return {
         ROUND_END: lambda number, _state: end_s(number),
         SPLIT_STEP: lambda *_: step_s,
@@ -22,17 +27,22 @@ def costs(trace: Trace) -> Mapping[str, Callable[..., float]]:
     }
 
 
-def seconds(trace: Trace) -> Callable[[int], float]:
+def seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callable[[int], float]:
     """Return the server's own seconds by round: from the last update that counts, or the deadline, to the round's end.
 
     A round of which they are not known takes the median of the others; where none are, the server takes none.
+
+    Args:
+        trace: What was recorded.
+        gossip_s: What of that went into mixing with other sites, by round.
     """
+    mixing_s = gossip_s or {}
     deadline_s, tasks = trace.header.plan.round.deadline_s, dict[int, list[TaskRow]]()
     for task in trace.tasks:
         beyond = trace.header.plan.rounds + 1 if task.purpose == "statistics" else 0  # within its round all the same
         tasks.setdefault(task.round - beyond, []).append(task)
     found = ((one.round, _own_s(one, tasks.get(one.round, []), deadline_s)) for one in trace.rounds)
-    known = {number: own_s for number, own_s in found if own_s is not None}
+    known = {number: max(0.0, own_s - mixing_s.get(number, 0.0)) for number, own_s in found if own_s is not None}
     usual_s = median(known.values()) if known else 0.0
     return lambda number: known.get(number, usual_s)
 

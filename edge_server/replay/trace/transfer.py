@@ -149,7 +149,11 @@ def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
     Raises:
         ConfigError: As `edge_server.journal.runs.find`.
     """
-    found = trace_of(find(data_dir, run).records)
+    return portable_trace(trace_of(find(data_dir, run).records), data_root)
+
+
+def portable_trace(found: Trace, data_root: Path) -> Trace:
+    """Return a trace in which the path of the data is relative to the folder of data sets."""
     return Trace(msgspec.structs.replace(found.header, plan=portable(found.header.plan, data_root)), found.tables)
 
 

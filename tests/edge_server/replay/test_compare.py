@@ -180,13 +180,13 @@ def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, c
     """10 % off: code 0, unless more than 9 % is too much; the page lies where it was asked for."""
     run, again = kept(tmp_path, "run", 1.0), Run(tmp_path / "again", journal(tmp_path, "again", slower=1.1))
     options = argparse.Namespace(fail_above=None, html=tmp_path / "gap.html", format="table")
-    assert replay.compared(options, run, again) == 0
+    assert replay.compared(options, [run], [again]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[:3] for line in shown.splitlines() if "round_s" in line] == [["round_s", "2", "0"]]
     assert f"page: {options.html}" in shown
     assert options.html.read_text().startswith("<!doctype html>")
     options = argparse.Namespace(fail_above=0.09, html=None, format="json")
-    assert replay.compared(options, run, again) == 1
+    assert replay.compared(options, [run], [again]) == 1
     found = msgspec.json.decode(capsys.readouterr().out, type=Gap)
     assert found.spread("round_s").median == pytest.approx(0.1)
     assert json.loads(msgspec.json.encode(found))["model"] == "unknown"
@@ -198,7 +198,7 @@ def test_a_run_that_is_not_there_is_told_before_anything_is_played(tmp_path):
     with pytest.raises(ConfigError, match="no run 'gone'"):
         replay.find_recorded(argparse.Namespace(compare="gone", data_dir=tmp_path))
     asked = {"compare": None, "html": None, "fail_above": None, "data_dir": tmp_path}
-    assert replay.find_recorded(argparse.Namespace(**asked)) is None
+    assert replay.find_recorded(argparse.Namespace(**asked)) == []
     for option in ({"html": tmp_path / "gap.html"}, {"fail_above": 0.1}):
         with pytest.raises(ConfigError, match="give --compare RUN as well"):
             replay.find_recorded(argparse.Namespace(**{**asked, **option}))

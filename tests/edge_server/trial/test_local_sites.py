@@ -10,10 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_server.cli.replay import gap_between_runs
 from edge_server.fleet import broker
 from edge_server.journal.costs import by_round
 from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RunOpened, closed_rounds
+from edge_server.journal.runs import Run
 from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.replay.comparison.compare_sites import compare_sites
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
 from edge_server.sites.overview import accuracy_line
@@ -95,6 +98,13 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
     require_mixed([read(folder) for folder in folders.values()])
     require_modelled(read(folders["north"]))
     assert "links: relays on loopback" in done.err
+    live = {site: Run(folder, read(folder)) for site, folder in folders.items()}
+    again = {site: Run(tmp_path / f"replay-{site}", replayed[site][1]) for site in folders}
+    gaps = {site: gap_between_runs(live[site], again[site]) for site in folders}
+    before, after = ({site: run.records for site, run in runs.items()} for runs in (live, again))
+    gap = compare_sites(before, after, gaps)
+    assert gap.model == "same"
+    assert (gap.spread("loss").most, gap.spread("mean_accuracy").most) == (0.0, 0.0)
     accuracy = closed_rounds(read(folders["north"]))[-1].accuracy  # of a full graph: the same model at both
     *_, told, following = done.out.splitlines()
     assert told == (
