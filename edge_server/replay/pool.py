@@ -104,14 +104,11 @@ class Beside:
         self._under_way: set[int] = set()
         self._done: dict[int, list[Ending]] = {}
         context, ours = multiprocessing.get_context("fork"), (self._orders, self._endings)
-        gc.collect()
-        gc.freeze()  # a collection in a child would touch, and so copy, what it shares with us
         self._processes = [
             context.Process(target=_serve, args=(do, taken, answers, ours), daemon=True) for _ in range(count)
         ]
         for process in self._processes:
             process.start()
-        gc.unfreeze()
         for theirs in (taken, answers):
             theirs.close()
 
@@ -172,6 +169,7 @@ class Beside:
 
 def _serve(do: Do, orders: socket.socket, answers: socket.socket, theirs: Sequence[socket.socket]) -> None:
     """Do what comes until nobody can send any more."""
+    gc.freeze()  # a collection would touch, and so copy, what is shared with whoever forked us
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the orders decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
