@@ -66,6 +66,8 @@ GRADIENTS = "gradients"
 """Value of a task: gradients that its device estimates by; 0 in rounds without estimates."""
 SIGMA2, G2, STEPS_TAKEN = "sigma2", "g2", "steps_taken"
 """What a device says with its update."""
+NEAR = 1e-9
+"""A share of the steps that is whole but for rounding is."""
 FEWEST = 2
 """Gradients of which a variance can be told."""
 
@@ -119,7 +121,7 @@ def steps_taken(seed: int, local_steps: int, share: float, draw: Literal["trials
     """
     chance = Random(f"{seed}/steps")  # noqa: S311 - a draw, not a secret
     if draw == "even":
-        return min(local_steps, math.floor(share * local_steps + chance.random()))
+        return min(local_steps, math.floor(share * local_steps + chance.random() * (1 - NEAR) + NEAR))
     return sum(chance.random() < share for _ in range(local_steps))
 
 

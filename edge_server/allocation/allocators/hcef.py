@@ -191,10 +191,16 @@ def problem_of(options: HcefOptions, asked: HcefColumns, overhead: Array) -> Hce
         tau=asked.tau,
         sigma2=asked.moments[0],
         g2=asked.moments[1],
-        least_steps=1.0 if options.baseline in ("cef", "cef_c") else options.rho_min,
+        least_steps=_least_steps(options, asked.tau),
         least_sent=1.0 if all_sent else options.theta_min,
         weight_add=options.w_add,
     )
+
+
+def _least_steps(options: HcefOptions, tau: int) -> float:
+    if options.baseline in ("cef", "cef_c"):
+        return 1.0
+    return max(options.rho_min, 1 / tau) if options.whole_steps else options.rho_min
 
 
 def _solved(options: HcefOptions, solver: Solver, asked: HcefColumns) -> tuple[Control, Array]:
@@ -220,8 +226,10 @@ def _once(options: HcefOptions, solver: Solver, problem: Hcef) -> Control:
         return control(terms(problem), (steps, np.ones(len(steps))), 0.0)
     at_once = options.joint if options.joint is not None else len(problem.mu_s) <= FEW
     if at_once and options.baseline == "hcef" and solver == "numpy" and problem.least_sent < 1:
-        return hcef_joint.solve(problem)
-    return hcef.solve(problem, options.start, solver)
+        found = hcef_joint.solve(problem)
+    else:
+        found = hcef.solve(problem, options.start, solver)
+    return hcef.in_whole_steps(terms(problem), problem.tau, found) if options.whole_steps else found
 
 
 def _floors(options: HcefOptions, asked: HcefColumns, found: Control) -> tuple[Array, float]:

@@ -52,6 +52,8 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
             absent: at once of up to 64 devices, which takes a tenth of a second at the most, and gains nothing of more.
         start: Of what is decided in turn: share of the room beyond the floors that is spent on steps at first; where it
             ends depends on it.
+        whole_steps: Whether rho tau is made whole, at least one, so that a task takes as many steps as were decided for
+            its deadline; else chance makes it whole, and the slowest of many devices takes longer.
         w_add: Weight of the steps that are left out in the objective; 3 as printed, 1 as its proof has it.
         rho_min: Least share of the local steps.
         theta_min: Least share of the change.
@@ -65,6 +67,7 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
     baseline: Literal["hcef", "cef", "cef_f", "cef_c", "mll_sgd"] = "hcef"
     joint: bool | None = None
     start: float = 0.5
+    whole_steps: bool = False
     w_add: float = 3.0
     rho_min: float = 0.05
     theta_min: float = 1e-3

@@ -30,6 +30,8 @@ from edge_server.allocation.optimizers.hcef_problem import Control, Hcef, HcefTe
 from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
 STILL = 1e-4
+NEAR = 1e-6
+"""Steps so near to a whole number are one."""
 
 Block: TypeAlias = Callable[[HcefTerms, Array], tuple[Array, float]]
 """P2.1 from rho, or P2.2 from theta; with the multiplier of the energy row."""
@@ -82,6 +84,30 @@ def alternate(given: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None
         if max(np.max(np.abs(steps - before[0]), initial=0.0), np.max(np.abs(sent - before[1]), initial=0.0)) <= STILL:
             break
     return control(given, (steps, sent), multiplier, sweeps=done)
+
+
+def in_whole_steps(given: HcefTerms, tau: int, found: Control) -> Control:
+    """Return an allocation with rho tau whole for every device, at most one off, and theta decided anew for these.
+
+    All are rounded down, then up again where deadlines and joules allow, those first that lost most.
+
+    Args:
+        given: The problem; rho_min is at least 1 / tau.
+        tau: Local iterations of a round at rho = 1.
+        found: The allocation of any rho.
+    """
+    wanted = found.steps * tau
+    count = np.floor(wanted + NEAR)
+    step_s, step_joules = given.step_s / tau, given.step_joules / tau
+    left = given.energy_joules - float((count * step_joules + found.sent * given.send_joules).sum())
+    in_time = (count + 1) * step_s + found.sent * given.send_s <= given.deadline_s
+    lost = np.where(in_time & (wanted - count > NEAR), wanted - count, 0.0)
+    order = np.argsort(-lost, kind="stable")
+    afforded = np.cumsum(np.where(lost > 0, step_joules, 0.0)[order]) <= left
+    count[order] += afforded & (lost[order] > 0)
+    steps = np.clip(count / tau, given.least[0], 1.0)
+    sent = found.sent if given.least[1] >= 1 else sent_for(given, steps)[0]
+    return control(given, (steps, sent), found.multiplier, sweeps=found.sweeps)
 
 
 def sent_for(given: HcefTerms, steps: Array) -> tuple[Array, float]:

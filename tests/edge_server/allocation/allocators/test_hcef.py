@@ -22,6 +22,7 @@ from edge_server.journal.records import CostSettled, Gossiped, Measured, RoundOp
 from edge_server.plan.sections import BudgetPlan, OptimizerPlan
 from edge_server.plan.sites import SitesPlan
 from edge_server.rounds.check_plan import load
+from shared.algorithms.hcef import steps_taken
 from shared.codecs.topk import topk_bytes
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, StepCost
@@ -274,6 +275,30 @@ def test_whatever_devices_say_there_is_a_decision(told, baseline, seconds, joule
 def test_options_that_are_none_are_refused(options):
     with pytest.raises(ConfigError, match="hcef"):
         options_of(table(**options))
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize(
+    ("slow", "poor", "link"), [(0.6, 0.6, 1.0), (0.9, 0.4, 0.03), (0.5, 2.0, 0.01), (3.0, 3.0, 1.0)]
+)
+def test_whole_steps_keep_deadlines_and_joules_and_are_at_most_one_off(joint, slow, poor, link):
+    """So what a task really takes is what was decided: no chance is left."""
+    for seed in range(20):
+        case = fleet(seed, 40, slow=slow, poor=poor, link=link)
+        free = decide(table(joint=joint, rho_min=0.2), case)
+        whole = decide(table(joint=joint, whole_steps=True), case)
+        assert whole.feasible == free.feasible
+        if whole.feasible:
+            seconds, joules = spent(case, whole)
+            assert max(seconds.values()) <= case.limits["deadline_s"] * 1.003
+            assert joules <= case.limits["round_joules"] * 1.003
+        for name, one in whole.devices.items():
+            count = 5 * float(one.values["steps"])
+            assert count == pytest.approx(round(count))
+            assert count >= 1
+            if link == 1.0:  # else what is left of the seconds is sent, whose positions cost more again
+                assert abs(count - 5 * float(free.devices[name].values["steps"])) < 1
+            assert {steps_taken(seed, 5, float(one.values["steps"]), "even") for seed in range(50)} == {round(count)}
 
 
 def test_what_honest_devices_tell_is_averaged_and_one_that_lies_moves_it_little():
