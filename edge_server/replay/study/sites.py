@@ -44,6 +44,9 @@ def merged(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
     worst = min(found, key=lambda one: OUTCOMES.index(one.outcome) if one.outcome in OUTCOMES else -1)
     notes = {note: None for one in found for note in one.notes}
     refused = sum((Counter(one.refused) for one in found), Counter[str]())
+    rounds = _rounds([one.rounds for one in found])
+    ended = {one.round for one in rounds}  # where budgets end a run, sites end it apart
+    tasks = [task for one in found for task in one.tasks if task.round in ended]
     return Digest(
         run=run,
         live=any(one.live for one in found),
@@ -59,9 +62,9 @@ def merged(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
         personal=any(one.personal for one in found),
         measuring=sum_known(one.measuring for one in found),
         plan=plan,
-        rounds=_rounds([one.rounds for one in found]),
+        rounds=rounds,
         devices=[device for one in found for device in one.devices],
-        tasks=sorted((task for one in found for task in one.tasks), key=lambda task: task.round),
+        tasks=sorted(tasks, key=lambda task: task.round),
     )
 
 

@@ -74,6 +74,7 @@ def test_sites_together_take_the_mean_the_last_and_the_sum(cells):
     assert [one.seconds for one in found.rounds] == [10.0, 10.0]
     assert found.rounds[-1].until.seconds == known_amount(20.0)
     assert [one.until.joules.value for one in found.rounds] == [3.0, 6.0]
+    assert {task.round for task in found.tasks} == {1, 2}, "a page would look for a round that is none"
     assert (found.outcome, found.rounds[0].arrived) == ("finished", 2)
 
 
