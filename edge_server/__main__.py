@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_server.cli import commands, places
-from edge_server.cli import release as release_command
 from edge_server.cli import report as report_command
-from edge_server.cli import rollout as rollout_command
 from edge_server.cli import runs as runs_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
 from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
+from edge_server.cli.gateway import site as site_command
+from edge_server.cli.releases import release as release_command
+from edge_server.cli.releases import rollout as rollout_command
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
 from shared.runtime.command_line import add_general_options, missing_extra, parse_all
@@ -46,6 +47,8 @@ COMMANDS: Mapping[str, Command] = {
     "serve-tops": release_command.serve_tops,
     "rollout": commands.rollout,
     "trace": trace_command.trace,
+    "site": site_command.site,
+    "revoke": site_command.revoke,
 }
 
 RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release", "rollout", "serve-tops"})
@@ -127,8 +130,15 @@ def _parser() -> argparse.ArgumentParser:
     rollouts = verbs.add_parser("rollout", help="roll a release out to the boards of a site, wave by wave")
     rollout_command.arguments(rollouts)
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
+    _gateway(verbs)
     add_general_options(parser)
     return parser
+
+
+def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the commands that make and keep a site."""
+    site_command.arguments(verbs.add_parser("site", help="the gateway of a site: its CA, broker and files"))
+    site_command.revoke_arguments(verbs.add_parser("revoke", help="shut a device out for good, at once"))
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:

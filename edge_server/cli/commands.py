@@ -192,7 +192,7 @@ def devices(options: argparse.Namespace) -> int:
 
 def rollout(options: argparse.Namespace) -> int:
     """Roll a release out, watch that, or give it orders."""
-    from edge_server.cli.rollout import rollout as run_rollout  # noqa: PLC0415
+    from edge_server.cli.releases.rollout import rollout as run_rollout  # noqa: PLC0415
 
     return run_rollout(options, _cancelled_by_signals)
 

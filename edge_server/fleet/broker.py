@@ -12,11 +12,13 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from shared.errors import Unreachable
 from shared.runtime import malloc
 from shared.runtime.processes import terminate
+from shared.transport.base import Broker
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,22 @@ class PrivateBroker:
 def mosquitto() -> str | None:
     """Return the path of mosquitto, also where a user's PATH leaves out the administrator's folders."""
     return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":" + SBIN)
+
+
+def open_door(broker: Broker) -> str:
+    """Say what is wrong with going to a broker as we are about to; empty where nothing is."""
+    try:
+        is_near = ip_address(broker.host).is_loopback
+    except ValueError:
+        is_near = broker.host == "localhost"
+    if is_near or (broker.tls and broker.has_account):
+        return ""
+    place, remedy = f"{broker.host}:{broker.port}", "`edge-server site init` makes a site whose broker knows everybody"
+    if broker.tls:
+        return f"the broker at {place} is told neither a certificate nor a name: it lets anybody in; {remedy}"
+    if broker.user:
+        return f"the password for the broker at {place} goes over the network unencrypted; {remedy}"
+    return f"the broker at {place} is open to whoever reaches it, and nothing on the way is encrypted; {remedy}"
 
 
 def free_port() -> int:

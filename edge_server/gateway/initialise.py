@@ -23,7 +23,7 @@ from shared.errors import ConfigError
 
 ROOT_YEARS, SITE_YEARS = 30.0, 15.0
 USUAL_PORT = 8883
-USUAL_DATA = "/var/lib/fieldfleet/runs"
+USUAL_DATA = "/var/lib/fieldfleet-server/runs"
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ def _settled(site: SiteFolder, wanted: Wanted) -> SiteState:
         addresses=tuple(dict.fromkeys(wanted.addresses)) or state.addresses,
         port=wanted.port or state.port,
         bind=state.bind if wanted.bind is None else wanted.bind,
+        broker_user=site.broker_user,
     )
     if state != before:
         write_state(site.path, state)
@@ -116,11 +117,12 @@ def server_toml(folder: Path, state: SiteState) -> str:
         folder: Of the site, in which the file is to lie.
         state: Of the site.
     """
-    data_dir = USUAL_DATA if folder.resolve().is_relative_to("/etc") else "runs"
+    here = folder.resolve()
+    data_dir = USUAL_DATA if here.is_relative_to("/etc") else str(here / "runs")
     return (
         f"# The server of site {state.site}, made once by `edge-server site init`; edit it.\n"
         f'site = "{state.site}"\n'
-        'plan = "plan.toml"  # what `edge-server run` does; `edge-server trial run PLAN` names its own\n'
+        f'plan = "{here / "plan.toml"}"  # what `edge-server run` does; `edge-server trial run PLAN` names its own\n'
         f'data_dir = "{data_dir}"\n'
         "\n"
         "[broker]\n"
@@ -128,7 +130,26 @@ def server_toml(folder: Path, state: SiteState) -> str:
         f"port = {state.port}\n"
         "\n"
         "[broker.tls]  # this server's own certificate; nobody else may read the key\n"
-        'ca = "ca/root.crt"\n'
-        'cert = "gateway/edge-server.crt"\n'
-        'key = "gateway/edge-server.key"\n'
+        f'ca = "{here / "ca/root.crt"}"\n'
+        f'cert = "{here / "gateway/edge-server.crt"}"\n'
+        f'key = "{here / "gateway/edge-server.key"}"\n'
     )
+
+
+def link_services(site: SiteFolder, etc: Path = Path("/etc")) -> None:
+    """Let Debian's mosquitto and the server's unit find a site that lies in its usual place; others are left alone.
+
+    Args:
+        site: The folder; `site.changed` names what was made.
+        etc: The folder of the system's configuration.
+    """
+    if site.path != etc / "fieldfleet" / "site":
+        return
+    links = {
+        etc / "mosquitto" / "conf.d" / "fieldfleet.conf": site.path / "mosquitto.conf",
+        etc / "fieldfleet" / "server.toml": site.path / "server.toml",
+    }
+    for link, target in links.items():
+        if link.parent.is_dir() and not link.exists() and not link.is_symlink():
+            link.symlink_to(target)
+            site.changed.append(str(link))

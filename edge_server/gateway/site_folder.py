@@ -31,8 +31,10 @@ from edge_server.gateway.authority import Role, Subject
 from edge_server.gateway.broker_files import BrokerPlaces, access_list, broker_conf
 from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair
 from edge_server.gateway.state import (
+    FILE,
     SiteState,
     denied_accounts,
+    read_state,
     revoked_serials,
     with_account,
     with_signed,
@@ -115,7 +117,7 @@ def open_folder(path: Path, broker_user: str | None = None) -> SiteFolder:
 
     Args:
         path: The folder.
-        broker_user: Who the broker runs as; None for the usual one.
+        broker_user: Who the broker runs as; None for whom the site knows, or the usual one.
 
     Raises:
         ConfigError: There is no such user.
@@ -123,7 +125,8 @@ def open_folder(path: Path, broker_user: str | None = None) -> SiteFolder:
     if os.geteuid() != 0:
         return SiteFolder(path)
     if broker_user is None:
-        broker_user = BROKER_USER if _is_user(BROKER_USER) else "root"
+        known = read_state(path).broker_user if (path / FILE).is_file() else ""
+        broker_user = known or (BROKER_USER if _is_user(BROKER_USER) else "root")
     if not _is_user(broker_user):
         raise ConfigError(f"user {broker_user!r}: there is none on this machine; make one, or name another")
     return SiteFolder(path, broker_user, SERVER_USER if _is_user(SERVER_USER) else "root")
@@ -199,6 +202,11 @@ def sign(site: SiteFolder, state: SiteState, subject: Subject, spki: bytes, now:
     return noted, issued.certificate + ca
 
 
+def gateway_addresses(state: SiteState) -> tuple[str, ...]:
+    """Return all that a gateway's certificate is for."""
+    return tuple(dict.fromkeys((*state.addresses, *LOCAL, *((state.bind,) if state.bind else ()))))
+
+
 def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, new_key: bool = False) -> SiteState:
     """Make one of the gateway's own pairs where it is not there, or not what it should be.
 
@@ -211,7 +219,7 @@ def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, n
     """
     key_file, file = site.gateway(f"{name}.key"), site.gateway(f"{name}.crt")
     common, role = PAIRS[name]
-    addresses = tuple(dict.fromkeys((*state.addresses, *LOCAL))) if role == "gateway" else ()
+    addresses = gateway_addresses(state) if role == "gateway" else ()
     if not new_key and is_pair(key_file, file, site.ca("site.crt"), addresses):
         return state
     user = site.broker_user if name == "server" else site.server_user

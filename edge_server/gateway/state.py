@@ -65,6 +65,7 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
         addresses: Under which the gateway is reached, as its certificates name them.
         port: Of the broker's TLS listener.
         bind: The only address at which the broker listens; empty for all.
+        broker_user: To whom the broker gives up root's rights; empty for its own choice.
         accounts: By common name.
         generation: How often the broker was told to take its files anew.
     """
@@ -74,6 +75,7 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     port: int = 8883
     bind: str = ""
+    broker_user: str = ""
     accounts: dict[str, SiteAccount] = {}
     generation: int = 0
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from edge_server.fleet.admission import longest_packet
+from edge_server.fleet.broker import open_door
 from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
@@ -77,14 +78,13 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """
     device = _prepare_computing(config, plan)
+    if told := open_door(config.broker):
+        log.warning("%s", told)
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
     members = members_of(config, plan)
     _make(data_dir, folder)
     with hold_lock(folder) as lock, _unless_begun(folder):  # a second server would throw the first off the broker
-        ended = await in_thread(ended_runs, data_dir)
-        session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex, ended)
-        known_as, most = (f"{config.site}.{SERVER}", session.presence), longest_packet(config.link.frame_bytes)
-        transport = MqttTransport(config.broker, *known_as, most_packet_bytes=most)
+        session, transport = await _connection(config, data_dir)
         history = history_of(config, in_thread)
         server = Server(
             *(config.site, transport, monotonic, in_thread),
@@ -110,6 +110,16 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                     own = partial(run_plan, *us, started=utc_stamp(), members=members, device=device)
                     await own(graph=graph, neighbours=others)
                 return store.records()
+
+
+async def _connection(config: ServerConfig, data_dir: Path) -> tuple[Session, MqttTransport]:
+    """Return the server's session and connection, not open yet; say so where anybody may use that broker."""
+    ended = await in_thread(ended_runs, data_dir)
+    session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex, ended)
+    if told := open_door(config.broker):
+        log.warning("%s", told)
+    known_as, most = (f"{config.site}.{SERVER}", session.presence), longest_packet(config.link.frame_bytes)
+    return session, MqttTransport(config.broker, *known_as, most_packet_bytes=most)
 
 
 def _prepare_computing(config: ServerConfig, plan: Plan) -> Device:

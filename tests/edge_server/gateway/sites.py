@@ -97,6 +97,11 @@ class LiveSite:
         while await self.lets_in(pair):  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.02)
 
+    async def is_open(self) -> bool:
+        """Tell whether the broker lets the probe do what the access list does not."""
+        async with call(self.door, self.folder.gateway("probe")) as probe:
+            return await speaks(probe, "fieldfleet/v1/roof/_probe/forbidden")
+
     async def listens(self) -> bool:
         """Tell whether anybody listens at the site's port."""
         try:

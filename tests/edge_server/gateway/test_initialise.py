@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-import tomllib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,9 +13,10 @@ from cryptography import x509
 
 from edge_server.gateway.authority import BACKDATED
 from edge_server.gateway.certificate_files import addresses_in
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import Wanted, initialise, link_services
 from edge_server.gateway.site_folder import PAIRS, SiteFolder
 from edge_server.gateway.state import Signed, SiteAccount, locked, read_state, write_state
+from edge_server.plan.server_config import load
 from shared.errors import ConfigError
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -135,9 +136,10 @@ def test_a_certificate_of_every_part_is_in_the_state(folder):
 
 
 def test_the_servers_file_reads(folder):
-    config = tomllib.loads((folder / "server.toml").read_text())
-    assert (config["site"], config["broker"]["port"]) == ("roof", 8883)
-    assert all((folder / path).is_file() for path in config["broker"]["tls"].values())
+    config = load(folder / "server.toml")
+    assert (config.site, config.broker.port) == ("roof", 8883)
+    assert config.broker.tls
+    assert all(Path(one).is_file() for one in (config.broker.tls.ca, config.broker.tls.cert, config.broker.tls.key))
 
 
 def test_a_state_of_a_newer_version_is_refused(folder):
@@ -160,6 +162,25 @@ def read_state_of(folder, **fields):
     state = SiteState(site="roof", **fields)
     write_state(folder, state)
     return state
+
+
+def test_debians_mosquitto_and_the_units_find_a_site_in_its_usual_place(tmp_path):
+    etc = tmp_path / "etc"
+    (etc / "mosquitto/conf.d").mkdir(parents=True)
+    site = SiteFolder(etc / "fieldfleet/site")
+    initialise(site, ROOF, NOW)
+    site.changed.clear()
+    link_services(site, etc)
+    assert len(site.changed) == 2
+    assert (etc / "mosquitto/conf.d/fieldfleet.conf").read_bytes() == (site.path / "mosquitto.conf").read_bytes()
+    assert load(etc / "fieldfleet/server.toml").site == "roof"
+    (etc / "fieldfleet/server.toml").unlink()
+    (etc / "fieldfleet/server.toml").write_text("ours")
+    site.changed.clear()
+    link_services(site, etc)
+    link_services(SiteFolder(tmp_path / "elsewhere"), etc)
+    assert site.changed == []
+    assert (etc / "fieldfleet/server.toml").read_text() == "ours"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -1,0 +1,178 @@
+"""`edge-server site` and `revoke`: make a site, see whether it is as it was made, shut a device of it out for good."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.runtime import processes
+from shared.runtime.clock import utc_seconds
+from shared.runtime.text_table import TextColumn, TextTable, write_text
+
+if TYPE_CHECKING:
+    from edge_server.gateway.check import Finding
+    from edge_server.gateway.reload import Reloaded
+    from edge_server.gateway.site_folder import SiteFolder
+    from edge_server.gateway.state import SiteState
+
+log = logging.getLogger(__name__)
+
+EXIT_BAD = 1
+USUAL_FOLDER = Path("/etc/fieldfleet/site")
+MARKS = {"good": "ok", "advice": "note", "bad": "FAULT"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command and its verbs take."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    init = verbs.add_parser("init", help="write all files of a site; again to bring them up to date")
+    init.add_argument("--name", default="", metavar="NAME", help="of the site; needed the first time")
+    help_ = "name or IP address of this gateway, as boards reach it; repeat for more; default: this machine's name"
+    init.add_argument("--address", action="append", default=[], metavar="HOST", help=help_)
+    init.add_argument("--port", type=int, default=0, metavar="N", help="of the broker; default: 8883")
+    help_ = "the only address at which the broker listens; default: all"
+    init.add_argument("--bind", default=None, metavar="IP", help=help_)
+    help_ = "who the broker runs as, where root makes the site; default: mosquitto"
+    init.add_argument("--broker-user", default=None, metavar="USER", help=help_)
+    check = verbs.add_parser("check", help="see whether a site is as it was made, and what its broker does")
+    check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+    reload = verbs.add_parser(
+        "reload", help="have the broker take its files anew, and stop it if it does not heed them"
+    )
+    for one in (init, check, reload):
+        add_folder(one)
+    for one in (check, reload):
+        one.set_defaults(broker_user=None)
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that names the folder of a site."""
+    help_ = f"of the site; default: {USUAL_FOLDER}"
+    parser.add_argument("--folder", type=Path, default=USUAL_FOLDER, metavar="DIR", help=help_)
+
+
+def site(options: argparse.Namespace) -> int:
+    """Do what a verb of `site` says; return the exit code.
+
+    Raises:
+        ConfigError: There is no such site, or a file, a name or an address is not as it has to be.
+    """
+    return {"init": _init, "check": _check, "reload": _reload}[options.verb](options)
+
+
+def utc_now() -> datetime:
+    """Return the time by which certificates are judged."""
+    return datetime.fromtimestamp(utc_seconds(), UTC)
+
+
+def open_site(options: argparse.Namespace) -> SiteFolder:
+    """Return the site's folder that the options name; failures of its broker are logged.
+
+    Raises:
+        ConfigError: The user that its broker is to run as is none.
+    """
+    from edge_server.gateway.site_folder import open_folder  # noqa: PLC0415
+
+    processes.configure("warning", options.verbose)
+    return open_folder(options.folder, getattr(options, "broker_user", None))
+
+
+def _init(options: argparse.Namespace) -> int:
+    from edge_server.gateway.initialise import Wanted, initialise, link_services  # noqa: PLC0415
+
+    if not 0 <= options.port < 1 << 16:
+        raise ConfigError(f"--port {options.port}: give 1 to {(1 << 16) - 1}")
+    folder = open_site(options)
+    before = folder.path.is_dir()
+    wanted = Wanted(options.name, tuple(options.address), options.port, options.bind)
+    state = initialise(folder, wanted, utc_now())
+    link_services(folder)
+    if not folder.changed:
+        write_text(sys.stdout, f"site {state.site} in {folder.path} is as it was: nothing was changed")
+        return 0
+    lines = [f"site {state.site} in {folder.path}: wrote {', '.join(folder.changed)}"]
+    write_text(sys.stdout, *lines, *_next_steps(folder, state, is_new=not before))
+    return 0
+
+
+def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool) -> list[str]:
+    """Return what to do, now that files of a site were written."""
+    if not is_new:
+        wants = "another port of the broker wants a restart of it"
+        return [f"next: `edge-server site reload` has a running broker take them; {wants}"]
+    from edge_server.gateway.authority import fingerprint  # noqa: PLC0415
+
+    root = fingerprint(folder.ca("root.crt").read_bytes()).hex()
+    where = f" --folder {folder.path}" if folder.path != USUAL_FOLDER else ""
+    debian = "Debian's, with a site in its usual place: `systemctl restart mosquitto`"
+    return [
+        f"boards reach it at {', '.join(state.addresses)}, port {state.port}; its root is {root}",
+        "next:",
+        f"1. move {folder.ca('root.key')} to a medium that is kept elsewhere: only rotating the CA needs it",
+        f"2. start mosquitto with {folder.path / 'mosquitto.conf'} ({debian})",
+        f"3. `edge-server site check{where}`",
+        f"4. write a plan and name it in {folder.path / 'server.toml'}",
+    ]
+
+
+def _check(options: argparse.Namespace) -> int:
+    from edge_server.gateway.check import check_site  # noqa: PLC0415
+
+    findings = asyncio.run(check_site(open_site(options), utc_now()))
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=1).decode() + "\n")
+    else:
+        write_text(sys.stdout, _table(findings))
+    return EXIT_BAD if any(one.state == "bad" for one in findings) else 0
+
+
+def _table(findings: list[Finding]) -> TextTable:
+    columns = [TextColumn(), TextColumn("what"), TextColumn("is so", least=30), TextColumn("mend", least=20)]
+    return TextTable(columns, [[MARKS[one.state], one.about, one.told, one.mend] for one in findings])
+
+
+def _reload(options: argparse.Namespace) -> int:
+    from edge_server.gateway.reload import reload_broker  # noqa: PLC0415
+
+    return show_reloaded(
+        asyncio.run(reload_broker(open_site(options))), "the broker has taken its files and heeds them"
+    )
+
+
+def show_reloaded(done: Reloaded, told: str) -> int:
+    """Say what became of a reload; return the exit code.
+
+    Args:
+        done: What became of it.
+        told: What is so where all went well.
+    """
+    if done.faults:
+        return EXIT_BAD  # the log says what, and what to do
+    write_text(sys.stdout, told if done.running else "no broker is running: it holds from its start")
+    return 0
+
+
+def revoke_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `revoke` takes."""
+    parser.add_argument("name", metavar="NAME", help="of the device; of another site's server `_peer-SITE`")
+    add_folder(parser)
+
+
+def revoke(options: argparse.Namespace) -> int:
+    """Revoke a device; return the exit code: 1 where its broker had to be stopped for it.
+
+    Raises:
+        ConfigError: There is no such site, or no such device was enrolled there.
+    """
+    from edge_server.gateway import revoke as revoking  # noqa: PLC0415
+
+    done = asyncio.run(revoking.revoke(open_site(options), options.name, utc_now()))
+    return show_reloaded(done, f"{options.name} is revoked: its session is gone, and nothing in its name passes")

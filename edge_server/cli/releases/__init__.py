@@ -1,0 +1,1 @@
+"""Commands about releases of trained models: made, listed, exported, served, rolled out."""

@@ -1,0 +1,213 @@
+"""Whether a site is as it was made: files, dates, and what the broker really does; each fault with its mend."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from edge_server.gateway.authority import public_key_of
+from edge_server.gateway.broker_files import access_list, broker_conf
+from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair, key_in
+from edge_server.gateway.probe_access import faults
+from edge_server.gateway.reload import RELOAD_LOCK, broker_door, find_broker
+from edge_server.gateway.site_folder import PAIRS, SiteFolder, authorities, gateway_addresses
+from edge_server.gateway.state import FILE, SiteState, denied_accounts, locked, read_state, revoked_serials
+from edge_server.plan.server_config import load
+from shared.errors import ConfigError
+
+SOON = timedelta(days=365)
+"""Before a CA's end, within which it is time to make the next: boards' certificates are not valid longer than it."""
+
+ANEW, RELOAD = "`edge-server site init` makes it anew", "`edge-server site reload` has the broker take it"
+OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at.
+
+    Attributes:
+        about: What.
+        state: `good`, `bad`, or `advice` for what works and might be better.
+        told: What is so.
+        mend: What to do about it; empty where nothing is to be done.
+    """
+
+    about: str
+    state: Literal["good", "bad", "advice"]
+    told: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What every check is given."""
+
+    site: SiteFolder
+    state: SiteState
+    now: datetime
+
+
+Check: TypeAlias = Callable[[_Look], Iterator[Finding]]
+
+
+async def check_site(site: SiteFolder, now: datetime) -> list[Finding]:
+    """Look at a site's files, and at what its broker does; nothing is changed.
+
+    Args:
+        site: The folder.
+        now: UTC.
+
+    Raises:
+        ConfigError: There is no site, or its state cannot be read.
+    """
+    look = _Look(site, read_state(site.path), now)
+    checks: tuple[Check, ...] = (_authorities, _pairs, _modes, _broker_files, _server_file)
+    found = [finding for check in checks for finding in _guarded(check, look)]
+    return found + await _broker(look)
+
+
+def _guarded(check: Check, look: _Look) -> Iterator[Finding]:
+    try:
+        yield from check(look)
+    except PermissionError as error:
+        yield _bad(str(error.filename), "may not be read", "run this as root")
+    except (OSError, ValueError, TypeError, InvalidSignature, ConfigError) as error:
+        yield _bad(check.__name__.strip("_").replace("_", " "), str(error), ANEW)
+
+
+def _good(about: str, told: str) -> Finding:
+    return Finding(about=about, state="good", told=told)
+
+
+def _bad(about: str, told: str, mend: str) -> Finding:
+    return Finding(about=about, state="bad", told=told, mend=mend)
+
+
+def _authorities(look: _Look) -> Iterator[Finding]:
+    root, ca = (x509.load_pem_x509_certificate(look.site.ca(f"{one}.crt").read_bytes()) for one in ("root", "site"))
+    try:
+        ca.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        yield _bad("ca/site.crt", "is not signed by ca/root.crt", "bring both back from one copy")
+        return
+    if public_key_of(look.site.ca("site.key").read_bytes()) != key_in(ca):
+        yield _bad("ca/site.key", "is not the key of ca/site.crt", "bring both back from one copy")
+        return
+    begin, end = ca.not_valid_before_utc, ca.not_valid_after_utc
+    dates = f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
+    if not begin <= look.now <= end:
+        told = f"{dates}, and this machine's clock reads {look.now:%Y-%m-%d}"
+        yield _bad("ca/site.crt", told, "set the clock; if it is right, `edge-server site rotate-ca`")
+    elif end - look.now < SOON:
+        mend = "`edge-server site rotate-ca` makes the next; it needs the root's key"
+        yield Finding(about="ca/site.crt", state="advice", told=dates, mend=mend)
+    else:
+        yield _good("ca/site.crt", f"signed by the root, {dates}")
+    if look.site.ca("root.key").exists():
+        told = "lies on the gateway: whoever takes it over could make another site CA"
+        mend = "move it to a medium that is kept elsewhere, with a copy; only rotating the CA needs it"
+        yield Finding(about="ca/root.key", state="advice", told=told, mend=mend)
+
+
+def _pairs(look: _Look) -> Iterator[Finding]:
+    for name, (_, role) in PAIRS.items():
+        addresses = gateway_addresses(look.state) if role == "gateway" else ()
+        files = (look.site.gateway(f"{name}.key"), look.site.gateway(f"{name}.crt"))
+        about = f"gateway/{name}.crt"
+        if is_pair(*files, look.site.ca("site.crt"), addresses):
+            yield _good(about, f"for {', '.join(addresses)}" if addresses else "belongs to its key, of this site's CA")
+        else:
+            yield _bad(about, "is gone, not of this site's CA, or not for its key or these addresses", ANEW)
+
+
+def _modes(look: _Look) -> Iterator[Finding]:
+    private = [*look.site.path.glob("ca/*.key"), *look.site.path.glob("gateway/*.key"), look.site.path / FILE]
+    wrong = [path for path in private if path.stat().st_mode & OPEN_TO_OTHERS]
+    for path in wrong:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        yield _bad(str(path.relative_to(look.site.path)), f"has mode {mode:04o}: others may read it", "chmod 600 it")
+    if not wrong:
+        yield _good("keys", "are their owners' alone")
+    key = look.site.gateway("server.key")
+    if look.site.broker_user and key.owner() != look.site.broker_user:
+        told = f"is {key.owner()}'s, and the broker runs as {look.site.broker_user}"
+        yield _bad("gateway/server.key", told, f"chown {look.site.broker_user} it")
+
+
+def _broker_files(look: _Look) -> Iterator[Finding]:
+    state, site = look.state, look.site
+    conf = broker_conf(site.broker_places(), port=state.port, bind=state.bind)
+    for name, text in (
+        ("acl", access_list(state.site, denied_accounts(state), state.generation)),
+        ("mosquitto.conf", conf),
+    ):
+        if (site.path / name).read_text() == text:
+            yield _good(name, "as it was made")
+        else:
+            yield _bad(name, "is not as it was made", f"{ANEW}; {RELOAD}")
+    wanted = [(cert, revoked_serials(state, authority_id(cert))) for _, cert in authorities(site)]
+    if are_revocation_lists(site.path / "crl.pem", wanted):
+        yield _good("crl.pem", "signed by the CA, names all that is revoked, and does not run out before the CA")
+    else:
+        yield _bad(
+            "crl.pem", "is not the CA's list of what is revoked, or is not valid all the time", f"{ANEW}; {RELOAD}"
+        )
+
+
+def _server_file(look: _Look) -> Iterator[Finding]:
+    path = look.site.path / "server.toml"
+    try:
+        config = load(path)
+    except ConfigError as error:
+        yield _bad("server.toml", str(error), "correct it, or move it away: `edge-server site init` writes another")
+        return
+    broker, tls = config.broker, config.broker.tls
+    if config.site != look.state.site:
+        yield _bad("server.toml", f"is of site {config.site!r}", f'write site = "{look.state.site}"')
+    elif broker.port != look.state.port:
+        told = f"has port {broker.port}, and the broker listens at {look.state.port}"
+        yield _bad("server.toml", told, f"write port = {look.state.port} in [broker]")
+    elif tls is None or not all(Path(one).is_file() for one in (tls.ca, tls.cert, tls.key)):
+        yield _bad(
+            "server.toml", "has no [broker.tls] whose files are there", "see what `edge-server site init` writes"
+        )
+    else:
+        yield _good("server.toml", f"reads; broker at {broker.host}:{broker.port}")
+
+
+async def _broker(look: _Look) -> list[Finding]:
+    """Look at what the broker does; one probe at a time, since another would throw it off."""
+    door = broker_door(look.site, look.state)
+    place = f"{door.host}:{door.port}"
+    try:
+        pid = find_broker(look.state.port)
+        if pid is None:
+            conf = look.site.path / "mosquitto.conf"
+            return [_bad("broker", f"nobody listens at {place}", f"start mosquitto with {conf}")]
+        with locked(look.site.path, RELOAD_LOCK):
+            found = await faults(door, look.site.gateway(""), look.state.site, look.state.generation)
+    except (ConfigError, OSError) as error:
+        return [_bad("broker", str(error), "run this as root")]
+    if found:
+        return [_bad("broker", told, RELOAD) for told in found]
+    told = f"at {place}, with the gateway's certificate; refuses strangers, the revoked, and what is not allowed"
+    others = _other_ports(pid, look.state.port)
+    mend = "take its other listeners out of its configuration: nobody needs a certificate there"
+    return [
+        _good("broker", told),
+        *(Finding(about="broker", state="advice", told=f"listens at port {one} too", mend=mend) for one in others),
+    ]
+
+
+def _other_ports(pid: int, port: int) -> list[int]:
+    found = psutil.net_connections("tcp")
+    return sorted({one.laddr.port for one in found if one.pid == pid and one.status == psutil.CONN_LISTEN} - {port})

@@ -1,0 +1,127 @@
+"""`edge-server site` and `revoke` as an operator types them; what `check` finds, and that its mends mend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+
+import pytest
+
+from edge_server.gateway.authority import make_key
+from edge_server.gateway.state import read_state
+from shared.runtime.processes import terminate
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto
+from tests.edge_server.processes import called
+
+USER = pwd.getpwuid(os.geteuid()).pw_name
+MINE = ("--broker-user", USER) if os.geteuid() == 0 else ()
+
+
+def run(routine):
+    return asyncio.run(asyncio.wait_for(routine, GUARD_S))
+
+
+def check(path, capsys):
+    """Return the exit code and what is not good, by what it is about."""
+    capsys.readouterr()
+    code = called("site", "check", "--folder", path, "--format", "json")
+    found = json.loads(capsys.readouterr().out)
+    return code, {one["about"]: one for one in found if one["state"] != "good"}
+
+
+def test_init_says_what_it_wrote_and_what_is_next(tmp_path, capsys):
+    folder = ("--folder", tmp_path / "site", *MINE)
+    assert called("site", "init", "--name", "roof", "--address", "gateway.local", *folder) == 0
+    told = capsys.readouterr().out
+    assert "root.key" in told
+    assert "site check" in told
+    assert called("site", "init", *folder) == 0
+    assert "nothing was changed" in capsys.readouterr().out
+    assert called("site", "init", "--address", "10.0.0.7", *folder) == 0
+    assert "gateway/server.crt" in capsys.readouterr().out
+    for wrong in (("--name", "barn"), ("--address", "a b"), ("--port", "70000")):
+        assert called("site", "init", *wrong, *folder) == 2
+    assert called("site", "check", "--folder", tmp_path / "other") == 2
+    assert called("revoke", "pi-03", *folder[:2]) == 2
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_site_that_is_in_order_is_found_so(tmp_path, capsys):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            board = site.enrol("pi-03")
+            code, found = await asyncio.to_thread(check, site.path, capsys)
+            assert (code, list(found)) == (0, ["ca/root.key"])  # advice: it belongs elsewhere
+            (site.path / "ca/root.key").unlink()
+            assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
+            assert await asyncio.to_thread(called, "revoke", "pi-03", "--folder", site.path) == 0
+            assert "is revoked" in capsys.readouterr().out
+            assert not await site.lets_in(board)
+            assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
+            assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
+            await terminate(site.process)
+            code, found = await asyncio.to_thread(check, site.path, capsys)
+            assert (code, list(found)) == (1, ["broker"])
+            assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
+            assert "no broker is running" in capsys.readouterr().out
+
+    run(scene())
+
+
+def another(path):
+    path.write_bytes(make_key())
+
+
+FAULTS = {
+    "acl": lambda path: path.write_bytes(b"topic readwrite #\n"),
+    "mosquitto.conf": lambda path: path.write_bytes(b"allow_anonymous true\n"),
+    "crl.pem": lambda path: path.write_bytes(b""),
+    "gateway/server.crt": lambda path: path.unlink(),
+    "gateway/probe.key": lambda path: path.chmod(0o644),
+    "gateway/edge-server.key": another,
+    "server.toml": lambda path: path.write_bytes(b'plan = "p"\nsite = "barn"\n'),
+    "ca/site.key": another,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found_with_its_mend(tmp_path, capsys, name):
+    site = make_site(tmp_path)
+    FAULTS[name](site.path / name)
+    code, found = check(site.path, capsys)
+    found.pop("broker")  # which does not run
+    found.pop("ca/root.key", None)
+    about = name.replace("edge-server.key", "edge-server.crt")
+    assert code == 1
+    assert found[about]["state"] == "bad"
+    assert found[about]["mend"]
+    if "site init" in found[about]["mend"] and not name.endswith((".key", ".toml")):
+        assert called("site", "init", "--folder", site.path) == 0
+        assert about not in check(site.path, capsys)[1]
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_broker_that_is_open_is_found(tmp_path, capsys):
+    """One that was told to take an access list that it cannot read, by somebody who did not look."""
+
+    async def scene():
+        async with live_site(tmp_path) as site:
+            before = (site.path / "acl").read_bytes()
+            (site.path / "acl").write_bytes(before + b"what is this\n")
+            site.process.send_signal(1)
+            while not await site.is_open():  # noqa: ASYNC110 - nothing tells when
+                await asyncio.sleep(0.02)
+            (site.path / "acl").write_bytes(before)
+            code, found = await asyncio.to_thread(check, site.path, capsys)
+            assert code == 1
+            assert "takes what the access list forbids" in found["broker"]["told"]
+            assert "site reload" in found["broker"]["mend"]
+            assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
+            assert (await asyncio.to_thread(check, site.path, capsys))[0] == 0
+            assert read_state(site.path).generation == 1
+
+    run(scene())
