@@ -207,38 +207,11 @@ def models(options: argparse.Namespace) -> int:
 
 def chaos(options: argparse.Namespace) -> int:
     """Run a plan live on this machine, kill its processes at random, compare with an undisturbed run."""
-    from rich.console import Console  # noqa: PLC0415
-
     with loading():
         from edge_server.cli import chaos as command  # noqa: PLC0415
-    from edge_server.journal.runs import new_name  # noqa: PLC0415
-    from edge_server.plan.plan import devices  # noqa: PLC0415
-    from edge_server.replay.run import plan_for_exact_bits, replay  # noqa: PLC0415
-    from edge_server.report.progress_bar import print_line  # noqa: PLC0415
-    from edge_server.rounds.check_plan import load  # noqa: PLC0415
-    from edge_server.trial.local import Local  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
-    plan = load(options.plan, options.data_root)
-    count = len(devices(plan, options.local))
-    command.require_possible(plan, count, options.kills)
-    folder = options.data_dir / new_name(plan)
-    local = Local(
-        *(options.plan, plan, options.data_root, folder / command.RUNS, "", count),
-        embedded=options.embedded_broker,
-        log_level="debug",
-    )
-    console = Console(stderr=True)
-    print_line(console, f"{plan.name}: {options.kills} kills, {count} agents, seed {options.seed}")
-    expected, _ = replay(plan_for_exact_bits(plan), folder / command.REFERENCE, options.local)
-
-    async def go() -> command.Outcome:
-        _cancelled_by_signals()
-        return await command.conduct(
-            local, options.kills, options.seed, expected, command.line_printer(console, options.kills)
-        )
-
-    outcome = asyncio.run(go())
+    outcome = command.run(options, _cancelled_by_signals)
     if options.format == "json":
         _print_json(outcome)
     else:

@@ -35,7 +35,7 @@ from edge_server.replay.jobs import Desk, Jobs
 from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
 from edge_server.replay.site import Cast, play
-from edge_server.replay.sites import play_sites
+from edge_server.replay.sites import Decided, play_sites
 from edge_server.replay.source import (
     SiteTraces,
     examples_by_device,
@@ -254,6 +254,7 @@ def replay_sites(
     workers: int = 1,
     tell: Tell | None = None,
     traces: SiteTraces | None = None,
+    decided: Decided | None = None,
 ) -> dict[str, tuple[State, list[AnyRecord]]]:
     """Run a plan with several sites on one virtual time; return each server's final state and its records.
 
@@ -263,6 +264,7 @@ def replay_sites(
         workers: As `replay`.
         tell: Is told of every record of each of them.
         traces: Whose devices and servers to replay; None for those of the plan.
+        decided: What is decided for the devices in each round; None for what their figures here lead to.
 
     Raises:
         ConfigError: As `replay`.
@@ -276,7 +278,7 @@ def replay_sites(
         }
         for store in stores.values():
             stack.callback(store.close)
-        states = runner.run(play_sites(plan, stores, cast, traces.server_s() if traces else {}))
+        states = runner.run(play_sites(plan, stores, cast, traces.server_s() if traces else {}, decided))
         for store in stores.values():
             store.extend([Noted(what=note) for note in notes])
             store.export()

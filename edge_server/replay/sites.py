@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from edge_server.allocation.coordinator import decide
+from edge_server.allocation.inputs import Case
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.decision import Decision
@@ -43,8 +44,45 @@ def backhaul(sites: SitesPlan) -> Rate:
     return Rate(rate, rate, sites.backhaul_delay_s)
 
 
+Decided: TypeAlias = Mapping[str, Mapping[int, Decision]]
+"""What was decided for the devices of each site, by the number of the round."""
+
+
+class Recorded(NamedTuple):
+    """Where a site's run is recorded, and what is decided for it; None for what its figures lead to."""
+
+    store: Store
+    decided: Mapping[int, Decision] | None
+
+
+@dataclass(frozen=True)
+class DecidedNeighbours:
+    """Neighbours with whom models are mixed, where what is decided is known before.
+
+    Attributes:
+        others: They.
+        decided: By the number of the round; nothing is decided for a device in a round that is not here.
+    """
+
+    others: Neighbours
+    decided: Mapping[int, Decision]
+
+    async def decide(self, case: Case, number: int) -> Decision:
+        """Return what was decided, whatever is known of the devices now."""
+        del case
+        return self.decided.get(number, Decision())
+
+    async def mix(self, number: int, state: State) -> State:
+        """Return the state after a gossip step."""
+        return await self.others.mix(number, state)
+
+
 async def play_sites(
-    plan: Plan, stores: Mapping[str, Store], cast: Cast, server_s: Mapping[str, ServerSeconds]
+    plan: Plan,
+    stores: Mapping[str, Store],
+    cast: Cast,
+    server_s: Mapping[str, ServerSeconds],
+    decided: Decided | None = None,
 ) -> dict[str, State]:
     """Run a plan at all its sites on the running loop's virtual time; return the final state of each server.
 
@@ -53,6 +91,7 @@ async def play_sites(
         stores: Where each site's run is recorded; the folder has the run's name.
         cast: Who takes part.
         server_s: What each site's server's own calculations take, in place of the cast's; of none as there.
+        decided: What is decided, where that does not follow from what the devices do.
 
     Raises:
         FieldFleetError: A site's run failed; the first of several.
@@ -61,12 +100,13 @@ async def play_sites(
     wait_for_jobs(cast)
     clusters = devices_by_site(plan.sites, [device.name for device in cast.fleet])
     places = {site: ReplaySite(site, frozenset(devices), MemoryTransport()) for site, devices in clusters.items()}
+    records = {site: Recorded(store, decided[site] if decided else None) for site, store in stores.items()}
     ended = asyncio.Barrier(len(places))
     casts = {site: replace(cast, server_s=server_s.get(site, cast.server_s)) for site in places}
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {
-                site: group.create_task(_play_site(plan, places, stores[site], own, site, ended), name=f"site {site}")
+                site: group.create_task(_play_site(plan, places, records[site], own, site, ended), name=f"site {site}")
                 for site, own in casts.items()
             }
     except BaseExceptionGroup as errors:
@@ -75,16 +115,18 @@ async def play_sites(
 
 
 async def _play_site(
-    plan: Plan, places: Mapping[str, ReplaySite], store: Store, cast: Cast, site: str, ended: asyncio.Barrier
+    plan: Plan, places: Mapping[str, ReplaySite], record: Recorded, cast: Cast, site: str, ended: asyncio.Barrier
 ) -> State:
     """Run a plan at one site, and serve its neighbours until all have ended."""
+    store, decided = record
     run = store.folder.name
     async with (
         server_among_devices(plan, run, cast, places[site]) as server,
         _among_peers(plan, cast, store, places, server) as neighbours,
     ):
         us, graph = (plan, run, server, store, LinkConfig()), make_evaluation_graph(plan)
-        state = await run_plan(*us, started="", draw=cast.draw, graph=graph, neighbours=neighbours)
+        others = neighbours if decided is None else DecidedNeighbours(neighbours, decided)
+        state = await run_plan(*us, started="", draw=cast.draw, graph=graph, neighbours=others)
         await ended.wait()
         return state
 

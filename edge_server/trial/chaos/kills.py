@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from random import Random
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
-Kind: TypeAlias = Literal["server", "agent", "trainer", "broker"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind: TypeAlias = Literal["server", "agent", "trainer", "broker", "coordinator"]
+"""What is killed; the coordinator is the server of the site that coordinates at that moment."""
 
 MARK_WITHIN_S = 0.03
 """A kill follows the mark of another process within this, mostly at once; its own mark's phase it does not outlive."""
@@ -23,7 +24,10 @@ class Mark(NamedTuple):
     phase: str
 
 
-MARKS: Mapping[Kind, tuple[Mark, ...]] = {
+Marks: TypeAlias = "Mapping[Kind, tuple[Mark, ...]]"
+"""After which marks each kind is struck."""
+
+MARKS: Marks = {
     "server": (
         Mark("server", "waiting"),
         Mark("server", "opening"),
@@ -60,7 +64,22 @@ MARKS: Mapping[Kind, tuple[Mark, ...]] = {
         Mark("server", "aggregating"),
     ),
 }
-"""After which marks each kind is struck. The broker says nothing, so that its marks are those of others."""
+"""Of one site. The broker says nothing, so that its marks are those of others."""
+
+KINDS: tuple[Kind, ...] = tuple(MARKS)
+
+MIXING: Marks = {
+    "server": tuple(Mark("server", phase) for phase in ("mixing", "offering", "received", "settled", "mixed")),
+    "broker": tuple(Mark("server", phase) for phase in ("mixing", "offering", "received")),
+}
+"""Between sites, where they mix models."""
+
+DECIDING: Marks = {
+    "server": (Mark("server", "asking"),),
+    "broker": (Mark("server", "asking"), Mark("server", "leading")),
+    "coordinator": tuple(Mark("server", phase) for phase in ("leading", "deciding", "decided", "opening")),
+}
+"""Between sites, where one decides for all."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +88,7 @@ class Kill:
 
     Attributes:
         victim: What is killed.
-        device: Which device's agent or trainer, counted round the fleet.
+        device: Which device's agent or trainer, counted round the fleet; of several sites, the server or broker of its.
         mark: What is waited for first; None for a moment that has to do with nothing.
         wait_s: Seconds from the mark, or else from the kill before, to this one; 0 after a mark of the victim's own.
         away_s: Seconds until it is started again; a trainer is started by its agent.
@@ -82,20 +101,34 @@ class Kill:
     away_s: float
 
 
-def schedule(kills: int, seed: int) -> list[Kill]:
-    """Return `kills` kills, half of them after a mark; every mark comes once before any comes again."""
+def process_of(kind: Kind) -> Kind:
+    """Return what process is killed."""
+    return "server" if kind == "coordinator" else kind
+
+
+def schedule(kills: int, seed: int, tables: Sequence[Marks] = (MARKS,)) -> list[Kill]:
+    """Return `kills` kills, half of them after a mark; every mark of a table comes once before any comes again.
+
+    Args:
+        kills: How many.
+        seed: Of the draw.
+        tables: Marks; they are taken from each table in turn.
+    """
+    kinds = list(dict.fromkeys(kind for table in tables for kind in table))
     random = Random(f"chaos/{seed}")  # noqa: S311 - a draw, not a secret
     at_marks = [True] * (kills // 2) + [False] * (kills - kills // 2)
     random.shuffle(at_marks)
-    deck: list[tuple[Kind, Mark]] = []
+    decks: list[list[tuple[Kind, Mark]]] = [[] for _ in tables]
+    turns = cycle(range(len(tables)))
     drawn = []
     for at_mark in at_marks:
-        victim, mark, wait_s = random.choice(KINDS), None, random.uniform(0, MOMENT_WITHIN_S)
+        victim, mark, wait_s = random.choice(kinds), None, random.uniform(0, MOMENT_WITHIN_S)
         if at_mark:
-            if not deck:
-                deck = [(kind, one) for kind in KINDS for one in MARKS[kind]]
-                random.shuffle(deck)
-            (victim, mark), wait_s = deck.pop(), MARK_WITHIN_S * random.random() ** 3
-            wait_s *= mark.by != victim
+            table = next(turns)
+            if not decks[table]:
+                decks[table] = [(kind, one) for kind, marks in tables[table].items() for one in marks]
+                random.shuffle(decks[table])
+            (victim, mark), wait_s = decks[table].pop(), MARK_WITHIN_S * random.random() ** 3
+            wait_s *= mark.by != process_of(victim)
         drawn.append(Kill(victim, random.randrange(1 << 16), mark, wait_s, random.uniform(0, AWAY_WITHIN_S)))
     return drawn

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.trial.chaos.kills import Kind
+from edge_server.trial.chaos.kills import Kind, process_of
 from edge_server.trial.local import SERVER
 
 BEGINNING = "starting"
@@ -71,6 +71,10 @@ class Logs:
                 self.pids[one.name] = int(one.facts["pid"])
         self.said += news
         return news
+
+    def phase(self, kind: Kind, name: str) -> str:
+        """Return what a process said last."""
+        return self.phases.get((process_of(kind), name), BEGINNING)
 
     def began(self, by: Kind, name: str) -> None:
         """Note that a process was started, which has not said anything yet."""

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from edge_server.fleet.broker import PrivateBroker, free_port, running
+from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import devices
+from edge_server.plan.sites import devices_by_site
 from edge_server.trial.chaos.kills import Kind
 from edge_server.trial.chaos.log_reader import Logs
 from edge_server.trial.local import SERVER, Local, agent, server
@@ -69,27 +71,35 @@ class Site:
     """A broker, a server and a fleet of agents with their trainers. Use it as `async with Site(...).living()`.
 
     Attributes:
-        devices: Names of its devices.
         local: What it runs.
         place: Where the files of its processes lie.
+        peers: The other sites of its plan.
+        devices: Names of its devices.
         logs: What they say.
         parts: Its processes by name; the trainers are the agents'.
+        broker: Where the one that runs, or ran last, is reached.
     """
 
     local: Local
     place: Path
+    peers: list[Site] = field(default_factory=list, repr=False)
     devices: list[str] = field(init=False)
     logs: Logs = field(init=False)
     parts: dict[str, SiteProcess] = field(init=False)
     _port: int = field(default_factory=free_port)
-    _broker: PrivateBroker | None = None
+    broker: PrivateBroker | None = None
 
     def __post_init__(self) -> None:
         """Name its processes; none is started."""
-        self.devices = [device.name for device in devices(self.local.plan, self.local.count)]
+        sites, names = self.local.plan.sites, [device.name for device in self._fleet]
+        self.devices = list(devices_by_site(sites, names)[self.local.site]) if sites else names
         self.logs = Logs(self.place, [SERVER, *self.devices])
         self.parts = {BROKER: SiteProcess(self._run_broker), SERVER: SiteProcess(self._run_server)}
-        self.parts |= {name: SiteProcess(partial(self._run_agent, index)) for index, name in enumerate(self.devices)}
+        self.parts |= {name: SiteProcess(partial(self._run_agent, names.index(name))) for name in self.devices}
+
+    @property
+    def _fleet(self) -> list[DevicePlan]:
+        return devices(self.local.plan, self.local.count)
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[Site]:
@@ -152,7 +162,7 @@ class Site:
                 while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):  # noqa: ASYNC110
                     await asyncio.sleep(0)
             self.logs.news()
-            if self.logs.phases.get((kind, name)) == within:
+            if self.logs.phase(kind, name) == within:
                 return True
             process.resume()
         except psutil.NoSuchProcess:
@@ -163,17 +173,18 @@ class Site:
         return (self.place / name).resolve()
 
     def _run_server(self) -> AbstractAsyncContextManager[Process]:
-        assert self._broker
-        return server(self.local, self.place, self._broker)
+        assert self.broker
+        peers = {one.local.site: one.broker for one in self.peers if one.broker}
+        return server(self.local, self.place, self.broker, peers)
 
     def _run_agent(self, index: int) -> AbstractAsyncContextManager[Process]:
-        assert self._broker
-        return agent(self.local, self.place, self._broker, devices(self.local.plan, self.local.count), index)
+        assert self.broker
+        return agent(self.local, self.place, self.broker, self._fleet, index)
 
     @asynccontextmanager
     async def _run_broker(self) -> AsyncIterator[Process]:
-        async with running(self.place, port=self._port, embedded=self.local.embedded) as self._broker:
-            yield self._broker.process
+        async with running(self.place, port=self._port, embedded=self.local.embedded) as self.broker:
+            yield self.broker.process
 
 
 def _running(pid: int, home: Path) -> psutil.Process | None:

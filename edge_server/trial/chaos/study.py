@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 import msgspec
 
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, RunClosed, closed_rounds
 from edge_server.journal.sqlite import read
-from edge_server.trial.chaos.kills import Kill, Kind
-from edge_server.trial.chaos.log_reader import BEGINNING, LogLine
+from edge_server.trial.chaos.kills import Kill, Kind, process_of
+from edge_server.trial.chaos.log_reader import LogLine
 from edge_server.trial.chaos.site import BROKER, Site
-from edge_server.trial.chaos.verify import Account, account
+from edge_server.trial.chaos.verify import Account, account, between_sites
 from edge_server.trial.local import SERVER
+from edge_server.trial.local_sites import LONGEST_NAME
 from edge_server.trial.progress import follow
 from shared.errors import TaskFailed
 from shared.runtime.clock import Clock, monotonic
@@ -24,11 +27,17 @@ from shared.tensors.tree import State
 
 MARK_POLL_S, POLL_S = 0.001, 0.02
 MARK_PATIENCE_S = 20.0
+"""For a mark, times the sites: each is where the mark is said only now and then."""
 STALL_S = 300.0
 END_S = 10.0
+LEADS = frozenset({"leading", "deciding", "decided"})
+"""Phases of a server that decides for all."""
+
+Expected: TypeAlias = Callable[[Mapping[str, Sequence[AnyRecord]]], Mapping[str, State]]
+"""The state that each site ends an undisturbed run with, by the records of all; these tell what was decided."""
 
 
-class Struck(msgspec.Struct, frozen=True, kw_only=True):
+class Struck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A kill that was made.
 
     Attributes:
@@ -36,6 +45,7 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
         kind, name: What was killed.
         phase: What it did, by its own last word; for the broker, what the server did.
         marked: Whether a mark was waited for and came.
+        site: Where, in a plan with several sites.
     """
 
     run: str
@@ -43,30 +53,33 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     phase: str
     marked: bool
+    site: str = ""
 
 
 @dataclass
 class ChaosStudy:
-    """A site under attack.
+    """Sites under attack; mostly one.
 
     Attributes:
-        site: Its processes, running.
+        sites: Their processes, running, in the plan's order.
         kills: What is still to be killed.
-        expected: The state an undisturbed run ends with.
+        expected: What an undisturbed run ends with.
         tell: Hears of every kill and of every run that has ended.
         struck: The kills that were made.
-        accounts: The runs that have ended.
+        accounts: The runs that have ended, of several sites one of each.
     """
 
-    site: Site
+    sites: Sequence[Site]
     kills: deque[Kill]
-    expected: State
+    expected: Expected
     tell: Callable[[Struck | Account], None]
     clock: Clock = monotonic
     struck: list[Struck] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
-    _moved: float = 0.0
+    _moved: dict[str, float] = field(default_factory=dict)
     _since: float = 0.0
+    _following: dict[str, asyncio.Task[RunClosed]] = field(default_factory=dict)
+    _leads: Site | None = None
 
     async def run(self) -> None:
         """Run the plan until nothing is left to be killed; the last run then ends undisturbed.
@@ -74,86 +87,143 @@ class ChaosStudy:
         Raises:
             TaskFailed: A run does not end, or a process ended by itself.
         """
-        self._since = self.clock()
+        self._since, number = self.clock(), 0
         while self.kills or not self.accounts:
-            run = f"{self.site.local.plan.name[:32]}-{len(self.accounts) + 1}"
-            self._moved = self.clock()
-            await self.site.serve(run)
-            ended = asyncio.create_task(follow(self.site.local.folder, self._note), name="follow")
+            number += 1
+            self._stir()
+            for site in self.sites:
+                await site.serve(self._name(site, number))
+            self._following = {
+                site.local.site: asyncio.create_task(
+                    follow(site.local.folder, partial(self._note, site.local.site)), name=f"follow {site.local.site}"
+                )
+                for site in self.sites
+            }
             try:
-                while not ended.done():
-                    if self.kills and (marked := await self._moment(self.kills[0], ended)) is not None:
+                while not self._is_over():
+                    if self.kills and (marked := await self._moment(self.kills[0])) is not None:
                         await self._strike(self.kills[0], marked=marked)
                     await self._pause(POLL_S)
-                ended.result()
+                for task in self._following.values():
+                    task.result()
             finally:
-                ended.cancel()
-                await asyncio.gather(ended, return_exceptions=True)
-            self._close(run)
+                for task in self._following.values():
+                    task.cancel()
+                await asyncio.gather(*self._following.values(), return_exceptions=True)
+            await self._close()
 
-    async def _moment(self, kill: Kill, ended: asyncio.Task[RunClosed]) -> bool | None:
+    def _name(self, site: Site, number: int) -> str:
+        """Return the name of a run, of a plan with several sites that of a site's."""
+        plan, end = site.local.plan, f"-{number}"
+        if plan.sites:
+            end += f"-{site.local.site}"
+        longest = max(len(one.local.site) for one in self.sites) - len(site.local.site) if plan.sites else 0
+        return f"{plan.name[: min(32, LONGEST_NAME - len(end) - longest)]}{end}"
+
+    def _is_over(self) -> bool:
+        return all(task.done() for task in self._following.values())
+
+    async def _moment(self, kill: Kill) -> bool | None:
         """Wait for the moment of a kill: tell whether its mark came; None where the run has ended first."""
-        marked = False
-        while kill.mark and not marked and self.clock() - self._since < MARK_PATIENCE_S and not ended.done():
-            marked = any(self._is_mark(kill, said) for said in self.site.logs.news())
+        marked, patience_s = False, MARK_PATIENCE_S * len(self.sites)
+        while kill.mark and not marked and self.clock() - self._since < patience_s and not self._is_over():
+            marked = any(self._is_mark(kill, site, said) for site, said in self._news())
             await self._pause(0.0 if marked else MARK_POLL_S)
         strike_at = (self.clock() if marked else self._since) + kill.wait_s
-        while self.clock() < strike_at and not ended.done():
+        while self.clock() < strike_at and not self._is_over():
             await self._pause(min(POLL_S, strike_at - self.clock()))
-        return None if ended.done() else marked
+        return None if self._is_over() else marked
 
-    def _is_mark(self, kill: Kill, said: LogLine) -> bool:
-        return (said.by, said.phase) == kill.mark and said.name in (SERVER, self._device(kill))
+    def _news(self) -> list[tuple[Site, LogLine]]:
+        """Return what was said since the last call, and learn who decides for all."""
+        news = [(site, said) for site in self.sites for said in site.logs.news()]
+        for site, said in news:
+            if said.by == "server" and said.phase in LEADS:
+                self._leads = site
+        return news
 
-    def _device(self, kill: Kill) -> str:
-        return self.site.devices[kill.device % len(self.site.devices)]
+    def _is_mark(self, kill: Kill, site: Site, said: LogLine) -> bool:
+        where, device = self._place(kill)
+        return (said.by, said.phase) == kill.mark and site is where and said.name in (SERVER, device)
+
+    def _place(self, kill: Kill) -> tuple[Site, str]:
+        """Return the site and the device that a kill is meant for; of a coordinator, its site."""
+        homes = [(site, device) for site in self.sites for device in site.devices]
+        site, device = homes[kill.device % len(homes)]
+        return (self._leads or site, device) if kill.victim == "coordinator" else (site, device)
 
     async def _strike(self, kill: Kill, *, marked: bool) -> None:
         """Kill and start again; where the victim is away, or past its mark's phase, the moment is still to come."""
-        name = {"server": SERVER, "broker": BROKER}.get(kill.victim, self._device(kill))
-        within = kill.mark.phase if marked and kill.mark and kill.mark.by == kill.victim else ""
-        if not await self.site.kill(kill.victim, name, within):
+        site, device = self._place(kill)
+        by = process_of(kill.victim)
+        name = {"server": SERVER, "broker": BROKER}.get(by, device)
+        within = kill.mark.phase if marked and kill.mark and kill.mark.by == by else ""
+        if not await site.kill(kill.victim, name, within):
             return
         self.kills.popleft()
-        self.site.logs.news()
-        phases = self.site.logs.phases
-        phase = phases.get(("server", SERVER) if kill.victim == "broker" else (kill.victim, name), BEGINNING)
-        self.struck.append(Struck(run=self.site.local.run, kind=kill.victim, name=name, phase=phase, marked=marked))
+        self._news()
+        phase = site.logs.phase("server", SERVER) if by == "broker" else site.logs.phase(by, name)
+        self.struck.append(
+            Struck(
+                run=site.local.run,
+                kind=kill.victim,
+                name=name,
+                phase=phase,
+                marked=marked,
+                site=site.local.site if site.local.plan.sites else "",
+            )
+        )
         self.tell(self.struck[-1])
         await asyncio.sleep(kill.away_s)
-        if kill.victim != "trainer":
-            await self.site.start(name)
-        self._moved = self._since = self.clock()
+        if by != "trainer":
+            await site.start(name)
+        self._stir()
+        self._since = self.clock()
 
     async def _pause(self, seconds: float) -> None:
         """Let time pass, and find out whether anything has gone wrong.
 
         Raises:
-            TaskFailed: An agent or the broker ended by itself, or nothing has happened for very long.
+            TaskFailed: An agent or a broker ended by itself, or nothing has happened for very long.
         """
         await asyncio.sleep(max(0.0, seconds))
-        for name, part in self.site.parts.items():
+        for site in self.sites:
+            self._require_well(site)
+
+    def _require_well(self, site: Site) -> None:
+        for name, part in site.parts.items():
             if part.code is not None and name != SERVER:
-                raise TaskFailed(f"{name} ended with exit code {part.code}; {self._where(name)}")
-        plan, code = self.site.local.plan, self.site.parts[SERVER].code
-        patience_s = max(STALL_S, 2 * (plan.round.deadline_s + plan.cohort.wait_s)) if code is None else END_S
-        if self.clock() - self._moved > patience_s:
+                raise TaskFailed(f"{name} ended with exit code {part.code}; see {site.place / name}.log")
+        following = self._following.get(site.local.site)
+        if following and following.done():
+            return  # its run has ended, and the others' have not
+        plan, code = site.local.plan, site.parts[SERVER].code
+        between_s = 2 * plan.sites.deadline_s if plan.sites else 0.0
+        patience_s = (
+            max(STALL_S, 2 * (plan.round.deadline_s + plan.cohort.wait_s), between_s) if code is None else END_S
+        )
+        if self.clock() - self._moved.get(site.local.site, 0.0) > patience_s:
             what = f"the server ended with exit code {code}" if code is not None else f"nothing for {patience_s:.0f} s"
-            raise TaskFailed(f"run {self.site.local.run} does not end: {what}; {self._where(SERVER)}")
+            raise TaskFailed(f"run {site.local.run} does not end: {what}; see {site.place / SERVER}.log")
 
-    def _where(self, name: str) -> str:
-        return f"see {self.site.place / name}.log"
+    def _stir(self) -> None:
+        self._moved = dict.fromkeys((site.local.site for site in self.sites), self.clock())
 
-    def _note(self, _record: AnyRecord) -> None:
-        self._moved = self.clock()
+    def _note(self, site: str, _record: AnyRecord) -> None:
+        self._moved[site] = self.clock()
 
-    def _close(self, run: str) -> None:
-        """Draw up the account of a run that has ended."""
-        self.site.logs.news()
-        folder, rounds = self.site.local.folder, self.site.local.plan.rounds
-        records = read(folder)
-        models = [one.round for one in closed_rounds(records) if one.outcome == "aggregated"]
-        final = checkpoints.load(folder / "checkpoints", models[-1]) if models else State()
-        said = self.site.logs.said
-        self.accounts.append(account(run, records, said, rounds=rounds, final=final, expected=self.expected))
-        self.tell(self.accounts[-1])
+    async def _close(self) -> None:
+        """Draw up the account of a run that has ended, at each site."""
+        self._news()
+        records = {site.local.site: read(site.local.folder) for site in self.sites}
+        expected = await asyncio.to_thread(self.expected, records)
+        for site in self.sites:
+            mine, own, plan = site.local.site, records[site.local.site], site.local.plan
+            models = [one.round for one in closed_rounds(own) if one.outcome == "aggregated"]
+            final = checkpoints.load(site.local.folder / "checkpoints", models[-1]) if models else State()
+            about = site.local.run, own, site.logs.said
+            found = account(*about, rounds=plan.rounds, final=final, expected=expected[mine])
+            if plan.sites:
+                found = between_sites(found, plan, mine, records)
+            self.accounts.append(found)
+            self.tell(found)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from edge_server.journal.records import AnyRecord, RoundOpened, UpdateAccepted, closed_rounds, valid
+from edge_server.journal.decision import Coordinated, Decision, TermBegan
+from edge_server.journal.records import AnyRecord, EdgeSettled, RoundOpened, UpdateAccepted, closed_rounds, valid
+from edge_server.plan.plan import Plan
+from edge_server.sites.graph import graph_edges, neighbours_of
+from edge_server.sites.pledges import leader
 from edge_server.trial.chaos.log_reader import LogLine
 from shared.tensors.tree import State
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run, or several together.
 
     Attributes:
@@ -26,6 +30,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         trained_twice: Trainings begun again although it did not; must be 0.
         rounds_lost: Rounds of the plan that gave no model; must be 0.
         difference: Largest absolute difference of a parameter of the final model; must be 0.
+        edges_off: Of several sites: neighbours with whom this one did not mix when that was due; must be 0.
+        undecided: Likewise: rounds whose decision stands in no coordinator's journal, or otherwise; must be 0.
+        alone: Likewise: rounds that it decided alone, since it was away when they were decided for all.
+        terms: Likewise: how often another site began to coordinate.
     """
 
     run: str
@@ -37,12 +45,16 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     trained_twice: int
     rounds_lost: int
     difference: float
+    edges_off: int = 0
+    undecided: int = 0
+    alone: int = 0
+    terms: int = 0
 
     @property
     def holds(self) -> bool:
         """Tell whether nothing was lost and nothing was done or counted twice."""
         lost = self.updates - self.accepted, self.counted_twice, self.trained_twice, self.rounds_lost
-        return not any(lost) and self.difference == 0.0
+        return not any((*lost, self.edges_off, self.undecided)) and self.difference == 0.0
 
 
 def account(
@@ -54,11 +66,13 @@ def account(
         run: Its name.
         records: Its journal.
         said: What all processes said, in order for each.
-        rounds: How many it was to have; the devices' evaluation of the final model counts as none.
+        rounds: How many it was to have; the devices' measurement before them and evaluation after them count as none.
         final: The state it ended with.
         expected: The state an undisturbed run ends with.
     """
-    kept = [one for one in valid(records) if not isinstance(one, RoundOpened | UpdateAccepted) or one.round <= rounds]
+    kept = [
+        one for one in valid(records) if not isinstance(one, RoundOpened | UpdateAccepted) or 0 < one.round <= rounds
+    ]
     counted = Counter((one.round, one.device) for one in kept if isinstance(one, UpdateAccepted))
     retrained, twice = trainings(said, run)
     return Account(
@@ -71,6 +85,63 @@ def account(
         trained_twice=twice,
         rounds_lost=rounds - sum(one.outcome == "aggregated" for one in closed_rounds(records)),
         difference=difference(final, expected),
+    )
+
+
+def between_sites(found: Account, plan: Plan, site: str, records: Mapping[str, Sequence[AnyRecord]]) -> Account:
+    """Return the account of a site's run with what became of its edges and of the decisions that it went by.
+
+    Args:
+        found: What it is of its own journal.
+        plan: It has sites.
+        site: Which.
+        records: The journal of each site.
+    """
+    own, sites = records[site], plan.sites
+    assert sites
+    edges = {(one.round, one.site): one.on for one in own if isinstance(one, EdgeSettled)}
+    due = [number for number in range(1, plan.rounds + 1) if sites.is_mixed(number)]
+    near = neighbours_of(site, graph_edges(sites))
+    decided, taken = coordinated(records), decisions(own, plan.rounds)
+    alone = [one for one in taken.values() if leader(sites.names, one.term) != site == one.coordinator]
+    others = {number: one for number, one in taken.items() if one not in alone}
+    return msgspec.structs.replace(
+        found,
+        edges_off=sum(not edges.get((number, peer)) for number in due for peer in near),
+        undecided=sum(
+            not _is_of(one, decided.get((one.coordinator, number, one.term))) for number, one in others.items()
+        ),
+        alone=len(alone),
+        terms=sum(isinstance(one, TermBegan) for one in own),
+    )
+
+
+def decisions(records: Sequence[AnyRecord], rounds: int) -> dict[int, Decision]:
+    """Return what was decided for a site's devices by the sites, by the number of the round.
+
+    Args:
+        records: Its journal.
+        rounds: Of the plan; the devices' evaluation has later numbers.
+    """
+    opened = [one for one in valid(records) if isinstance(one, RoundOpened) and one.round <= rounds]
+    return {one.round: one.decision for one in opened if one.decision and one.decision.coordinator}
+
+
+def coordinated(records: Mapping[str, Sequence[AnyRecord]]) -> dict[tuple[str, int, int], Decision]:
+    """Return what each site has decided for all, by its name, round and term."""
+    return {
+        (site, one.round, one.term): one.decision
+        for site, own in records.items()
+        for one in own
+        if isinstance(one, Coordinated) and one.decision
+    }
+
+
+def _is_of(part: Decision, whole: Decision | None) -> bool:
+    """Tell whether a site's devices were given what its coordinator's journal has for them."""
+    return whole is not None and all(
+        device in whole.devices and whole.devices[device].values == given.values
+        for device, given in part.devices.items()
     )
 
 

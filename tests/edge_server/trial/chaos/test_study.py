@@ -21,7 +21,6 @@ from edge_server.trial.chaos.study import END_S, STALL_S, ChaosStudy
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import SERVER, Local
 from shared.errors import ConfigError, TaskFailed
-from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
 
 SLEEP = "import time; time.sleep(600)"
@@ -48,7 +47,7 @@ def study_of(folder: Path, seconds: list[float], **programs: str) -> ChaosStudy:
     path = write_plan(folder, cohort="min_devices = 1", more='[[device]]\nname = "a"')
     site = Site(Local(path, load(path, folder), folder, folder / "runs", "r", 1), folder / "site")
     site.parts = {SERVER: part(programs.get("server", SLEEP)), "a": part(programs.get("agent", SLEEP))}
-    return ChaosStudy(site, deque(), State(), lambda _news: None, clock=lambda: seconds[0])
+    return ChaosStudy([site], deque(), lambda _records: {}, lambda _news: None, clock=lambda: seconds[0])
 
 
 @pytest.mark.parametrize(
@@ -66,18 +65,18 @@ def test_what_ends_by_itself_or_stands_still_is_a_failure_with_its_log(tmp_path,
 
     async def play() -> None:
         study = study_of(tmp_path, seconds, **programs)
-        for one in study.site.parts.values():
+        for one in study.sites[0].parts.values():
             await one.start()
         try:
             if not programs:
                 await study._pause(0.0)
             for name in programs:
-                await study.site.parts[SERVER if name == "server" else "a"]._process.wait()
+                await study.sites[0].parts[SERVER if name == "server" else "a"]._process.wait()
             seconds[0] = passed_s
             with pytest.raises(TaskFailed, match=message):
                 await study._pause(0.0)
         finally:
-            for one in study.site.parts.values():
+            for one in study.sites[0].parts.values():
                 await one.close()
 
     asyncio.run(asyncio.wait_for(play(), 60))
@@ -108,18 +107,18 @@ def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_
     async def play() -> None:
         study = study_of(tmp_path, [0.0], server=say.format(str(log), "now", "storing"))
         log.parent.mkdir()
-        await study.site.parts[SERVER].start()
+        await study.sites[0].parts[SERVER].start()
         try:
             async with asyncio.timeout(90):
                 while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a process sets no event
                     await asyncio.sleep(0.02)
-            process = psutil.Process(study.site.parts[SERVER].pid)
-            assert not await study.site.kill("server", SERVER, "closing")
+            process = psutil.Process(study.sites[0].parts[SERVER].pid)
+            assert not await study.sites[0].kill("server", SERVER, "closing")
             assert process.status() != psutil.STATUS_STOPPED
-            assert await study.site.kill("server", SERVER, "storing")
-            assert study.site.parts[SERVER].code == -9
+            assert await study.sites[0].kill("server", SERVER, "storing")
+            assert study.sites[0].parts[SERVER].code == -9
         finally:
-            await study.site.parts[SERVER].close()
+            await study.sites[0].parts[SERVER].close()
 
     asyncio.run(asyncio.wait_for(play(), 60))
 
