@@ -344,6 +344,8 @@ class Coordination:
                 await self._credit((number, term), joules)
         if said.reason == TERM:
             await self._adopt(said.term, self._number, "heard", peer)
+            if said.term < self._book.term:  # it was away, and would wait for us
+                await self._call(peer, (self._number, self._book.term))
             return
         if leader(self.us.order, said.term) != peer:
             raise WireError(f"term {said.term} is not of site {peer}", reason=TERM)

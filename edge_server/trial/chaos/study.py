@@ -15,7 +15,7 @@ from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, RunClosed, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.trial.chaos.kills import Kill, Kind, process_of
-from edge_server.trial.chaos.log_reader import LogLine
+from edge_server.trial.chaos.log_reader import BEGINNING, LogLine
 from edge_server.trial.chaos.site import BROKER, Site
 from edge_server.trial.chaos.verify import Account, account, between_sites
 from edge_server.trial.local import SERVER
@@ -158,6 +158,8 @@ class ChaosStudy:
         by = process_of(kill.victim)
         name = {"server": SERVER, "broker": BROKER}.get(by, device)
         within = kill.mark.phase if marked and kill.mark and kill.mark.by == by else ""
+        if kill.victim == "coordinator" and site.logs.phase(by, name) == BEGINNING:
+            return  # it will be one again, or another site is by then
         if not await site.kill(kill.victim, name, within):
             return
         self.kills.popleft()

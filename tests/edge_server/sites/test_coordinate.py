@@ -289,3 +289,26 @@ def test_a_site_that_missed_a_decision_is_answered_by_who_takes_over_in_the_midd
     found, seconds = virtual(routine())
     assert (found.coordinator, found.term) == ("c", 1)
     assert seconds < 5.0
+
+
+def test_a_coordinator_that_comes_back_learns_at_once_that_another_one_took_over(tmp_path):
+    """Though nobody asks for anything just then: the others are in the middle of a round, and wait to mix with it."""
+
+    async def routine() -> tuple[Decision, float]:
+        one = land(tmp_path)
+        a, b, c = [await one.start(site) for site in one.order]
+        await asyncio.gather(*(asked(town, 1) for town in (a, b, c)))
+        await one.kill(a)
+        for number in (2, 3):
+            await asyncio.gather(asked(b, number), asked(c, number))
+        a = await one.start("a")
+        began = clock()
+        found = await asked(a, 2)
+        seconds = clock() - began
+        for town in (a, b, c):
+            await town.stack.aclose()
+        return found, seconds
+
+    found, seconds = virtual(routine())
+    assert (found.coordinator, found.term) == ("a", 1)
+    assert seconds < 5.0

@@ -24,6 +24,7 @@ from edge_server.journal.records import (
     AnyRecord,
     EdgeSettled,
     Gossiped,
+    RoundClosed,
     RoundOpened,
     RunClosed,
     UpdateAccepted,
@@ -35,7 +36,9 @@ from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from edge_server.sites.gossip import Ourselves
+from edge_server.sites.graph import graph_edges
 from edge_server.sites.link import Births, Links, plan_bytes
+from edge_server.sites.mixing import mix_trees, mixing_rows
 from edge_server.sites.model_files import round_folder
 from edge_server.sites.neighbours import Means, joined, packed_model, require_model
 from edge_server.sites.overview import summarise_sites
@@ -43,9 +46,9 @@ from shared.errors import WireError
 from shared.runtime.executor import inline
 from shared.tensors.tree import State
 from tests.edge_server.fleets import FRAME_BYTES, RUN, Network, Site, Stopping
-from tests.edge_server.harness import virtual, write_examples, write_plan
+from tests.edge_server.harness import beginning, virtual, write_examples, write_plan
 from tests.edge_server.processes import PATIENCE_S, Forked, called, final, folder_of, forked, started, until
-from tests.edge_server.textbook import require_equal
+from tests.edge_server.textbook import require_equal, textbook_round
 
 HOMES = {"north": "a", "south": "b"}
 ROUNDS, EDGE_ROUNDS = 4, 2
@@ -118,13 +121,17 @@ class Region:
 
     async def serve_twice(self, name: str, cut) -> tuple[State, list[AnyRecord]]:
         """Be a server that ends when `cut` says so of what it wrote, and another that goes on."""
-        store = asyncio.create_task(self._serve_until(name, cut))
-        with pytest.raises(asyncio.CancelledError):
-            await store
+        await self.serve_until(name, cut)
         return await self.serve(name)
 
-    async def _serve_until(self, name: str, cut) -> None:
-        await self.serve(name, Stopping(self.sites[name].folder / RUN, cut))
+    async def serve_until(self, name: str, cut) -> None:
+        """Be a server that ends, without a word, when `cut` says so of what it wrote."""
+
+        async def cut_short() -> None:
+            await self.serve(name, Stopping(self.sites[name].folder / RUN, cut))
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(cut_short())
 
     def play(self, cut=None) -> dict[str, tuple[State, list[AnyRecord]]]:
         """Run the plan; the northern server is ended once where `cut` says so."""
@@ -194,6 +201,43 @@ def test_one_site_decides_for_the_devices_of_both(tmp_path):
     assert [(one.round, one.term) for one in all_of_them] == [(number, 0) for number in range(1, ROUNDS + 1)]
     assert all(set(one.decision.devices) == {"a", "b"} for one in all_of_them)
     assert summarise_sites(ends["south"][1]).coordinator == "north"
+
+
+def test_a_site_that_is_gone_for_good_leaves_the_others_training(tmp_path):
+    """It coordinated, and nobody says that it is gone: one deadline for a decision, and two for a gossip's last word.
+
+    The other one takes over, and keeps the weight of its neighbour: from there it is FedAvg of its own device.
+    """
+    plan = planned(tmp_path, OPTIMIZER)
+    plan = msgspec.structs.replace(plan, sites=msgspec.structs.replace(plan.sites, deadline_s=60.0))
+    region = Region(plan, tmp_path)
+
+    async def routine() -> tuple[State, list[AnyRecord], float]:
+        async with AsyncExitStack() as stack:
+            for name, site in region.sites.items():
+                await stack.enter_async_context(site.devices(HOMES[name]))
+            north = region.serve_until("north", is_second_closed)
+            _, (state, records) = await asyncio.gather(north, region.serve("south"))
+            return state, records, asyncio.get_running_loop().time()
+
+    state, records, seconds = virtual(routine())
+    assert [one.outcome for one in closed_rounds(records)] == ["aggregated"] * ROUNDS
+    assert [(one.round, one.off) for one in records if isinstance(one, Gossiped)] == [
+        (2, {}),
+        (4, {"north": "unheard"}),
+    ]
+    opened = [one for one in records if isinstance(one, RoundOpened)]
+    assert [one.decision.coordinator for one in opened] == ["north", "north", "south", "south"]
+    assert seconds < 3 * plan.sites.deadline_s + 60
+    sizes, trees = dict.fromkeys(HOMES, 1), dict.fromkeys(HOMES, beginning(plan))
+    for number in (1, 2):
+        trees = {name: textbook_round(plan, number, trees[name], [device]) for name, device in HOMES.items()}
+    mixed = mix_trees(mixing_rows(sizes, graph_edges(plan.sites))["south"], trees)
+    require_equal(state.tree, textbook_round(plan, 4, textbook_round(plan, 3, mixed, ["b"]), ["b"]))
+
+
+def is_second_closed(written: object) -> bool:
+    return isinstance(written, RoundClosed) and written.round == EDGE_ROUNDS
 
 
 def like() -> dict[str, torch.Tensor]:

@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 
-from edge_server.trial.chaos.kills import AWAY_WITHIN_S, KINDS, MARK_WITHIN_S, MARKS, MOMENT_WITHIN_S, schedule
+from edge_server.trial.chaos.kills import (
+    AWAY_WITHIN_S,
+    DECIDING,
+    KINDS,
+    MARK_WITHIN_S,
+    MARKS,
+    MIXING,
+    MOMENT_WITHIN_S,
+    schedule,
+)
 
 EVERY_MARK = {(kind, mark) for kind in KINDS for mark in MARKS[kind]}
 
@@ -43,3 +52,20 @@ def test_other_moments_strike_every_kind_alike_and_all_times_are_within_their_bo
         assert kill.wait_s == 0 or kill.mark is None or kill.mark.by != kill.victim
     waits = sorted(kill.wait_s for kill in drawn if kill.mark and kill.mark.by != kill.victim)
     assert 0 < waits[len(waits) // 2] < MARK_WITHIN_S / 4
+
+
+def test_marks_of_several_sites_come_in_turn_from_each_table():
+    """Of 30 kills five are in the middle of a gossip, and five in that of a decision; the coordinator is among them."""
+    tables = (MARKS, MIXING, DECIDING)
+    drawn = schedule(30, 1, tables)
+    marked = [(kill.victim, kill.mark) for kill in drawn if kill.mark]
+    for place, table in enumerate(tables):
+        assert len(marked[place::3]) == 5
+        assert all(mark in table[victim] for victim, mark in marked[place::3])
+        assert len(set(marked[place::3])) == 5
+    assert {kill.victim for kill in schedule(300, 1, tables)} == {*KINDS, "coordinator"}
+    own = [
+        kill for kill in drawn if kill.mark and kill.mark.by == "server" and kill.victim in ("server", "coordinator")
+    ]
+    assert own
+    assert all(kill.wait_s == 0 for kill in own)

@@ -11,15 +11,28 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
-from edge_server.cli.chaos import Outcome, require_possible, show, total
+from edge_server.cli.chaos import (
+    BUDGET_FACTOR,
+    Outcome,
+    mark_tables,
+    require_possible,
+    show,
+    total,
+    without_narrow_budgets,
+)
+from edge_server.plan.plan import Plan
+from edge_server.plan.sections import BudgetPlan
 from edge_server.rounds.check_plan import load
+from edge_server.trial.chaos.kills import DECIDING, MARKS, MIXING, Kill, Mark
 from edge_server.trial.chaos.site import Site, SiteProcess, _running, sweep
 from edge_server.trial.chaos.study import END_S, STALL_S, ChaosStudy
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import SERVER, Local
+from edge_server.trial.local_sites import local_sites
 from shared.errors import ConfigError, TaskFailed
 from tests.edge_server.harness import write_plan
 
@@ -183,6 +196,88 @@ def test_a_deadline_that_a_killed_device_may_miss_is_refused(tmp_path, sections,
     plan = load(write_plan(tmp_path, round=rule, **sections), tmp_path)
     with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
         require_possible(plan, 2, 1)
+
+
+TOWNS = """
+[sites]
+clusters = { north = ["a"], south = ["b"] }
+[[device]]
+name = "a"
+[[device]]
+name = "b"
+"""
+
+
+def towns(folder: Path, **sections: str) -> Plan:
+    """Return a plan of two sites."""
+    usual = {"cohort": "min_devices = 1", "round": "deadline_s = 60.0"}
+    return load(write_plan(folder, more=TOWNS, **usual | sections), folder, several_sites=True)
+
+
+def test_a_kill_is_meant_for_the_site_of_its_device_or_for_the_one_that_coordinates(tmp_path):
+    """By the servers' own words; before there are any, it is the device's."""
+    local = Local(tmp_path / "plan.toml", towns(tmp_path), tmp_path, tmp_path / "runs", "tiny", 2)
+    north, south = [Site(one, tmp_path / name) for name, one in local_sites(local).items()]
+    assert (north.devices, south.devices) == (["a"], ["b"])
+    study = ChaosStudy([north, south], deque(), lambda _records: {}, lambda _news: None)
+    at = {
+        kind: [study._place(Kill(kind, device, None, 0.0, 0.0)) for device in (0, 1)]
+        for kind in ("server", "coordinator")
+    }
+    assert at["server"] == at["coordinator"] == [(north, "a"), (south, "b")]
+    for place in (north.place, south.place):
+        place.mkdir()
+    log = south.place / f"{SERVER}.log"
+    log.write_text("now DEBUG edge_server.sites.coordinate phase leading run=r round=1\n")
+    leading = study._news()
+    assert [site for site, _ in leading] == [south]
+    assert study._place(Kill("coordinator", 0, None, 0.0, 0.0))[0] is south
+    assert study._is_mark(Kill("coordinator", 0, Mark("server", "leading"), 0.0, 0.0), *leading[0])
+    assert not study._is_mark(Kill("server", 0, Mark("server", "leading"), 0.0, 0.0), *leading[0])
+    assert study._is_mark(Kill("broker", 1, Mark("server", "leading"), 0.0, 0.0), *leading[0])
+
+
+def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
+    """It is left alone, and the kill stays to be made."""
+
+    async def play() -> None:
+        study = study_of(tmp_path, [0.0])
+        [site] = study.sites
+        site.logs.began("server", SERVER)
+        await site.parts[SERVER].start()
+        study.kills.append(Kill("coordinator", 0, None, 0.0, 0.0))
+        try:
+            await study._strike(study.kills[0], marked=False)
+            assert site.parts[SERVER].code is None
+            assert len(study.kills) == 1
+        finally:
+            await site.parts[SERVER].close()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
+def test_a_plan_of_sites_waits_for_all_devices_and_neighbours(tmp_path):
+    """A site's rounds for its own devices, a mixing for who was killed; and its devices are those that it names."""
+    require_possible(towns(tmp_path), 2, 1)
+    with pytest.raises(ConfigError, match="names the 2 devices of its sites"):
+        require_possible(towns(tmp_path), 3, 1)
+    short = msgspec.structs.replace(towns(tmp_path).sites, deadline_s=30.0)
+    with pytest.raises(ConfigError, match=r"sites\.deadline_s = 30: a server that was killed may not be back by then"):
+        require_possible(msgspec.structs.replace(towns(tmp_path), sites=short), 2, 1)
+
+
+def test_budgets_of_sites_are_widened_and_their_seconds_are_the_rounds_own(tmp_path):
+    """What kills cost would end the run. One site's plan, and one without budgets, stay what they are."""
+    plan = towns(tmp_path, budget="time_s = 10.0\njoules = 3.0", optimizer='name = "hcef"', algorithm='name = "hcef"')
+    wide = without_narrow_budgets(plan)
+    assert wide.budget == BudgetPlan(time_s=10.0 * BUDGET_FACTOR, joules=3.0 * BUDGET_FACTOR)
+    assert wide.optimizer.options == {"deadline_s": 10.0 / plan.rounds}
+    assert without_narrow_budgets(towns(tmp_path)).budget == BudgetPlan()
+    own = msgspec.structs.replace(plan, sites=msgspec.UNSET)
+    assert without_narrow_budgets(own) is own
+    assert mark_tables(own) == [MARKS]
+    assert mark_tables(plan) == [MARKS, MIXING, DECIDING]
+    assert mark_tables(towns(tmp_path)) == [MARKS, MIXING]
 
 
 def test_a_study_that_was_cut_short_is_shown_as_a_failure():

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from edge_server.cli.chaos import accounts_table, kills_table, total
-from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
+from edge_server.journal.decision import Coordinated, Decision, Given, TermBegan
+from edge_server.journal.records import EdgeSettled, RoundClosed, RoundOpened, UpdateAccepted
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.plan import Plan
+from edge_server.plan.sections import Chosen
+from edge_server.plan.sites import SitesPlan
 from edge_server.trial.chaos.log_reader import LogLine
 from edge_server.trial.chaos.study import Struck
-from edge_server.trial.chaos.verify import Account, account, difference, trainings
+from edge_server.trial.chaos.verify import Account, account, between_sites, difference, trainings
 from shared.protocol.messages import Assignment, Hyper, Update
 from shared.runtime.text_table import write_text
 from shared.tensors.tree import State
@@ -71,13 +76,13 @@ def drawn_up(journal: list, lines: list[LogLine], rounds: int = 2, final: State 
 
 
 def test_a_whole_run_holds_and_what_it_refused_is_counted():
-    """Also where the devices evaluated the final model afterwards, with updates of a round after the last."""
+    """Also where the devices measured steps before, and evaluated the final model afterwards, in rounds 0 and 3."""
     lines = [
         LogLine("server", "edge-server", "duplicate", {"run": "r"}),
         LogLine("server", "edge-server", "late", {"run": "q"}),
     ]
     found = drawn_up(
-        [*records(*WHOLE, (3, "a"), (3, "a"))], [*lines, *said("training:r:1", "importing", "training:r:1")]
+        [*records((0, "a"), *WHOLE, (3, "a"), (3, "a"))], [*lines, *said("training:r:1", "importing", "training:r:1")]
     )
     assert (found.updates, found.accepted, found.duplicates, found.retrained) == (4, 4, 1, 1)
     assert found.holds
@@ -120,3 +125,85 @@ def test_the_tables_have_every_kill_and_the_sum_of_the_runs():
     assert ["all", "2", "0", "1", "1", "4"] in rows
     assert ["all", "7/8", "0", "0", "0", "0", "0", "inf"] in rows
     assert (total(runs).accepted, total(runs).difference) == (7, math.inf)
+
+
+def decided(number: int, coordinator: str = "n", term: int = 0, steps: float = 0.5) -> Decision:
+    """Return what was decided for device a in a round."""
+    given = Given(values={"steps": steps, "round": number})
+    return Decision(devices={"a": given}, coordinator=coordinator, term=term)
+
+
+def opened(number: int, **about: object) -> RoundOpened:
+    return RoundOpened(round=number, assignments={}, decision=decided(number, **about))
+
+
+def coordinated(number: int, term: int = 0, decision: Decision | None = None) -> Coordinated:
+    return Coordinated(round=number, term=term, decision=decision or decided(number, "", term))
+
+
+def edge(number: int, site: str, *, on: bool = True) -> EdgeSettled:
+    return EdgeSettled(round=number, site=site, run="r", on=on)
+
+
+TOGETHER = Plan(
+    name="p",
+    rounds=4,
+    algorithm=Chosen(name="fedavg"),
+    model=Chosen(name="mlp"),
+    device=[DevicePlan(name=name) for name in "abc"],
+    sites=SitesPlan(clusters={"n": ("a",), "s": ("b",), "w": ("c",)}, edge_rounds=2, graph="full"),
+)
+NORTH = [coordinated(number) for number in (1, 2, 3, 4)]
+SOUTH = [opened(number) for number in (1, 2, 3, 4)]
+EDGES = [edge(number, site) for number in (2, 4) for site in ("n", "w")]
+
+
+def between(own: list, north: list = NORTH) -> Account:
+    """Return the account of the southern site."""
+    return between_sites(drawn_up(records(*WHOLE), []), TOGETHER, "s", {"n": north, "s": own, "w": []})
+
+
+def test_a_site_that_mixed_with_all_and_did_as_was_decided_holds():
+    """Whatever the terms; what the devices' evaluation after the last round was decided to be is nobody's business."""
+    own = [*SOUTH, *EDGES, TermBegan(round=2, term=1), opened(5, steps=0.1)]
+    found = between(own)
+    assert (found.edges_off, found.undecided, found.alone, found.terms) == (0, 0, 0, 1)
+    assert found.holds
+
+
+def test_a_round_that_a_site_decided_alone_is_told_and_no_loss():
+    """It was away: the term is the northern site's, which decided for others."""
+    own = [SOUTH[0], opened(2, coordinator="s"), *SOUTH[2:], *EDGES]
+    found = between(own, [NORTH[0], *NORTH[2:]])
+    assert (found.alone, found.undecided, found.holds) == (1, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "own", "north"),
+    [
+        ("edges_off", [*SOUTH, *EDGES[:-1]], NORTH),
+        ("edges_off", [*SOUTH, *EDGES[:-1], edge(4, "w", on=False)], NORTH),
+        ("undecided", [*SOUTH, *EDGES], NORTH[:-1]),
+        ("undecided", [*SOUTH, *EDGES], [*NORTH[:-1], coordinated(4, decision=decided(4, steps=0.25))]),
+        ("undecided", [*SOUTH, *EDGES], [*NORTH[:-1], coordinated(4, term=3)]),
+        ("undecided", [*SOUTH[:-1], opened(4, coordinator="s", term=1), *EDGES], NORTH),
+    ],
+    ids=["never settled", "off", "never journaled", "otherwise", "of another term", "by itself, and not journaled"],
+)
+def test_what_went_wrong_between_sites_is_enough_to_fail(field, own, north):
+    found = between(own, north)
+    assert getattr(found, field) == 1
+    assert not found.holds
+    assert not total([found, between([*SOUTH, *EDGES])]).holds
+
+
+def test_the_table_of_several_sites_says_what_was_between_them():
+    """Which of one site it does not have."""
+    found = between([*SOUTH, *EDGES[:-1]])
+    for several_sites in (False, True):
+        text = io.StringIO()
+        write_text(text, accounts_table([found], several_sites=several_sites))
+        assert ("edges off*" in text.getvalue()) == several_sites
+    assert ["r", "4/4", "0", "0", "0", "0", "0", "1", "0", "0", "0", "0"] in [
+        line.split() for line in text.getvalue().splitlines()
+    ]
