@@ -50,7 +50,7 @@ LEAST_DEADLINE_S = 60.0
 second, loads torch, connects, trains anew or does the steps of its session again, on a machine that all others use."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a study came to.
 
     Attributes:

@@ -37,7 +37,7 @@ Expected: TypeAlias = Callable[[Mapping[str, Sequence[AnyRecord]]], Mapping[str,
 """The state that each site ends an undisturbed run with, by the records of all; these tell what was decided."""
 
 
-class Struck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Struck(msgspec.Struct, frozen=True, kw_only=True):
     """A kill that was made.
 
     Attributes:

@@ -17,7 +17,7 @@ from edge_server.trial.chaos.log_reader import LogLine
 from shared.tensors.tree import State
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Account(msgspec.Struct, frozen=True, kw_only=True):
     """One run, or several together.
 
     Attributes:

@@ -1,12 +1,9 @@
-"""Hierarchical FedAvg on two sites: with real agents in one virtual time, and as processes over two real brokers."""
+"""Hierarchical FedAvg on two sites with real agents, in one virtual time; `trial/chaos` kills it over real brokers."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +13,6 @@ import pytest
 import torch
 
 from edge_server.allocation.coordinator import decide
-from edge_server.fleet import broker
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.decision import Coordinated, Decision
@@ -30,8 +26,7 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.plan import Plan, share
+from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
@@ -39,7 +34,6 @@ from edge_server.sites.gossip import Ourselves
 from edge_server.sites.graph import graph_edges
 from edge_server.sites.link import Births, Links, plan_bytes
 from edge_server.sites.mixing import mix_trees, mixing_rows
-from edge_server.sites.model_files import round_folder
 from edge_server.sites.neighbours import Means, joined, packed_model, require_model
 from edge_server.sites.overview import summarise_sites
 from shared.errors import WireError
@@ -47,7 +41,6 @@ from shared.runtime.executor import inline
 from shared.tensors.tree import State
 from tests.edge_server.fleets import FRAME_BYTES, RUN, Network, Site, Stopping
 from tests.edge_server.harness import beginning, virtual, write_examples, write_plan
-from tests.edge_server.processes import PATIENCE_S, Forked, called, final, folder_of, forked, started, until
 from tests.edge_server.textbook import require_equal, textbook_round
 
 HOMES = {"north": "a", "south": "b"}
@@ -282,81 +275,3 @@ def test_a_server_that_ends_in_a_gossip_goes_on_to_the_same_bits(undisturbed, tm
     for name, peer in (("north", "south"), ("south", "north")):
         require_whole(ends[name][1], HOMES[name], peer)
         require_equal(ends[name][0].tree, undisturbed.tree)
-
-
-@contextmanager
-def agents(folder: Path, plan: Plan, ports: dict[str, int]) -> Iterator[None]:
-    """Run the agent of each site while the block lasts."""
-    with ExitStack() as stack:
-        for index, (site, device) in enumerate(HOMES.items()):
-            data = msgspec.to_builtins(share(plan, plan.device, index))
-            keys = {"device": device, "site": site, "state_dir": str(folder / device), "data": data}
-            path = folder / f"{device}.json"
-            path.write_text(json.dumps({"broker": {"port": ports[site]}, "trainer": {"threads": 1}, **keys}))
-            stack.enter_context(started("device_agent", "run", "--config", path, log=folder / f"{device}.log"))
-        yield
-
-
-def server_config(folder: Path, site: str, ports: dict[str, int]) -> Path:
-    """Write the file of a site's server."""
-    other = next(one for one in HOMES if one != site)
-    keys = {"plan": "plan.toml", "data_dir": f"runs-{site}", "data_root": str(folder), "site": site, "threads": 1}
-    peers = [{"site": other, "broker": {"port": ports[other]}}]
-    path = folder / f"{site}.json"
-    path.write_text(json.dumps({"broker": {"port": ports[site]}, "peer": peers, **keys}))
-    return path
-
-
-def records_of(folder: Path, site: str) -> list[AnyRecord]:
-    found = [path.parent for path in (folder / f"runs-{site}").glob(f"*/{JOURNAL}")]
-    return read(found[0]) if found else []
-
-
-@pytest.mark.broker
-@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
-def test_two_servers_over_two_brokers_mix_and_one_is_killed_in_the_middle(undisturbed, tmp_path, capsys):
-    """The northern one gossips, nobody is there yet, kill -9 takes it; started again it ends with the same bits."""
-    plan = planned(tmp_path)
-
-    async def routine() -> None:
-        async with AsyncExitStack() as stack:
-            ports = {}
-            for site in HOMES:
-                (tmp_path / f"broker-{site}").mkdir()
-                running = await stack.enter_async_context(broker.running(tmp_path / f"broker-{site}"))
-                ports[site] = running.port
-            await asyncio.to_thread(between, ports)
-
-    def server(site: str, ports: dict[str, int]):
-        return forked("run", "--config", server_config(tmp_path, site, ports), log=tmp_path / f"{site}.log")
-
-    def between(ports: dict[str, int]) -> None:
-        with agents(tmp_path, plan, ports):
-            with server("north", ports) as north:
-                until(lambda: is_offering(tmp_path), "a gossip")
-                north.kill()
-                assert north.wait(PATIENCE_S) == -signal.SIGKILL
-            with server("north", ports) as north, server("south", ports) as south:
-                assert both_ended(north, south)
-
-    asyncio.run(routine())
-    for site, peer in (("north", "south"), ("south", "north")):
-        records = records_of(tmp_path, site)
-        require_whole(records, HOMES[site], peer)
-        assert len([one for one in records if isinstance(one, RoundOpened)]) == ROUNDS
-        require_equal(final(folder_of(tmp_path / f"runs-{site}"), ROUNDS), undisturbed.tree)
-    assert called("sites", "--data-dir", tmp_path / "runs-south", "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out)["peers"][0]["mixed"] == 2
-    assert called("sites", "--data-dir", tmp_path / "runs-south") == 0
-    said = capsys.readouterr().out
-    assert "4 of 4 rounds, in 1.1" in said
-    assert [line.split()[:4] for line in said.splitlines() if line.startswith("north")] == [["north", "2", "0", "1.1"]]
-
-
-def is_offering(folder: Path) -> bool:
-    """Tell whether the northern server has put its model where its neighbour will ask for it."""
-    return any(round_folder(path.parent, 2).exists() for path in (folder / "runs-north").glob(f"*/{JOURNAL}"))
-
-
-def both_ended(*servers: Forked) -> bool:
-    return all(server.wait(PATIENCE_S) == 0 for server in servers)

@@ -14,7 +14,7 @@ from edge_server.trial.chaos.kills import KINDS, MARKS
 from edge_server.trial.chaos.log_reader import Logs
 from edge_server.trial.local import SERVER
 from tests.edge_server.harness import write_examples, write_plan
-from tests.edge_server.processes import Ended, captured, started, until
+from tests.edge_server.processes import Ended, called, captured, started, until
 
 pytestmark = [
     pytest.mark.broker,
@@ -23,9 +23,11 @@ pytestmark = [
 ]
 
 KILLS, SEED, LIMIT_S = 6, 663, 300.0  # every kind is among them, three after a mark; `make chaos` makes 200
+EARLY_SEED = 125  # the first kill is as soon as the server was started
+TOWNS_SEED = 488  # four kinds, a coordinator at some moment and a server in a gossip
 
 
-def plan(folder: Path, **sections: str) -> Path:
+def plan(folder: Path, rounds: int = 8, **sections: str) -> Path:
     """Write a plan of two devices whose processes start quickly; it waits for both of them in every round."""
     usual = {
         "model": 'name = "mlp"\noptions = { features = 8, hidden = 64, classes = 3 }',
@@ -35,7 +37,7 @@ def plan(folder: Path, **sections: str) -> Path:
         "evaluation": "every = 1",
         "more": '[partition]\nkind = "even"',
     }
-    return write_plan(folder, rounds=8, **usual | sections)
+    return write_plan(folder, rounds=rounds, **usual | sections)
 
 
 def naming(folder: Path) -> list[list[str]]:
@@ -80,11 +82,52 @@ def test_no_process_is_left_by_a_study(studied):
     assert naming(studied[0]) == []
 
 
+TOWNS = """
+[optimizer]
+name = "hcef"
+[sites]
+edge_rounds = 3
+deadline_s = 120.0
+clusters = { north = ["a"], south = ["b"] }
+[[device]]
+name = "a"
+[[device]]
+name = "b"
+[partition]
+kind = "even"
+"""
+
+
+def test_nothing_is_lost_at_several_sites_whatever_is_killed(tmp_path, capsys):
+    """The coordinator and a server in the middle of a gossip are among it: the bits of a replay of what was decided."""
+    sections = {"algorithm": 'name = "hcef"\noptions = { local_steps = 5, gradients = 2 }', "codec": 'name = "topk"'}
+    path = plan(tmp_path, cohort="min_devices = 1", more=TOWNS, rounds=12, **sections)
+    where = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path, "--format", "json")
+    done = captured("chaos", path, "--kills", 4, "--seed", TOWNS_SEED, *where, limit_s=LIMIT_S)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["problem"], found["holds"], found["sites"]) == ("", True, 2)
+    assert {one["kind"] for one in found["struck"]} == set(KINDS) - {"trainer"} | {"coordinator"}
+    assert {one["site"] for one in found["struck"]} <= {"north", "south"}
+    names = [one["run"] for one in found["runs"]]
+    assert names[:2] == ["tiny-1-north", "tiny-1-south"]
+    assert found["total"]["accepted"] == found["total"]["updates"] == 12 * len(names)
+    assert (found["total"]["edges_off"], found["total"]["undecided"], found["total"]["difference"]) == (0, 0, 0.0)
+    assert naming(tmp_path) == []
+    runs = Path(found["record"]) / "runs" / "sites" / "south"
+    assert called("sites", "--data-dir", runs) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 rounds, in 3.2" in said
+    assert [line.split()[:4] for line in said.splitlines() if line.startswith("north")] == [["north", "4", "0", "3.2"]]
+
+
 def test_ctrl_c_leaves_no_process(tmp_path):
     """In the middle of a study, twice, as people do: exit code 130."""
     log, path = tmp_path / "log", plan(tmp_path, cohort="min_devices = 1")
     where = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path)
-    with started("edge_server", "chaos", path, "--kills", 1000, "--local", 1, *where, log=log) as process:
+    with started(
+        "edge_server", "chaos", path, "--kills", 1000, "--seed", EARLY_SEED, "--local", 1, *where, log=log
+    ) as process:
         until(lambda: b"1/1000" in log.read_bytes() or process.poll() is not None, "the first kill")
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
