@@ -40,9 +40,8 @@ from shared.registry import build
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 from shared.tensors.tree import State
 
-SITE, RUNS, REFERENCE, PLAN = "site", "runs", "reference", "plan.json"
-"""What lies in a study's folder: the files and logs of its processes, its runs, the undisturbed one; the plan, where
-that is not the given one."""
+SITE, RUNS, REFERENCE = "site", "runs", "reference"
+"""What lies in a study's folder: the files and logs of its processes, its runs, the undisturbed one."""
 BUDGET_FACTOR = 1000.0
 """How much wider the budgets of a disturbed plan of several sites are."""
 LEAST_DEADLINE_S = 60.0
@@ -92,12 +91,9 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         *(options.plan, disturbed, options.data_root, folder / RUNS, "", agents),
         embedded=options.embedded_broker,
         log_level="debug",
+        writes_plan=disturbed is not plan,
     )
     locals_ = local_sites(replace(local, run=plan.name)) if plan.sites else {"": local}
-    if disturbed is not plan:
-        folder.mkdir(parents=True)
-        (path := folder / PLAN).write_bytes(msgspec.json.encode(disturbed))
-        locals_ = {site: replace(one, plan_path=path) for site, one in locals_.items()}
     console = Console(stderr=True)
     where = f" at {len(locals_)} sites" if plan.sites else ""
     print_line(console, f"{plan.name}: {options.kills} kills, {agents} agents{where}, seed {options.seed}")

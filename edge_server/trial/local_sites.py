@@ -83,7 +83,7 @@ async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord],
 
 async def _server(stack: AsyncExitStack, local: Local, brokers: Mapping[str, PrivateBroker]) -> Process:
     others = {
-        site: await stack.enter_async_context(_behind_backhaul(local.plan, broker))
+        site: await stack.enter_async_context(behind_backhaul(local.plan, broker))
         for site, broker in brokers.items()
         if site != local.site
     }
@@ -91,8 +91,13 @@ async def _server(stack: AsyncExitStack, local: Local, brokers: Mapping[str, Pri
 
 
 @asynccontextmanager
-async def _behind_backhaul(plan: Plan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
-    """Yield a broker as another site's server reaches it: over the backhaul, where the plan has links emulated."""
+async def behind_backhaul(plan: Plan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
+    """Yield a broker as another site's server reaches it: over the backhaul, where the plan has links emulated.
+
+    Args:
+        plan: Of the trial.
+        broker: The private one.
+    """
     if not (plan.sites and plan.emulation and plan.emulation.links):
         yield broker
         return

@@ -19,7 +19,8 @@ from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.trial.chaos.kills import Kind
 from edge_server.trial.chaos.log_reader import Logs
-from edge_server.trial.local import SERVER, Local, agent, server
+from edge_server.trial.local import SERVER, Local, agent, emulated, server
+from edge_server.trial.local_sites import behind_backhaul
 from shared.errors import Unreachable
 from shared.runtime.processes import kill
 
@@ -172,14 +173,26 @@ class Site:
     def _home(self, name: str) -> Path:
         return (self.place / name).resolve()
 
-    def _run_server(self) -> AbstractAsyncContextManager[Process]:
+    @asynccontextmanager
+    async def _run_server(self) -> AsyncIterator[Process]:
         assert self.broker
-        peers = {one.local.site: one.broker for one in self.peers if one.broker}
-        return server(self.local, self.place, self.broker, peers)
+        async with AsyncExitStack() as stack:
+            peers = {
+                one.local.site: await stack.enter_async_context(behind_backhaul(self.local.plan, one.broker))
+                for one in self.peers
+                if one.broker
+            }
+            yield await stack.enter_async_context(server(self.local, self.place, self.broker, peers))
 
-    def _run_agent(self, index: int) -> AbstractAsyncContextManager[Process]:
+    @asynccontextmanager
+    async def _run_agent(self, index: int) -> AsyncIterator[Process]:
         assert self.broker
-        return agent(self.local, self.place, self.broker, self._fleet, index)
+        fleet = self._fleet
+        async with (
+            emulated(self.local.plan, fleet[index], self.broker) as reached,
+            agent(self.local, self.place, reached, fleet, index) as process,
+        ):
+            yield process
 
     @asynccontextmanager
     async def _run_broker(self) -> AsyncIterator[Process]:
