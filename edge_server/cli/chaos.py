@@ -289,6 +289,7 @@ OF_ONE = {
 OF_SEVERAL = {
     "edges_off": "edges off*",
     "undecided": "undecided*",
+    "overdrawn": "overdrawn*",
     "alone": "decided alone",
     "terms": "terms",
 }

@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from edge_server.journal.decision import Coordinated, Decision, TermBegan
+from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
 from edge_server.journal.records import AnyRecord, EdgeSettled, RoundOpened, UpdateAccepted, closed_rounds, valid
 from edge_server.plan.plan import Plan
 from edge_server.sites.graph import graph_edges, neighbours_of
 from edge_server.sites.pledges import leader
 from edge_server.trial.chaos.log_reader import LogLine
 from shared.tensors.tree import State
+
+ROUNDING = 1e-9
+"""Of sums of joules."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +36,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         edges_off: Of several sites: neighbours with whom this one did not mix when that was due; must be 0.
         undecided: Likewise: rounds whose decision stands in no coordinator's journal, or otherwise; must be 0.
         alone: Likewise: rounds that it decided alone, since it was away when they were decided for all.
+        overdrawn: Likewise: rounds for which all sites together were granted more joules than they had pledged, of
+            those that this one was granted some for; must be 0.
         terms: Likewise: how often another site began to coordinate.
     """
 
@@ -47,6 +52,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     difference: float
     edges_off: int = 0
     undecided: int = 0
+    overdrawn: int = 0
     alone: int = 0
     terms: int = 0
 
@@ -54,7 +60,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     def holds(self) -> bool:
         """Tell whether nothing was lost and nothing was done or counted twice."""
         lost = self.updates - self.accepted, self.counted_twice, self.trained_twice, self.rounds_lost
-        return not any((*lost, self.edges_off, self.undecided)) and self.difference == 0.0
+        return not any((*lost, self.edges_off, self.undecided, self.overdrawn)) and self.difference == 0.0
 
 
 def account(
@@ -111,6 +117,7 @@ def between_sites(found: Account, plan: Plan, site: str, records: Mapping[str, S
         undecided=sum(
             not _is_of(one, decided.get((one.coordinator, number, one.term))) for number, one in others.items()
         ),
+        overdrawn=len(overdrawn(records) & {(one.round, one.term) for one in own if isinstance(one, Granted)}),
         alone=len(alone),
         terms=sum(isinstance(one, TermBegan) for one in own),
     )
@@ -135,6 +142,18 @@ def coordinated(records: Mapping[str, Sequence[AnyRecord]]) -> dict[tuple[str, i
         for one in own
         if isinstance(one, Coordinated) and one.decision
     }
+
+
+def overdrawn(records: Mapping[str, Sequence[AnyRecord]]) -> set[tuple[int, int]]:
+    """Return the rounds and terms for which the sites were granted more joules than they had pledged."""
+    told = [one for own in records.values() for one in own if isinstance(one, Granted | Pledged)]
+    keys = {(one.round, one.term) for one in told}
+    sums = {
+        (kind, key): math.fsum(one.joules for one in told if isinstance(one, kind) and (one.round, one.term) == key)
+        for key in keys
+        for kind in (Granted, Pledged)
+    }
+    return {key for key in keys if sums[Granted, key] > sums[Pledged, key] * (1 + ROUNDING)}
 
 
 def _is_of(part: Decision, whole: Decision | None) -> bool:

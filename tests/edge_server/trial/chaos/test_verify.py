@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_server.cli.chaos import accounts_table, kills_table, total
-from edge_server.journal.decision import Coordinated, Decision, Given, TermBegan
+from edge_server.journal.decision import Coordinated, Decision, Given, Granted, Pledged, TermBegan
 from edge_server.journal.records import EdgeSettled, RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan
@@ -145,6 +145,10 @@ def edge(number: int, site: str, *, on: bool = True) -> EdgeSettled:
     return EdgeSettled(round=number, site=site, run="r", on=on)
 
 
+def granted(number: int, joules: float) -> Granted:
+    return Granted(round=number, term=0, joules=joules)
+
+
 TOGETHER = Plan(
     name="p",
     rounds=4,
@@ -167,7 +171,7 @@ def test_a_site_that_mixed_with_all_and_did_as_was_decided_holds():
     """Whatever the terms; what the devices' evaluation after the last round was decided to be is nobody's business."""
     own = [*SOUTH, *EDGES, TermBegan(round=2, term=1), opened(5, steps=0.1)]
     found = between(own)
-    assert (found.edges_off, found.undecided, found.alone, found.terms) == (0, 0, 0, 1)
+    assert (found.edges_off, found.undecided, found.overdrawn, found.alone, found.terms) == (0, 0, 0, 0, 1)
     assert found.holds
 
 
@@ -186,9 +190,22 @@ def test_a_round_that_a_site_decided_alone_is_told_and_no_loss():
         ("undecided", [*SOUTH, *EDGES], NORTH[:-1]),
         ("undecided", [*SOUTH, *EDGES], [*NORTH[:-1], coordinated(4, decision=decided(4, steps=0.25))]),
         ("undecided", [*SOUTH, *EDGES], [*NORTH[:-1], coordinated(4, term=3)]),
+        (
+            "overdrawn",
+            [*SOUTH, *EDGES, *(Pledged(round=n, term=0, joules=2.0) for n in (1, 2)), granted(1, 2.5), granted(2, 3.0)],
+            [*NORTH, *(Pledged(round=n, term=0, joules=1.0) for n in (1, 2)), granted(2, 0.5)],
+        ),
         ("undecided", [*SOUTH[:-1], opened(4, coordinator="s", term=1), *EDGES], NORTH),
     ],
-    ids=["never settled", "off", "never journaled", "otherwise", "of another term", "by itself, and not journaled"],
+    ids=[
+        "never settled",
+        "off",
+        "never journaled",
+        "otherwise",
+        "of another term",
+        "granted too much",
+        "by itself, and not journaled",
+    ],
 )
 def test_what_went_wrong_between_sites_is_enough_to_fail(field, own, north):
     found = between(own, north)
@@ -204,6 +221,4 @@ def test_the_table_of_several_sites_says_what_was_between_them():
         text = io.StringIO()
         write_text(text, accounts_table([found], several_sites=several_sites))
         assert ("edges off*" in text.getvalue()) == several_sites
-    assert ["r", "4/4", "0", "0", "0", "0", "0", "1", "0", "0", "0", "0"] in [
-        line.split() for line in text.getvalue().splitlines()
-    ]
+    assert ["r", "4/4", *("0" * 5), "1", *("0" * 5)] in [line.split() for line in text.getvalue().splitlines()]
