@@ -33,7 +33,8 @@ from edge_server.rounds.run import run_plan
 from edge_server.sites.gossip import Ourselves
 from edge_server.sites.graph import graph_edges
 from edge_server.sites.link import Births, Links, plan_bytes
-from edge_server.sites.mixing import mix_trees, mixing_rows
+from edge_server.sites.matrix import mixing_rows
+from edge_server.sites.mixing import mix_trees
 from edge_server.sites.neighbours import Means, joined, packed_model, require_model
 from edge_server.sites.overview import summarise_sites
 from shared.errors import WireError
