@@ -15,6 +15,7 @@ from edge_server.cli import runs as runs_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
 from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
+from edge_server.cli.gateway import arguments as gateway_commands
 from edge_server.cli.gateway import site as site_command
 from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
@@ -49,9 +50,13 @@ COMMANDS: Mapping[str, Command] = {
     "trace": trace_command.trace,
     "site": site_command.site,
     "revoke": site_command.revoke,
+    "enrol": gateway_commands.enrol,
+    "enrolment-service": gateway_commands.enrolment_service,
 }
 
-RECORDING = frozenset({"run", "trial", "replay", "chaos", "study", "release", "rollout", "serve-tops"})
+RECORDING = frozenset(
+    {"run", "trial", "replay", "chaos", "study", "release", "rollout", "serve-tops", "enrol", "enrolment-service"}
+)
 """Commands that write runs, which are for their user alone; pages, tables and traces are for whoever may read them."""
 
 
@@ -139,6 +144,7 @@ def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Declare the commands that make and keep a site."""
     site_command.arguments(verbs.add_parser("site", help="the gateway of a site: its CA, broker and files"))
     site_command.revoke_arguments(verbs.add_parser("revoke", help="shut a device out for good, at once"))
+    gateway_commands.add_commands(verbs)
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:

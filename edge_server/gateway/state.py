@@ -124,6 +124,9 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}; run this as the owner of the site's folder") from error
     try:
+        if os.geteuid() == 0:  # root may hold it first, and the service's user must be able to hold it too
+            about = folder.stat()
+            os.fchown(descriptor, about.st_uid, about.st_gid)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 EXTRAS: Mapping[str, Sequence[str]] = {
-    "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "torch"),
+    "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "segno", "torch"),
     "release": ("onnx", "onnxruntime"),
     "device": ("httptools", "numpy", "onnxruntime", "safetensors", "torch"),
     "infer": ("httptools", "numpy", "onnxruntime", "safetensors"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.fuzz import coded, configs, damages, frames, journals, payloads, tensors, texts, wires
+from tests.fuzz import coded, configs, damages, enrolments, frames, journals, payloads, tensors, texts, wires
 from tests.fuzz.files import FILES
 from tests.fuzz.texts import TEXTS
 from tests.fuzz.trees import cut_and_spliced
@@ -74,6 +74,10 @@ READERS: Mapping[str, Reader] = {
         notices="all",
         damages=damages.of_tensor_files(),
     ),
+    "enrolment": Reader(
+        enrolments.seeds, enrolments.read, enrolments.mutate, 64, 1 << 20, notices="cut", longest=4096, places=60
+    ),
+    "token": Reader(enrolments.token_seeds, enrolments.read_token, notices="cut"),
     "npz": _of_file("npz", "cut"),
     "idx": _of_file("idx", "length"),
     "idx.gz": _of_file("idx.gz", "cut"),

@@ -1,0 +1,82 @@
+"""Command lines of `enrol` and `enrolment-service`; what they do is imported when they are run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from edge_server.cli.gateway.site import add_folder
+from edge_server.gateway.enrolment.tokens import MOST_TTL_S
+from shared.protocol.enrolment import USUAL_PORT
+from shared.runtime import processes
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+USUAL_DAYS = 365.0
+
+
+def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the commands of a gateway."""
+    enrol_arguments(verbs.add_parser("enrol", help="make a one-time token by which a board joins; list, withdraw them"))
+    help_ = "answer boards that join, and those that renew their certificates, over HTTPS"
+    service_arguments(verbs.add_parser("enrolment-service", help=help_))
+
+
+def enrol_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `edge-server enrol`."""
+    parser.add_argument("device", nargs="?", default="", metavar="NAME", help="the board's name, such as pi-03")
+    add_folder(parser)
+    parser.add_argument(
+        "--ttl", type=duration_s, default=900.0, metavar="TIME", help="how long it can be used: 15m, 2h; default: 15m"
+    )
+    parser.add_argument("--count", type=int, default=0, metavar="N", help="tokens for so many boards at once")
+    parser.add_argument(
+        "--pattern", default="pi-{:02}", metavar="NAME", help="with --count: their names, from 1 on; default: pi-{:02}"
+    )
+    parser.add_argument("--csv", action="store_true", help="as lines of device,token,id,expires")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the QR code of the token there too")
+    parser.add_argument("--address", default="", metavar="HOST", help="of the gateway; default: the site's first")
+    parser.add_argument(
+        "--port", type=int, default=USUAL_PORT, metavar="N", help="of the enrolment service; default: %(default)s"
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="show the tokens that were made, and who used them")
+    instead.add_argument("--revoke", default="", metavar="ID", help="withdraw a token")
+
+
+def service_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `edge-server enrolment-service`."""
+    add_folder(parser)
+    parser.add_argument("--host", default="", metavar="ADDRESS", help="to listen on; default: all of this machine")
+    parser.add_argument("--port", type=int, default=USUAL_PORT, metavar="N", help="default: %(default)s")
+    help_ = "how long a board's certificate is valid, at least three times its longest time off; default: %(default)g"
+    parser.add_argument("--days", type=float, default=USUAL_DAYS, metavar="N", help=help_)
+
+
+def duration_s(text: str) -> float:
+    """Return the seconds of a text such as 90s, 15m, 2h or 1d.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none, or more than a token may be good for.
+    """
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", text)
+    seconds = float(found[1]) * UNITS_S[found[2]] if found else 0.0
+    if not 0 < seconds <= MOST_TTL_S:
+        raise argparse.ArgumentTypeError(f"{text!r}: write 90s, 15m, 2h or 1d, at most 30d")
+    return seconds
+
+
+def enrol(options: argparse.Namespace) -> int:
+    """Make one-time tokens by which boards join, list them, or withdraw one."""
+    from edge_server.cli.gateway import enrol as command  # noqa: PLC0415 - what makes certificates takes its time
+
+    processes.configure("warning", options.verbose)
+    return command.enrol(options)
+
+
+def enrolment_service(options: argparse.Namespace) -> int:
+    """Answer boards until a signal comes."""
+    from edge_server.cli.gateway import enrol as command  # noqa: PLC0415 - as above
+
+    processes.configure("info", options.verbose)
+    return command.serve(options)

@@ -1,0 +1,255 @@
+"""What `edge-server enrol` and `edge-server enrolment-service` do: tokens for boards, and who answers these."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import msgspec
+
+from edge_server.gateway.authority import check_device_name
+from edge_server.gateway.enrolment.ledger import Ledger, read_ledger
+from edge_server.gateway.enrolment.service import EnrolmentService, service_context
+from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
+from edge_server.gateway.enrolment.tokens import KeptToken, make_token, without_earlier, without_old
+from edge_server.gateway.revoke import readmit
+from edge_server.gateway.site_folder import open_folder
+from edge_server.gateway.state import SiteState, read_state
+from shared.errors import ConfigError
+from shared.protocol.enrolment import format_token
+from shared.runtime.durable import replace_file
+from shared.runtime.service import supervised
+from shared.runtime.text_table import TextColumn, TextTable, write_text
+
+if TYPE_CHECKING:
+    from segno import QRCode
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 1000
+PRIVATE = 0o600
+
+
+def enrol(options: argparse.Namespace) -> int:
+    """Make tokens, list them, or withdraw one.
+
+    Raises:
+        ConfigError: There is no such site or token, a name is none, or the options do not fit.
+    """
+    site = EnrolmentSite(options.folder)
+    if options.list:
+        show_tokens(read_ledger_of(site), site.utc_s())
+    elif options.revoke:
+        revoke_token(site, options.revoke)
+    else:
+        hand_out(site, options)
+    return 0
+
+
+def read_ledger_of(site: EnrolmentSite) -> Ledger:
+    """Return what a site keeps of enrolments.
+
+    Raises:
+        ConfigError: There is no site.
+    """
+    read_state(site.folder)
+    return read_ledger(site.folder)
+
+
+def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
+    """Make tokens and print them."""
+    names = _names(site, options)
+    if options.svg and len(names) > 1:
+        raise ConfigError("--svg: one token at a time; --csv has many")
+    state = read_state(site.folder)
+    place = (_address(state, options.address), options.port, site.root_digest())
+    rows = []
+    for name in names:
+        if site.is_denied(name):
+            _readmit(site, name)
+    with site.edit() as ledger:
+        ledger.tokens = without_old(ledger.tokens, site.utc_s())
+        for name in names:
+            ledger.tokens = without_earlier(ledger.tokens, name)
+            token, kept = make_token(name, place, options.ttl, site.utc_s())
+            rows.append((name, format_token(token), token.id, kept.expires_utc_s))
+            ledger.tokens[token.id] = kept
+    if options.csv:
+        _write_csv(rows)
+        return
+    for name, line, token_id, _ in rows:
+        known_before = name in state.accounts
+        _print_token(name, line, token_id, options.ttl, again=known_before)
+    if options.svg:
+        _write_svg(rows[0][1], options.svg)
+
+
+def _address(state: SiteState, asked: str) -> str:
+    address = asked or address_of(state)
+    if address not in state.addresses:
+        known = ", ".join(state.addresses)
+        raise ConfigError(f"--address {address}: the gateway's certificate names {known}; boards would refuse it")
+    return address
+
+
+def _readmit(site: EnrolmentSite, name: str) -> None:
+    """Have the broker deny a device no more: its old certificates stay revoked, and the new one gets a new key."""
+    done = asyncio.run(readmit(open_folder(site.folder), name))
+    if done.faults:
+        raise ConfigError(f"{name} is denied still, and the broker was stopped: {'; '.join(done.faults)}")
+
+
+def _names(site: EnrolmentSite, options: argparse.Namespace) -> list[str]:
+    if bool(options.device) == bool(options.count):
+        raise ConfigError("give the NAME of one board, or --count N for several")
+    if options.device:
+        return [check_device_name(options.device)]
+    if not 1 <= options.count <= MOST_AT_ONCE:
+        raise ConfigError(f"--count {options.count}: 1 to {MOST_AT_ONCE}")
+    taken = {*read_state(site.folder).accounts, *(one.device for one in read_ledger(site.folder).tokens.values())}
+    return free_names(options.pattern, options.count, taken)
+
+
+def free_names(pattern: str, count: int, taken: set[str]) -> list[str]:
+    """Return so many names of a pattern that no board has.
+
+    Args:
+        pattern: With one field for a number, such as `pi-{:02}`.
+        count: How many.
+        taken: Names that are not free.
+
+    Raises:
+        ConfigError: The pattern gives no names, or the same again.
+    """
+    names: list[str] = []
+    for number in range(1, count + len(taken) + 1):
+        try:
+            name = check_device_name(pattern.format(number))
+        except (IndexError, KeyError, ValueError, AttributeError) as error:
+            raise ConfigError(f"--pattern {pattern!r}: {error}; write one such as pi-{{:02}}") from error
+        if name in names:
+            raise ConfigError(f"--pattern {pattern!r}: has no place for a number; write one such as pi-{{:02}}")
+        if name not in taken:
+            names.append(name)
+        if len(names) == count:
+            break
+    return names
+
+
+def _print_token(name: str, line: str, token_id: str, ttl_s: float, *, again: bool) -> None:
+    out = sys.stdout
+    if not out.isatty():
+        out.write(f"{line}\n")
+        return
+    write_text(out, f"{name}: once, within {ttl_s / 60:g} minutes (token {token_id}). On the board:", "")
+    out.write(f"  device-agent join -\n\nand then this line, or the code:\n\n{line}\n\n")
+    qr_code(line).terminal(out, compact=True)
+    if again:
+        write_text(out, f"{name} has a certificate already; that stays valid until `edge-server revoke {name}`.")
+
+
+def qr_code(line: str) -> QRCode:
+    """Return a token's QR code."""
+    import segno  # noqa: PLC0415 - for people alone
+
+    return segno.make_qr(line, error="m")
+
+
+def _write_svg(line: str, path: Path) -> None:
+    import io  # noqa: PLC0415 - with the above
+
+    made = io.BytesIO()
+    qr_code(line).save(made, kind="svg", scale=6, border=4)
+    replace_file(path, made.getvalue(), mode=PRIVATE)
+    log.warning("%s is as secret as the token: remove it when the board has joined", path)
+
+
+def _write_csv(rows: Sequence[tuple[str, str, str, float]]) -> None:
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["device", "token", "id", "expires"])
+    out.writerows([(name, line, token_id, utc_text(expires)) for name, line, token_id, expires in rows])
+
+
+def show_tokens(ledger: Ledger, now_utc_s: float, out: TextIO | None = None) -> None:
+    """Show what has become of tokens, and who waits for approval.
+
+    Args:
+        ledger: Of the site.
+        now_utc_s: The gateway's time.
+        out: Where to; None for standard output.
+    """
+    out = out or sys.stdout
+    if not ledger.tokens:
+        write_text(out, "no token was made")
+        return
+    headings = ("id", "device", "state", "until", "key", "alarms")
+    newest = sorted(ledger.tokens.items(), key=lambda one: -one[1].made_utc_s)
+    rows = [_token_row(name, kept, now_utc_s) for name, kept in newest]
+    write_text(out, TextTable([TextColumn(heading) for heading in headings], rows))
+    for name, kept in newest:
+        for alarm in kept.alarms:
+            who = f"token {name} of {kept.device} was used again, by the key {alarm.key[:16]}"
+            write_text(out, f"ALARM {utc_text(alarm.utc_s)}: {who} from {alarm.source}")
+
+
+def _token_row(name: str, kept: KeptToken, now_utc_s: float) -> list[str]:
+    state = kept.state(now_utc_s)
+    alarms = str(len(kept.alarms)) if kept.alarms else ""
+    return [name, kept.device, state, utc_text(kept.expires_utc_s), kept.key[:16], alarms]
+
+
+def revoke_token(site: EnrolmentSite, name: str) -> None:
+    """Withdraw a token; a certificate that was given by it stays.
+
+    Args:
+        site: The site.
+        name: Id of the token.
+
+    Raises:
+        ConfigError: There is none of that id.
+    """
+    read_state(site.folder)
+    with site.edit() as ledger:
+        kept = ledger.tokens.get(name)
+        if kept is None:
+            raise ConfigError(f"no token {name!r}; `edge-server enrol --list` shows them")
+        ledger.tokens[name] = msgspec.structs.replace(kept, revoked=True)
+    if kept.key:
+        write_text(sys.stdout, f"{kept.device} has a certificate by it: `edge-server revoke {kept.device}` ends that")
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Answer boards until SIGTERM or SIGINT comes.
+
+    Raises:
+        ConfigError: There is no such site, its files are not in order, or the port is taken.
+    """
+    site = EnrolmentSite(options.folder, options.days)
+    asyncio.run(_serve(site, options.host, options.port))
+    return 0
+
+
+async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
+    service = EnrolmentService(site.registrar(), lambda: service_context(*site.pair()))
+    service.context()  # what is wrong with it is better said now
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with service.running(host, port) as bound, supervised():
+        log.info("enrolment service of site %s on port %d", site.facts().name, bound)
+        await stopping.wait()
+    log.info("stopped")
+
+
+def utc_text(utc_s: float) -> str:
+    """Return calendar seconds for people and programs."""
+    from datetime import UTC, datetime  # noqa: PLC0415 - for messages alone
+
+    return f"{datetime.fromtimestamp(utc_s, UTC):%Y-%m-%dT%H:%M:%SZ}"

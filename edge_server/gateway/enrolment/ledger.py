@@ -1,0 +1,93 @@
+"""What the gateway keeps of enrolments, in one file of the site's folder: tokens, and boards that wait for approval.
+
+Written by the service and by the operator's commands, one after the other: whoever changes it holds its lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edge_server.gateway.enrolment.tokens import KeptToken
+from edge_server.gateway.state import locked
+from shared.errors import ConfigError
+from shared.runtime.durable import replace_file
+
+FILE, LOCK = "enrolment.json", ".enrolment.lock"
+VERSION: Literal[1] = 1
+PRIVATE = 0o600
+MOST_BYTES = 64 << 20
+
+
+class Ledger(msgspec.Struct, kw_only=True):
+    """All that is kept.
+
+    Attributes:
+        version: Of this form.
+        tokens: By their ids.
+        pending: Boards that asked for a renewal too late, with the key that they hold.
+        approved: Of those, the ones that the operator let in.
+    """
+
+    version: Literal[1] = VERSION
+    tokens: dict[str, KeptToken] = {}
+    pending: dict[str, str] = {}
+    approved: dict[str, str] = {}
+
+
+@contextmanager
+def edit_ledger(folder: Path) -> Iterator[Ledger]:
+    """Hold the ledger of a site; what the block changed is on the disk when it is left, unless it raises.
+
+    Raises:
+        ConfigError: The folder is not there or not this user's, or the file is damaged or of a newer version.
+        Unwritable: The disk takes nothing more.
+    """
+    with locked(folder, LOCK):
+        path = folder / FILE
+        before = _read(path)
+        ledger = _decode(before, path)
+        yield ledger
+        after = msgspec.json.encode(ledger)
+        if after != before:
+            _write(path, after)
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Return what is kept, without holding it.
+
+    Raises:
+        ConfigError: As `edit_ledger`.
+    """
+    return _decode(_read(folder / FILE), folder / FILE)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; run this as the site's user") from error
+
+
+def _decode(data: bytes, path: Path) -> Ledger:
+    if not data:
+        return Ledger()
+    try:
+        return msgspec.json.decode(data, type=Ledger)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        hint = "restore it from a backup, or move it away: boards stay enrolled, open tokens are lost"
+        raise ConfigError(f"{path}: not a ledger of version {VERSION} ({error}); {hint}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    about = path.parent.stat()
+    owner = (about.st_uid, about.st_gid) if os.geteuid() == 0 else None  # root may write for the service's user
+    replace_file(path, data, mode=PRIVATE, owner=owner)

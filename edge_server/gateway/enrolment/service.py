@@ -1,0 +1,217 @@
+"""The enrolment service: HTTPS on the gateway, one request a connection, everything bounded.
+
+Its own hundred lines in place of a framework's thousands: six paths, all answers short, and nothing that is not needed
+can be asked. What is bounded: connections in all and of one address, the handshake, the time of a request as a whole,
+its head and its body. A certificate of the client is asked for and not required: a board that joins has none yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_server.gateway.enrolment.registrar import Answer, Registrar, Request, refusal
+from shared.errors import ConfigError, FieldFleetError, WireError
+from shared.protocol.enrolment import MOST_HEAD, body_length, http_date, parse_head
+from shared.runtime.executor import in_thread
+
+log = logging.getLogger(__name__)
+
+MOST_OPEN, MOST_OPEN_EACH = 128, 16
+HANDSHAKE_S, REQUEST_S = 5.0, 10.0
+BACKLOG = 64
+REST_S = 0.1
+"""After the system had no room for another connection."""
+PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 429: "Too Many Requests"}
+
+
+def service_context(certificate: Path, key: Path, root: Path) -> ssl.SSLContext:
+    """Return the TLS settings of the service: TLS 1.2 at least, a client's certificate welcome and checked.
+
+    Args:
+        certificate: The service's, PEM, with the CA's that signed it.
+        key: Its private key, PEM.
+        root: The root that boards' certificates must lead to.
+
+    Raises:
+        ConfigError: A file is missing, or not what it should be.
+    """
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.verify_mode = ssl.CERT_OPTIONAL
+    try:
+        made.load_verify_locations(root)
+        made.load_cert_chain(certificate, key)
+    except OSError as error:  # ssl.SSLError too
+        raise ConfigError(f"{certificate}, {key}, {root}: {error}; `edge-server site init` makes them anew") from error
+    return made
+
+
+@dataclass
+class EnrolmentService:
+    """Answers boards over HTTPS.
+
+    Attributes:
+        registrar: Knows what to answer.
+        context: Returns the TLS settings for the next connection.
+        request_s: Seconds that a request may take.
+    """
+
+    registrar: Registrar
+    context: Callable[[], ssl.SSLContext]
+    request_s: float = REQUEST_S
+    _open: Counter[str] = field(default_factory=Counter)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @asynccontextmanager
+    async def running(self, host: str, port: int) -> AsyncIterator[int]:
+        """Serve while the block lasts; yields the port.
+
+        Args:
+            host: Address to listen on; empty for all of this machine.
+            port: 0 for any that is free.
+
+        Raises:
+            ConfigError: The address is not this machine's, or taken.
+        """
+        with listening(host, port) as listener:
+            accepting = asyncio.create_task(self._accept(listener), name="accept")
+            try:
+                yield listener.getsockname()[1]
+            finally:
+                for task in (accepting, *self._tasks):
+                    task.cancel()
+                await asyncio.gather(accepting, *self._tasks, return_exceptions=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("no room for another connection: %s", error)
+                await asyncio.sleep(REST_S)
+                continue
+            source = str(address[0])
+            if self._open.total() >= MOST_OPEN or self._open[source] >= MOST_OPEN_EACH:
+                sock.close()
+                continue
+            self._open[source] += 1
+            task = loop.create_task(self._serve(sock, source), name="request")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket, source: str) -> None:
+        """Answer one connection, whatever comes on it."""
+        try:
+            async with asyncio.timeout(self.request_s):
+                reader, writer = await self._secure(sock)
+                try:
+                    writer.write(_encode(await self._answer(reader, writer, source), self.registrar.utc_s()))
+                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
+                finally:
+                    writer.transport.abort()
+                    with suppress(OSError):
+                        await writer.wait_closed()
+        except (OSError, TimeoutError, FieldFleetError) as error:  # ssl.SSLError is an OSError
+            log.debug("connection from %s: %s", source, error)
+        finally:
+            self._open[source] -= 1
+            if not self._open[source]:
+                del self._open[source]
+
+    async def _secure(self, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop = asyncio.get_running_loop()
+        try:
+            context = self.context()
+        except BaseException:
+            sock.close()  # from here on asyncio does
+            raise
+        reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=1.0
+        )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> Answer:
+        secured = writer.get_extra_info("ssl_object")
+        try:
+            request = await read_request_of(reader, source, secured.getpeercert(binary_form=True) or b"")
+        except (WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return refusal("malformed")
+        try:
+            async with self._turn:
+                return await in_thread(self.registrar.answer, request)
+        except (FieldFleetError, OSError) as error:
+            log.error("%s cannot be answered: %s", request.path, error)  # noqa: TRY400 - the remedy is in the message
+            return refusal("site")
+
+
+async def read_request_of(reader: asyncio.StreamReader, source: str, peer: bytes) -> Request:
+    """Read a request.
+
+    Args:
+        reader: What comes on a connection.
+        source: Where from.
+        peer: The certificate that authenticates it, DER; empty for none.
+
+    Raises:
+        WireError: It is none, or longer than any that is answered.
+        asyncio.IncompleteReadError: It ends before its end.
+        asyncio.LimitOverrunError: Its head has none.
+    """
+    first, headers = parse_head(await reader.readuntil(b"\r\n\r\n"))
+    method, path, version = [*first.split(" "), "", "", ""][:3]
+    if first.count(" ") != 2 or version not in ("HTTP/1.1", "HTTP/1.0"):  # noqa: PLR2004 - three words
+        raise WireError("not a request of HTTP/1.1", reason="malformed")
+    return Request(method, path, await reader.readexactly(body_length(headers)), source, peer)
+
+
+def _encode(answer: Answer, utc_s: float) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status} {PHRASES.get(answer.status, 'Service Unavailable')}",
+        f"Date: {http_date(utc_s)}",
+        f"Content-Type: {answer.kind}",
+        f"Content-Length: {len(answer.body)}",
+        "Connection: close",
+    ]
+    if answer.retry_s:
+        lines.append(f"Retry-After: {int(answer.retry_s) + 1}")
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + answer.body
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; on all addresses, of IPv6 too where there is such, if none is named.
+
+    Args:
+        host: Address of this machine, or its name.
+        port: 0 for any that is free.
+
+    Raises:
+        ConfigError: The address is not this machine's, or taken.
+    """
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            with suppress(OSError):  # a kernel without IPv6
+                listener = socket.create_server(
+                    ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
+                )
+                listener.setblocking(False)
+                return listener
+        family = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0][0]  # noqa: S104 - all, as said
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host or '*'}:{port}: {error.strerror}; name another --port") from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,133 @@
+"""The enrolment service at a real site: what it signs with, what it notes, and where its tokens point to."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edge_server.gateway.authority import Issued, Subject, fingerprint, issue
+from edge_server.gateway.certificate_files import authority_id
+from edge_server.gateway.enrolment.ledger import Ledger, edit_ledger
+from edge_server.gateway.enrolment.rate_limit import RateLimit
+from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteFacts
+from edge_server.gateway.state import SiteState, locked, read_state, with_signed, write_state
+from shared.errors import ConfigError
+from shared.runtime.clock import monotonic, utc_seconds
+
+MAX_DAYS = 36_500.0
+
+
+@dataclass(frozen=True)
+class EnrolmentSite:
+    """A site's folder, as the enrolment service and its commands use it.
+
+    Attributes:
+        folder: As `edge-server site init` made it.
+        days: How long a device's certificate is valid.
+        utc_s: The gateway's time, calendar seconds.
+    """
+
+    folder: Path
+    days: float = 365.0
+    utc_s: Callable[[], float] = utc_seconds
+
+    def registrar(self) -> Registrar:
+        """Return what answers boards at this site.
+
+        Raises:
+            ConfigError: There is no site in that folder, or the lifetime is none.
+        """
+        if not 0 < self.days <= MAX_DAYS:
+            raise ConfigError(f"{self.days:g} days: a certificate is valid for more than 0, and {MAX_DAYS:g} at most")
+        self.facts()
+        return Registrar(
+            site=self.facts,
+            edit=self.edit,
+            issue=self.issue,
+            find_holder=self.find_holder,
+            is_denied=self.is_denied,
+            utc_s=self.utc_s,
+            limit=RateLimit(monotonic),
+        )
+
+    def edit(self) -> AbstractContextManager[Ledger]:
+        """Open the site's ledger of enrolments to be changed."""
+        return edit_ledger(self.folder)
+
+    def facts(self) -> SiteFacts:
+        """Return what boards are told; read anew, since a CA may be replaced while the service runs.
+
+        Raises:
+            ConfigError: There is no site in that folder, or it has no address.
+        """
+        state = read_state(self.folder)
+        return SiteFacts(state.site, self._read("ca", "chain.pem"), address_of(state), state.port)
+
+    def root_digest(self) -> bytes:
+        """Return what tokens carry of the root: SHA-256 of its DER."""
+        return fingerprint(self._read("ca", "root.crt"))
+
+    def issue(self, public: bytes, device: str) -> Issued:
+        """Sign a device's certificate; it is on record, so that it can be revoked, before anybody has it.
+
+        Args:
+            public: Its key, SubjectPublicKeyInfo in DER.
+            device: Its name.
+
+        Raises:
+            ConfigError: The name cannot be a device's, or the site's CA cannot sign now.
+            WireError: The key is none.
+            Unwritable: The disk takes nothing more.
+        """
+        key, certificate = self._read("ca", "site.key"), self._read("ca", "site.crt")
+        now = datetime.fromtimestamp(self.utc_s(), UTC)
+        with locked(self.folder):
+            state = read_state(self.folder)
+            issued = issue(key, certificate, public, Subject(device, "device", state.site), self.days, now)
+            digest, signed_by = hashlib.sha256(public).hexdigest(), authority_id(certificate)
+            state = with_signed(state, device, issued, authority=signed_by, key=digest)
+            write_state(self.folder, state)
+        return dataclasses.replace(issued, certificate=issued.certificate + certificate)
+
+    def find_holder(self, key: str) -> Holder | None:
+        """Return the device that has certificates for a key, by the key's SHA-256, hexadecimal."""
+        for device, account in read_state(self.folder).accounts.items():
+            mine = [one for one in account.certificates if one.key == key and one.role == "device"]
+            if mine:
+                revoked = account.denied or any(one.revoked for one in mine)
+                return Holder(device, max(one.not_after_utc_s for one in mine), revoked)
+        return None
+
+    def is_denied(self, device: str) -> bool:
+        """Tell whether a device was revoked, and no token made for it since."""
+        account = read_state(self.folder).accounts.get(device)
+        return account is not None and account.denied
+
+    def pair(self) -> tuple[Path, Path, Path]:
+        """Return the files of the service's own certificate and key, and of the root."""
+        gateway = self.folder / "gateway"
+        return gateway / "enrolment.crt", gateway / "enrolment.key", self.folder / "ca" / "root.crt"
+
+    def _read(self, *parts: str) -> bytes:
+        path = self.folder.joinpath(*parts)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            what = "`edge-server site init` makes what is not there; else run this as the site's user"
+            raise ConfigError(f"{path}: {error.strerror}; {what}") from error
+
+
+def address_of(state: SiteState) -> str:
+    """Return the address that boards are told.
+
+    Raises:
+        ConfigError: The site has none.
+    """
+    if not state.addresses:
+        raise ConfigError("the site has no address: edge-server site init --address gateway.local")
+    return state.addresses[0]

@@ -1,0 +1,206 @@
+"""Tokens and certificates of a real site's folder: what is written where, for whom, and what the command prints."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import stat
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+import segno
+from cryptography import x509
+
+from edge_server import __main__ as command_line
+from edge_server.fleet.broker import free_port
+from edge_server.gateway import authority
+from edge_server.gateway.enrolment import ledger as ledgers
+from edge_server.gateway.enrolment.ledger import read_ledger
+from edge_server.gateway.enrolment.registrar import Request
+from edge_server.gateway.enrolment.site import EnrolmentSite
+from edge_server.gateway.enrolment.tokens import make_token
+from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.revoke import revoke
+from edge_server.gateway.site_folder import SiteFolder, open_folder
+from edge_server.gateway.state import read_state
+from shared.errors import ConfigError
+from shared.protocol.enrolment import JoinAnswer, parse_token
+from tests.edge_server.gateway.enrolments import NOW, new_key, public_of, request_of
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    addresses = ("gateway.local", "192.0.2.7")
+    initialise(SiteFolder(folder), Wanted("roof", addresses, free_port()), datetime.fromtimestamp(NOW, UTC))
+    return folder
+
+
+@pytest.fixture
+def site(made):
+    for path in made.glob("*enrolment.*"):
+        path.unlink()
+    before = (made / "state.json").read_bytes()
+    yield EnrolmentSite(made, utc_s=lambda: NOW)
+    (made / "state.json").write_bytes(before)
+
+
+def enrol(site, *words, capsys) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["edge-server", "enrol", "--folder", str(site.folder), *words])
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+    found = capsys.readouterr()
+    assert ended.value.code == 0, found.err
+    return found.out
+
+
+def join(site, token, key):
+    body = msgspec.json.encode({"token": token.id, "secret": token.secret, "request": request_of(key).decode()})
+    return site.registrar().answer(Request("POST", "/join", body, "192.0.2.9"))
+
+
+def test_a_token_of_the_command_line_is_good_for_one_certificate(site, capsys):
+    token = parse_token(enrol(site, "pi-03", capsys=capsys))
+    assert (token.host, token.port) == ("gateway.local", 8443)
+    root = (site.folder / "ca" / "root.crt").read_bytes()
+    assert token.root == authority.fingerprint(root)
+    key = new_key()
+    told = msgspec.json.decode(join(site, token, key).body, type=JoinAnswer)
+    assert (told.device, told.site, told.broker_host) == ("pi-03", "roof", "gateway.local")
+    assert told.broker_port == read_state(site.folder).port
+    [certificate, ca] = x509.load_pem_x509_certificates(told.certificate.encode())
+    certificate.verify_directly_issued_by(ca)  # the broker trusts the root alone, so the board brings what is between
+    [signed] = read_state(site.folder).accounts["pi-03"].certificates
+    assert signed.serial == f"{certificate.serial_number:x}"
+    assert join(site, token, new_key()).status == 403
+    shown = enrol(site, "--list", capsys=capsys)
+    assert "bound" in shown
+    assert "ALARM" in shown
+    assert "192.0.2.9" in shown
+    assert token.secret not in shown + (site.folder / ledgers.FILE).read_text()
+
+
+def test_ten_boards_at_once(site, capsys):
+    rows = list(csv.DictReader(io.StringIO(enrol(site, "--count", "10", "--csv", capsys=capsys))))
+    assert [row["device"] for row in rows] == [f"pi-{number:02}" for number in range(1, 11)]
+    assert len({parse_token(row["token"]).secret for row in rows}) == 10
+    more = list(
+        csv.DictReader(io.StringIO(enrol(site, "--count", "2", "--csv", "--pattern", "pi-{:02}", capsys=capsys)))
+    )
+    assert [row["device"] for row in more] == ["pi-11", "pi-12"]  # those before may have joined by now
+    assert {one.state(NOW) for one in read_ledger(site.folder).tokens.values()} == {"open"}
+
+
+def test_a_withdrawn_token_is_none(site, capsys):
+    token = parse_token(enrol(site, "pi-04", "--ttl", "2h", capsys=capsys))
+    enrol(site, "--revoke", token.id, capsys=capsys)
+    assert join(site, token, new_key()).status == 403
+    assert "revoked" in enrol(site, "--list", capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["PI 3"],
+        ["edge-server"],
+        ["pi-03", "--count", "2"],
+        ["--count", "2", "--pattern", "pi"],
+        ["--count", "2", "--pattern", "{x}"],
+        ["pi-03", "--ttl", "0s"],
+        ["pi-03", "--ttl", "forever"],
+        ["pi-03", "--address", "elsewhere.example"],
+        ["--revoke", "aaaaaa"],
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_remedy(site, capsys, words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["edge-server", "enrol", "--folder", str(site.folder), *words])
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+    assert ended.value.code == 2
+    assert not read_ledger(site.folder).tokens
+
+
+def test_the_ledger_is_its_owners_alone_and_no_writer_loses_anothers(site, capsys):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: _add(site, f"pi-{number}"), range(40)))
+    assert len(read_ledger(site.folder).tokens) == 40
+    assert stat.S_IMODE((site.folder / ledgers.FILE).stat().st_mode) == 0o600
+
+
+def _add(site, name):
+    token, kept = make_token(name, ("gateway.local", 8443, bytes(32)), 60, NOW)
+    with site.edit() as ledger:
+        ledger.tokens[f"{token.id}-{name}"] = kept
+
+
+@pytest.mark.parametrize("data", [b"{", b"{}x", b'{"version": 2}', b'{"tokens": 3}', b"\x00" * 9])
+def test_a_damaged_ledger_is_never_written_over(site, data):
+    path = site.folder / ledgers.FILE
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="backup"), site.edit():
+        pass
+    assert path.read_bytes() == data
+
+
+def test_a_revoked_device_is_let_in_again_by_a_new_token_alone(site, capsys):
+    old, new = new_key(), new_key()
+    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), old)
+    earlier = parse_token(enrol(site, "pi-03", capsys=capsys))
+    asyncio.run(revoke(open_folder(site.folder), "pi-03", datetime.fromtimestamp(NOW, UTC)))
+    assert b'"revoked"' in join(site, earlier, new).body
+    renewal = Request("POST", "/renew-expired", msgspec.json.encode({"request": request_of(old).decode()}))
+    assert b'"revoked"' in site.registrar().answer(renewal).body
+    token = parse_token(enrol(site, "pi-03", capsys=capsys))
+    assert b'"revoked"' in join(site, earlier, new).body
+    assert join(site, token, new).status == 200
+    assert not read_state(site.folder).accounts["pi-03"].denied
+    assert b'"revoked"' in site.registrar().answer(renewal).body  # the stolen board's key stays out
+
+
+def test_a_holder_is_a_device_alone(site):
+    """The gateway's own certificates are not renewed over the network."""
+    assert site.find_holder("0" * 64) is None
+    for account in read_state(site.folder).accounts.values():
+        for one in account.certificates:
+            assert site.find_holder(one.key) is None
+    key = new_key()
+    site.issue(public_of(key), "pi-05")
+    assert site.find_holder(read_state(site.folder).accounts["pi-05"].certificates[0].key).device == "pi-05"
+
+
+def test_a_terminal_shows_a_code_that_says_the_token(site, capsys, tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        screen = Terminal()
+        patch.setattr(sys, "stdout", screen)
+        patch.setattr(
+            sys,
+            "argv",
+            ["edge-server", "enrol", "--folder", str(site.folder), "pi-03", "--svg", str(tmp_path / "a.svg")],
+        )
+        with pytest.raises(SystemExit):
+            command_line.main()
+    shown = screen.getvalue()
+    line = next(one for one in shown.splitlines() if one.startswith("ff1,"))
+    parse_token(line)
+    drawn = io.StringIO()
+    segno.make_qr(line, error="m").terminal(drawn, compact=True)
+    assert drawn.getvalue() in shown
+    assert stat.S_IMODE((tmp_path / "a.svg").stat().st_mode) == 0o600
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_without_a_site_it_is_said_what_to_do(tmp_path: Path):
+    with pytest.raises(ConfigError, match="site init"):
+        EnrolmentSite(tmp_path).registrar()

@@ -1,0 +1,176 @@
+"""Requests to the enrolment service, byte by byte as a connection would bring them, and tokens as people copy them.
+
+Whatever comes: an answer, and no certificate but for a token whose secret came, to the key that signed the request,
+under the token's name; or anew to a key that has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from copy import deepcopy
+from functools import cache
+from random import Random
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from edge_server.gateway.enrolment.ledger import Ledger
+from edge_server.gateway.enrolment.registrar import Answer, Request, refusal
+from edge_server.gateway.enrolment.service import read_request_of
+from edge_server.gateway.enrolment.tokens import KeptToken, digest_of
+from shared.errors import ConfigError, WireError
+from shared.protocol.enrolment import MOST_HEAD, JoinAnswer, Refusal, RenewAnswer, Token, format_token, parse_token
+from tests.edge_server.gateway.enrolments import NOW, Gateway, new_key, public_of, request_of
+from tests.fuzz.trees import cut_and_spliced, damaged
+
+OPEN, CLOSED, LATE, WITHDRAWN = "aaaaaa", "bbbbbb", "cccccc", "dddddd"
+SECRETS = {name: name[0].upper() * 22 for name in (OPEN, CLOSED, LATE, WITHDRAWN)}
+NAMES = {OPEN: "pi-03", CLOSED: "pi-04", LATE: "pi-05", WITHDRAWN: "pi-06"}
+GRANTS = ("/join", "/renew", "/renew-expired")
+
+
+@cache
+def _before() -> tuple[Gateway, bytes, bytes, bytes]:
+    """Return a gateway with a board that has a certificate: the request of its key, and the certificate (DER)."""
+    gateway, key = Gateway(), new_key()
+    issued = gateway.issue(public_of(key), NAMES[CLOSED])
+    for name, secret in SECRETS.items():
+        expires = NOW - 1 if name == LATE else NOW + 900
+        gateway.ledger.tokens[name] = KeptToken(
+            device=NAMES[name], digest=digest_of(secret), made_utc_s=NOW - 9, expires_utc_s=expires,
+            revoked=name == WITHDRAWN, closed=name == CLOSED, key="0" * 64 if name == CLOSED else "",
+        )  # fmt: skip
+    peer = x509.load_pem_x509_certificate(issued.certificate).public_bytes(Encoding.DER)
+    return gateway, request_of(key), peer, request_of(new_key())
+
+
+def _post(path: str, body: object) -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def seeds() -> list[bytes]:
+    """Return a request of each kind that is granted."""
+    _, known, _, new = _before()
+    said = {"token": OPEN, "secret": SECRETS[OPEN], "request": new.decode()}
+    return [
+        b"GET /ca.pem HTTP/1.1\r\nHost: a\r\n\r\n",
+        _post("/join", said),
+        _post("/join", said | {"device": NAMES[OPEN]}),
+        _post("/joined", {"token": CLOSED, "secret": SECRETS[CLOSED]}),
+        _post("/renew", {"request": known.decode()}),
+        _post("/renew-expired", {"request": known.decode()}),
+    ]
+
+
+def read(data: bytes) -> str:
+    """Answer a request; what is granted is checked against what came."""
+    before, _, peer, _ = _before()
+    gateway = Gateway(ledger=Ledger(tokens=dict(before.ledger.tokens)), holders=dict(before.holders))
+    request = _request(data, peer)
+    logging.disable(logging.CRITICAL)  # a million alarms help nobody
+    try:
+        answer = refusal("malformed") if request is None else gateway.registrar.answer(request)
+    finally:
+        logging.disable(logging.NOTSET)
+    if answer.status != 200:
+        assert not gateway.issued
+        return msgspec.json.decode(answer.body, type=Refusal).reason
+    assert request is not None
+    assert len(gateway.issued) == (request.path in GRANTS)
+    if gateway.issued:
+        _require_right(gateway, request, answer)
+    return f"accepted: {request.path}"
+
+
+def _request(data: bytes, peer: bytes) -> Request | None:
+    """Return what the service reads of a connection that says this and ends."""
+    reader = asyncio.StreamReader(limit=MOST_HEAD, loop=_loop())
+    reader.feed_data(data)
+    reader.feed_eof()
+    reading = read_request_of(reader, "192.0.2.7", peer)
+    try:
+        reading.send(None)
+    except StopIteration as done:
+        found: Request = done.value
+        return found
+    except (WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return None
+    raise AssertionError("it waits for more, and there is no more")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+def _require_right(gateway: Gateway, request: Request, answer: Answer) -> None:
+    """A certificate was given: to the key that signed the request, under the name that is its due."""
+    [(public, device)] = gateway.issued
+    said = json.loads(request.body)
+    asked = x509.load_pem_x509_csr(said["request"].encode())
+    assert asked.is_signature_valid
+    given = x509.load_pem_x509_certificate(msgspec.json.decode(answer.body, type=RenewAnswer).certificate.encode())
+    names = [one.value for one in given.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    assert given.public_key() == asked.public_key()
+    assert names == [device]
+    if request.path == "/join":
+        assert said["token"] == OPEN
+        assert said["secret"] == SECRETS[OPEN]
+        assert msgspec.json.decode(answer.body, type=JoinAnswer).device == device == NAMES[OPEN]
+    else:
+        assert device == NAMES[CLOSED]
+        assert public == public_of_request(_before()[1])
+
+
+def public_of_request(pem: bytes) -> bytes:
+    """Return the public key of a certificate request, DER."""
+    return x509.load_pem_x509_csr(pem).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def mutate(data: bytes, random: Random) -> bytes:
+    """Damage what a body says, the certificate request in it, or the bytes."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    if random.random() < 0.3 or not head.startswith(b"POST "):
+        return cut_and_spliced(data, random)
+    try:
+        tree = json.loads(body)
+        if random.random() < 0.5:
+            tree["request"] = _rotten(tree["request"], random)
+        else:
+            tree = damaged(deepcopy(tree), random)
+        path = head.split(b" ")[1].decode()
+        return _post(random.choice((path, path, path, *GRANTS)), tree)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        return cut_and_spliced(data, random)
+
+
+def _rotten(pem: str, random: Random) -> str:
+    """Return a certificate request with a few bytes of its DER changed."""
+    lines = pem.strip().splitlines()
+    der = bytearray(base64.b64decode("".join(lines[1:-1])))
+    for _ in range(random.randint(1, 3)):
+        der[random.randrange(len(der))] = random.randrange(256)
+    return "\n".join([lines[0], base64.b64encode(bytes(der)).decode(), lines[-1], ""])
+
+
+def token_seeds() -> list[bytes]:
+    """Return tokens."""
+    made = [Token(host, 8443, bytes(32), OPEN, "A" * 22) for host in ("gateway.local", "192.0.2.7", "fe80::1")]
+    return [format_token(one).encode() for one in made]
+
+
+def read_token(data: bytes) -> str:
+    """A token that can be written the same, or refused in a line."""
+    text = data.decode(errors="replace")
+    try:
+        token = parse_token(text)
+    except ConfigError as error:
+        return str(error)
+    assert format_token(token) == text.strip()
+    return "accepted"
