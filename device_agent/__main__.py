@@ -16,6 +16,7 @@ EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
 COMMANDS: Mapping[str, str] = {
     "run": "connect to the site's broker and serve tasks until told to stop",
+    "join": "become a device of a site by a one-time token",
     "probe": "show what this board measures",
     "doctor": "say what keeps this board from measuring and training, and how to mend it",
     "calibrate": "fit this board's power model with real training; about four minutes",

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from device_agent.identity import credentials
+from device_agent.identity.credentials import Membership
 from shared.config import read
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -24,6 +26,7 @@ MAX_NICE = 19
 MAX_CUT_BITS, MAX_CUT_S = 16, 60.0
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ, MAX_WATTS = 50.0, 1e5
+USUAL_SITE = "lab"
 PROFILE_SUFFIX = ".toml"
 """Of the path of a firmware profile; without it a profile is named by its id."""
 
@@ -266,6 +269,8 @@ class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device. Relative paths are taken from the folder of its file.
 
+    On a board that has joined a site (`device-agent join`), `device`, `site` and `[broker]` may be left out.
+
     Attributes:
         device: Its id, unique within the site.
         site: The site its edge server serves.
@@ -279,10 +284,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         log_level: debug, info, warning or error.
     """
 
-    device: str
+    device: str = ""
     state_dir: str
     data: Data | None = None
-    site: str = "lab"
+    site: str = USUAL_SITE
     broker: Broker = Broker()
     trainer: TrainerConfig = TrainerConfig()
     link: LinkConfig = LinkConfig()
@@ -314,18 +319,48 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load(path: Path) -> AgentConfig:
-    """Load an agent's file.
+    """Load an agent's file, with what the board was told when it joined a site.
+
+    Raises:
+        ConfigError: As `load_file`, the board's name is missing, or it joined under another name or another site.
+    """
+    config = load_file(path)
+    folder = Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
+    if membership := credentials.read_membership(folder):
+        config = _joined(config, path, folder, membership)
+    if not config.device:
+        raise ConfigError(
+            f"{path}: device is missing: name the board by `device`, or join a site by `device-agent join`"
+        )
+    return config
+
+
+def load_file(path: Path) -> AgentConfig:
+    """Load an agent's file alone; the board's name may be missing.
 
     Raises:
         ConfigError: As `shared.config.read`, or a name or level cannot be used.
     """
-    config = read(path, AgentConfig)
-    config = _placed(config, path.parent)
-    check_name(config.device, f"{path}: device")
+    config = _placed(read(path, AgentConfig), path.parent)
+    if config.device:
+        check_name(config.device, f"{path}: device")
     check_name(config.site, f"{path}: site")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     return config
+
+
+def _joined(config: AgentConfig, path: Path, folder: Path, membership: Membership) -> AgentConfig:
+    """Return a file's settings with those of the site in the place of what it leaves out."""
+    joined = f"this board joined site {membership.site} as {membership.device}"
+    if config.device not in ("", membership.device):
+        raise ConfigError(f"{path}: device is {config.device!r}, and {joined}: take `device` out, or join anew")
+    if config.site not in (USUAL_SITE, membership.site):
+        raise ConfigError(f"{path}: site is {config.site!r}, and {joined}: take `site` out, or join anew")
+    usual = Broker()
+    is_told = (config.broker.host, config.broker.port, config.broker.tls) != (usual.host, usual.port, usual.tls)
+    broker = config.broker if is_told else credentials.broker_of(folder, membership, config.broker)
+    return msgspec.structs.replace(config, device=membership.device, site=membership.site, broker=broker)
 
 
 def _placed(config: AgentConfig, folder: Path) -> AgentConfig:

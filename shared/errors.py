@@ -37,6 +37,20 @@ class Untrusted(Unreachable):
     """The broker and this machine do not trust each other: mend a certificate, a clock or a name; it is tried again."""
 
 
+class EnrolmentFailed(FieldFleetError):
+    """This board did not get a certificate; the message says why and what to do.
+
+    Attributes:
+        code: With which the command ends: 2 the token or the board's own file, 3 another CA than the token's, 4 a
+            clock, 5 nobody answers.
+        reason: Of the gateway's refusal, one word; empty where it did not refuse.
+    """
+
+    def __init__(self, message: str, *, code: int, reason: str = "") -> None:
+        super().__init__(message)
+        self.code, self.reason = code, reason
+
+
 class TooLarge(Unreachable):
     """The broker takes no payload of this size: cut it smaller, or raise the broker's largest packet."""
 

@@ -18,6 +18,7 @@ from device_agent.agent import Agent
 from device_agent.build import compose, compose_reporter
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.state_files import writable
+from device_agent.identity.clock_floor import BoardClock
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
@@ -88,7 +89,7 @@ async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing,
     session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex, trains=False, state=SERVES)
     board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-        async with MqttTransport(config.broker, _client_id(config), session.presence).running() as transport:
+        async with _transport(config, folder, session).running() as transport:
             reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
             reporter.instance = session.instance
             releases = serving.compose_releases(transport, session.instance)
@@ -97,8 +98,10 @@ async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing,
                 await stopping.wait()
 
 
-def _client_id(config: AgentConfig) -> str:
-    return f"{config.site}.{config.device}"
+def _transport(config: AgentConfig, folder: Path, session: Session) -> MqttTransport:
+    """Return the way to the broker; dates of certificates are judged where this board's clock is to be trusted."""
+    name, clock = f"{config.site}.{config.device}", BoardClock.of(folder)
+    return MqttTransport(config.broker, name, session.presence, dates=clock.may_judge)
 
 
 async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None, stopping: asyncio.Event) -> None:
@@ -160,7 +163,7 @@ async def _run_agent(
     stopping: asyncio.Event,
 ) -> None:
     folder, (trainer, serving) = Path(config.state_dir), works
-    async with MqttTransport(config.broker, _client_id(config), session.presence).running() as transport:
+    async with _transport(config, folder, session).running() as transport:
         agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
         agent.reporter.instance = session.instance
         if serving and serving.own:

@@ -16,11 +16,13 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from device_agent.config import AgentConfig
+from device_agent.identity.clock_floor import BoardClock
 from device_agent.probes.base import ProbeResult, describe_absence
 from shared.errors import NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
@@ -139,10 +141,11 @@ async def probe_link(
     broker = msgspec.structs.replace(config.broker, session_expiry_s=0)
     names = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
     client_id, place = f"{config.site}.{config.device}.probe", topic(config.site, config.device, "probe")
-    if refusal := await find_refusal(broker, client_id, place, max(1.0, connect_s / 4)):
+    dates = BoardClock.of(Path(config.state_dir)).may_judge
+    if refusal := await find_refusal(broker, client_id, place, max(1.0, connect_s / 4), dates=dates()):
         cause = f"broker {broker.host}:{broker.port}: {refusal}"
         return ProbeResult(absent=dict.fromkeys(names.values(), Absent(lack="not_present", cause=cause)))
-    transport = MqttTransport(broker, client_id)
+    transport = MqttTransport(broker, client_id, dates=dates)
     found: dict[str, Reading] = {}
     lacking: dict[str, Absent] = {}
     async with transport.running():
@@ -247,7 +250,9 @@ def _is_enough(counts: Counts, done: int, lasted_s: float, schedule: Schedule) -
     return lasted_s >= schedule.most_s or (lasted_s >= schedule.least_s and (swollen or done >= ENOUGH_BYTES))
 
 
-async def find_refusal(broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S) -> str:
+async def find_refusal(
+    broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S, *, dates: bool = True
+) -> str:
     """Connect, subscribe to `topic` and publish nothing to it; return why the broker refuses, or nothing.
 
     No session is left there. As the agent would, it falls back to MQTT 3.1.1 where 5 is not known; only under 5 does a
@@ -258,16 +263,17 @@ async def find_refusal(broker: Broker, client_id: str, topic: str, patience_s: f
         client_id: A name that no other client uses.
         topic: One without other subscribers.
         patience_s: Seconds for the name and TCP, and again for MQTT.
+        dates: Whether this machine's clock may judge the dates of certificates.
     """
     once = msgspec.structs.replace(broker, session_expiry_s=0)
-    said = await _try_broker(once, client_id, topic, patience_s)
+    said = await _try_broker(once, client_id, topic, patience_s, dates=dates)
     if broker.version != 3 and (NO_ANSWER in said or "nsupported protocol" in said):  # noqa: PLR2004 - MQTT's number
-        return await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s)
+        return await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s, dates=dates)
     return said
 
 
-async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float) -> str:
-    connection = Connection(broker, client_id, None, Incoming(lambda *_: None, Traffic()))
+async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float, *, dates: bool) -> str:
+    connection = Connection(broker, client_id, None, Incoming(lambda *_: None, Traffic()), dates=dates)
     try:
         async with asyncio.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
             await connection.open(patience_s)

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from edge_server.gateway.enrolment.ledger import Ledger
+from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.registrar import Answer, Request, refusal
 from edge_server.gateway.enrolment.service import read_request_of
 from edge_server.gateway.enrolment.tokens import KeptToken, digest_of
@@ -71,7 +71,7 @@ def seeds() -> list[bytes]:
 def read(data: bytes) -> str:
     """Answer a request; what is granted is checked against what came."""
     before, _, peer, _ = _before()
-    gateway = Gateway(ledger=Ledger(tokens=dict(before.ledger.tokens)), holders=dict(before.holders))
+    gateway = Gateway(ledger=EnrolmentLedger(tokens=dict(before.ledger.tokens)), holders=dict(before.holders))
     request = _request(data, peer)
     logging.disable(logging.CRITICAL)  # a million alarms help nobody
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import fcntl
 import grp
 import os
@@ -21,6 +20,7 @@ from device_agent.commands.diagnosis.board_text import format_figure
 from device_agent.commands.diagnosis.checks import Check
 from device_agent.config import AgentConfig, BoardConfig, MeterConfig
 from device_agent.hardware.tools import LIVE_ROOT
+from device_agent.identity.clock_floor import BoardClock, is_kept_right
 from device_agent.measurement import calibration_file
 from device_agent.measurement.link_test import find_refusal
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
@@ -32,9 +32,6 @@ from shared.errors import ConfigError, CorruptFile, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
 from shared.runtime.clock import monotonic
-
-TIME_ERROR = 5
-"""What adjtimex(2) returns of a clock that nobody keeps right."""
 
 SMOKE_TEST_S = 180.0
 
@@ -72,7 +69,7 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
         profile: Of this board.
         smoke_s: Seconds that a library's smoke test may take.
     """
-    yield checks.check_clock(is_synchronised())
+    yield checks.check_clock(is_kept_right())
     limit = config.trainer.memory_mb * checks.MIB if config else 0
     yield checks.check_memory(_ask_probe(memory.read, LIVE_ROOT, profile), limit)
     if config:
@@ -94,18 +91,9 @@ def _is_needed(library: str, config: AgentConfig | None) -> bool:
 def examine_broker(config: AgentConfig) -> Check:
     """Examine the way to the broker, with a connection of its own and a topic that nobody listens to."""
     name = f"{config.site}.{config.device}.doctor-{os.getpid()}"
-    said = asyncio.run(find_refusal(config.broker, name, topic(config.site, config.device, "doctor")))
+    dates = BoardClock.of(Path(config.state_dir)).may_judge()
+    said = asyncio.run(find_refusal(config.broker, name, topic(config.site, config.device, "doctor"), dates=dates))
     return checks.check_broker(config.broker, said)
-
-
-def is_synchronised() -> bool | None:
-    """Return whether the kernel's clock is kept right by a time server; None where the kernel does not report it."""
-    timex = (ctypes.c_long * 64)()  # room for struct timex; its first word, 0, says that nothing is to be changed
-    try:
-        state = ctypes.CDLL(None).adjtimex(timex)
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != TIME_ERROR
 
 
 def _examine_state(folder: Path, outbox_bytes: int) -> Iterator[Check]:

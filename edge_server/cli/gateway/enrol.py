@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 
 from edge_server.gateway.authority import check_device_name
-from edge_server.gateway.enrolment.ledger import Ledger, read_ledger
+from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
 from edge_server.gateway.enrolment.tokens import KeptToken, make_token, without_earlier, without_old
@@ -53,7 +53,7 @@ def enrol(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_ledger_of(site: EnrolmentSite) -> Ledger:
+def read_ledger_of(site: EnrolmentSite) -> EnrolmentLedger:
     """Return what a site keeps of enrolments.
 
     Raises:
@@ -177,7 +177,7 @@ def _write_csv(rows: Sequence[tuple[str, str, str, float]]) -> None:
     out.writerows([(name, line, token_id, utc_text(expires)) for name, line, token_id, expires in rows])
 
 
-def show_tokens(ledger: Ledger, now_utc_s: float, out: TextIO | None = None) -> None:
+def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = None) -> None:
     """Show what has become of tokens, and who waits for approval.
 
     Args:

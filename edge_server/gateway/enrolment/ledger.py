@@ -24,7 +24,7 @@ PRIVATE = 0o600
 MOST_BYTES = 64 << 20
 
 
-class Ledger(msgspec.Struct, kw_only=True):
+class EnrolmentLedger(msgspec.Struct, kw_only=True):
     """All that is kept.
 
     Attributes:
@@ -41,7 +41,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 @contextmanager
-def edit_ledger(folder: Path) -> Iterator[Ledger]:
+def edit_ledger(folder: Path) -> Iterator[EnrolmentLedger]:
     """Hold the ledger of a site; what the block changed is on the disk when it is left, unless it raises.
 
     Raises:
@@ -58,7 +58,7 @@ def edit_ledger(folder: Path) -> Iterator[Ledger]:
             _write(path, after)
 
 
-def read_ledger(folder: Path) -> Ledger:
+def read_ledger(folder: Path) -> EnrolmentLedger:
     """Return what is kept, without holding it.
 
     Raises:
@@ -77,11 +77,11 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}; run this as the site's user") from error
 
 
-def _decode(data: bytes, path: Path) -> Ledger:
+def _decode(data: bytes, path: Path) -> EnrolmentLedger:
     if not data:
-        return Ledger()
+        return EnrolmentLedger()
     try:
-        return msgspec.json.decode(data, type=Ledger)
+        return msgspec.json.decode(data, type=EnrolmentLedger)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         hint = "restore it from a backup, or move it away: boards stay enrolled, open tokens are lost"
         raise ConfigError(f"{path}: not a ledger of version {VERSION} ({error}); {hint}") from error

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from msgspec.structs import replace
 
 from edge_server.gateway.authority import Issued, read_request
-from edge_server.gateway.enrolment.ledger import Ledger
+from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.rate_limit import RateLimit
 from edge_server.gateway.enrolment.tokens import Alarm, KeptToken, find_token, is_alarming, judge_use, with_alarm
 from shared.errors import WireError
@@ -131,7 +131,7 @@ class Registrar:
     """
 
     site: Callable[[], SiteFacts]
-    edit: Callable[[], AbstractContextManager[Ledger]]
+    edit: Callable[[], AbstractContextManager[EnrolmentLedger]]
     issue: Callable[[bytes, str], Issued]
     find_holder: Callable[[str], Holder | None]
     is_denied: Callable[[str], bool]

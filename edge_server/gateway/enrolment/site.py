@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_server.gateway.authority import Issued, Subject, fingerprint, issue
 from edge_server.gateway.certificate_files import authority_id
-from edge_server.gateway.enrolment.ledger import Ledger, edit_ledger
+from edge_server.gateway.enrolment.ledger import EnrolmentLedger, edit_ledger
 from edge_server.gateway.enrolment.rate_limit import RateLimit
 from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteFacts
 from edge_server.gateway.state import SiteState, locked, read_state, with_signed, write_state
@@ -55,7 +55,7 @@ class EnrolmentSite:
             limit=RateLimit(monotonic),
         )
 
-    def edit(self) -> AbstractContextManager[Ledger]:
+    def edit(self) -> AbstractContextManager[EnrolmentLedger]:
         """Open the site's ledger of enrolments to be changed."""
         return edit_ledger(self.folder)
 

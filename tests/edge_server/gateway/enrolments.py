@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from edge_server.gateway import authority
-from edge_server.gateway.enrolment.ledger import Ledger
+from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.rate_limit import RateLimit
 from edge_server.gateway.enrolment.registrar import Answer, Holder, Registrar, Request, SiteFacts
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
@@ -50,7 +50,7 @@ class Gateway:
 
     now: float = NOW
     made: float = NOW
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: EnrolmentLedger = field(default_factory=EnrolmentLedger)
     issued: list[tuple[bytes, str]] = field(default_factory=list)
     holders: dict[str, Holder] = field(default_factory=dict)
     denied: set[str] = field(default_factory=set)
@@ -69,7 +69,7 @@ class Gateway:
         )
 
     @contextmanager
-    def edit(self) -> Iterator[Ledger]:
+    def edit(self) -> Iterator[EnrolmentLedger]:
         ledger = deepcopy(self.ledger)
         yield ledger
         self.ledger = ledger

@@ -1,0 +1,127 @@
+"""What a board does with X.509: its key, its request, and whether what it was given is what it asked for.
+
+The only file of the agent that imports `cryptography`, and it is imported only to join and to renew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from shared.errors import EnrolmentFailed
+
+MOST_CHAIN = 8
+OTHER_CA = 3
+
+
+@dataclass(frozen=True)
+class Dates:
+    """From when and until when a certificate is valid, calendar seconds."""
+
+    not_before_utc_s: float
+    not_after_utc_s: float
+
+
+def make_key() -> bytes:
+    """Return a new private key, EC P-256, PKCS #8 PEM."""
+    form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(serialization.Encoding.PEM, form, none)
+
+
+def make_request(key: bytes, device: str) -> str:
+    """Return a certificate request (PEM) signed by a key; the gateway does not read the name in it."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device)] if device else [])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(_private(key), hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def is_key(key: bytes) -> bool:
+    """Tell whether a file's content is a key that can be used: a power cut may have left half of one."""
+    try:
+        _private(key)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def trusted_chain(pem: bytes, root: bytes) -> bytes:
+    """Return the CA certificates that the token vouches for: its root, and what that root signed; PEM.
+
+    Args:
+        pem: What the gateway, or somebody else, offers.
+        root: SHA-256 of the root's DER, from the token.
+
+    Raises:
+        EnrolmentFailed: The token's root is not among them.
+    """
+    try:
+        offered = x509.load_pem_x509_certificates(pem)[:MOST_CHAIN]
+    except ValueError:
+        offered = []
+    pinned = [one for one in offered if one.fingerprint(hashes.SHA256()) == root]
+    if not pinned:
+        raise EnrolmentFailed(
+            "the gateway shows another CA than the token names; nothing secret was sent. Either the token is of "
+            "another site, or somebody stands between: compare with `edge-server site check` on the gateway",
+            code=OTHER_CA,
+        )
+    signed = [one for one in offered if one is not pinned[0] and _is_ca_of(one, pinned[0])]
+    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in (*signed, pinned[0]))
+
+
+def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -> Dates:
+    """Return the dates of a certificate that is what was asked for.
+
+    Args:
+        certificate: What was given, PEM.
+        chain: As `trusted_chain` returned it.
+        key: Ours, PEM.
+        device: Whom it must be for.
+
+    Raises:
+        EnrolmentFailed: It is for another key or name, or not of this site's CA.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(certificate.encode())
+        names = [one.value for one in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        signed = any(_is_issued_by(found, ca) for ca in x509.load_pem_x509_certificates(chain))
+        ours = found.public_key() == _private(key).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _wrong(str(error)) from error
+    if not signed:
+        raise _wrong("it is not signed by the site's CA")
+    if not ours or names != [device]:
+        raise _wrong("it is for another key" if not ours else f"it is for {names}, not for {device!r}")
+    return Dates(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
+
+
+def _wrong(why: str) -> EnrolmentFailed:
+    return EnrolmentFailed(f"the gateway gave a certificate that cannot be used: {why}; look at its log", code=OTHER_CA)
+
+
+def _is_ca_of(certificate: x509.Certificate, root: x509.Certificate) -> bool:
+    try:
+        is_ca = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    return is_ca and _is_issued_by(certificate, root)
+
+
+def _is_issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
+    private = serialization.load_pem_private_key(key, None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise TypeError("not an EC key")
+    return private

@@ -1,0 +1,163 @@
+"""A board joins a real site by the two commands that people type, and its agent's connection is the site's broker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import sys
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from device_agent import __main__ as agent_command
+from device_agent.commands import join as join_command
+from device_agent.config import load
+from device_agent.identity import credentials
+from device_agent.identity.clock_floor import BoardClock
+from device_agent.measurement.link_test import find_refusal
+from edge_server import __main__ as server_command
+from edge_server.gateway.enrolment.ledger import read_ledger
+from edge_server.gateway.enrolment.service import EnrolmentService, service_context
+from edge_server.gateway.enrolment.site import EnrolmentSite
+from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.revoke import revoke
+from shared.errors import ConfigError
+from shared.protocol.enrolment import parse_token
+from shared.protocol.topics import topic
+from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
+
+GUARD_S = 120.0
+
+
+def typed(main, *words, stdin="") -> tuple[int, str, str]:
+    """Run a command in this process as a shell would; return its code and what it says."""
+    out, err = io.StringIO(), io.StringIO()
+    mask = os.umask(0o022)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["command", *map(str, words)])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    os.umask(mask)
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+
+@asynccontextmanager
+async def enrolling(site: LiveSite):
+    """Run the enrolment service of a site on loopback; yields what makes tokens for it."""
+    enrolment = EnrolmentSite(site.path)
+    service = EnrolmentService(enrolment.registrar(), lambda: service_context(*enrolment.pair()))
+
+    async with service.running("127.0.0.1", 0) as port:
+
+        async def token(name: str) -> str:
+            words = ("enrol", name, "--folder", site.path, "--port", port)
+            code, said, why = await asyncio.to_thread(typed, server_command.main, *words)
+            assert code == 0, why
+            return said.strip()
+
+        yield token
+
+
+@asynccontextmanager
+async def whole_site(folder: Path):
+    """Run broker and enrolment service of a site that is reached as 127.0.0.1."""
+    site = make_site(folder)
+    initialise(site.folder, Wanted(addresses=("127.0.0.1",)), now())
+    await site.start()
+    try:
+        async with asyncio.timeout(GUARD_S), enrolling(site) as token:
+            yield site, token
+    finally:
+        assert site.process
+        site.process.terminate()
+        await site.process.wait()
+
+
+def agent_file(folder: Path, text: str = "") -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "agent.toml"
+    path.write_text(f'state_dir = "state"\n{text}[data]\nsource = "digits"\n')
+    return path
+
+
+async def join(path: Path, token: str) -> tuple[int, str, str]:
+    return await asyncio.to_thread(typed, agent_command.main, "join", "-", "--config", path, stdin=f"{token}\n")
+
+
+async def refusal(path: Path) -> str:
+    """Return why the broker refuses what an agent's file says, if it does."""
+    config = load(path)
+    dates = BoardClock.of(Path(config.state_dir)).may_judge()
+    own = topic(config.site, config.device, "report")
+    return await find_refusal(config.broker, config.device, own, dates=dates)
+
+
+@needs_mosquitto
+@pytest.mark.broker
+def test_a_board_joins_by_a_token_is_shut_out_by_revocation_and_joins_again(tmp_path):
+    async def go():
+        async with whole_site(tmp_path) as (site, token):
+            path = agent_file(tmp_path / "board")
+            line = await token("pi-03")
+            code, said, why = await join(path, line)
+            assert code == 0, why
+            assert parse_token(line).secret not in said + why
+            config = load(path)
+            assert (config.device, config.site, config.broker.port) == ("pi-03", "roof", site.door.port)
+            assert await refusal(path) == ""
+            other = agent_file(tmp_path / "other")
+            code, said, why = await join(other, line)
+            assert (code, "used" in why) == (2, True)
+            assert not (await revoke(site.folder, "pi-03", now())).faults
+            assert await refusal(path)
+            code, said, why = await join(path, await token("pi-03"))
+            assert code == 0, why
+            assert await refusal(path) == ""
+            states = [one.state(0.0) for one in read_ledger(site.path).tokens.values()]
+            assert states == ["closed", "closed"]
+
+    asyncio.run(go())
+
+
+@needs_mosquitto
+@pytest.mark.broker
+def test_what_the_boards_file_says_of_itself_holds(tmp_path):
+    async def go():
+        async with whole_site(tmp_path) as (_, token):
+            wrong = agent_file(tmp_path / "wrong", 'device = "pi-04"\n')
+            line = await token("pi-03")
+            code, _, why = await join(wrong, line)
+            assert (code, "another name" in why) == (2, True)
+            right = agent_file(tmp_path / "right", 'device = "pi-03"\nsite = "roof"\n[broker]\nkeepalive_s = 30\n')
+            code, _, why = await join(right, line)  # it was not bound to the other board
+            assert code == 0, why
+            config = load(right)
+            assert config.broker.keepalive_s == 30
+            assert config.broker.tls == credentials.tls_of(
+                Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
+            )
+            right.write_text(right.read_text().replace("roof", "barn"))
+            with pytest.raises(ConfigError, match="site is 'barn'"):
+                load(right)
+            right.write_text('state_dir = "state"\n[broker]\nhost = "192.0.2.1"\n[data]\nsource = "digits"\n')
+            assert load(right).broker.host == "192.0.2.1"  # whoever names a broker means it
+
+    asyncio.run(go())
+
+
+def test_a_token_is_read_from_where_no_process_list_shows_it(tmp_path):
+    line = "ff1,gateway.local:8443,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA,aaaaaa,AAAAAAAAAAAAAAAAAAAAAA"
+    file = tmp_path / "token"
+    file.write_text(f"{line}\n")
+    expected = parse_token(line)
+    assert join_command.read_token("-", file) == expected
+    assert join_command.read_token(line, None) == expected
+    path = agent_file(tmp_path / "board")
+    for token, code in (("ff1,nonsense", 2), (line.replace("gateway.local:8443", "127.0.0.1:1"), 5)):
+        found, said, why = typed(agent_command.main, "join", "-", "--config", path, stdin=token)
+        assert found == code
+        assert "AAAAAAAAAA" not in said + why
+    assert typed(agent_command.main, "join", "-", "--config", tmp_path / "none.toml", stdin=line)[0] == 2
