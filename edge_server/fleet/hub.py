@@ -49,8 +49,8 @@ class Server:
         seen: Likewise of every birth and death.
         paces: How fast features of split sessions come from each device.
         takes: Whether a device may take part.
-        window_bytes: Most bytes of frames that one is asked for at once; with them, what each says is bounded. None
-            where nobody can flood anybody, as in replay.
+        window_bytes: Most bytes of frames that one is asked for at once, which bounds what each says; None in replay.
+        denied: Devices of which nothing is heard: they were revoked.
         closed_topics: Where to note, for the transport, what is closed now to devices that flood it.
     """
 
@@ -69,6 +69,7 @@ class Server:
     paces: dict[str, Pace] = field(default_factory=dict)
     takes: Callable[[str], bool] = lambda _device: True
     window_bytes: int | None = None
+    denied: frozenset[str] = frozenset()
     closed_topics: set[bytes] = field(default_factory=set)
     answers: Answers = field(init=False)
     _gather: Collector | None = None
@@ -219,8 +220,8 @@ class Server:
         async for name, data in source:
             device, channel, is_of_use = parse_device(name), parse_channel(name), True
             try:
-                if not is_name(device):
-                    continue  # the server's own topics
+                if not is_name(device) or device in self.denied:
+                    continue  # the server's own topics; what a broker had passed before it denied that device too
                 if channel in FRAMED and frames.is_frame(data):
                     taker = self._gather if channel == "update" else self._splitting
                     is_of_use = taker is not None and await taker.frame(device, data)
@@ -240,7 +241,7 @@ class Server:
         if isinstance(message, Status | Report) and message.device != device:
             raise WireError(f"{type(message).__name__} in the name of {message.device[:64]!r}", reason="identity")
         if isinstance(message, Status):
-            await self._observe(device, message)
+            await self.observe(device, message)
         elif isinstance(message, Report):
             self._keep(message)
             await self._notice(device, is_proof=self.fleet.reports_prove_life(device))
@@ -305,7 +306,8 @@ class Server:
                 if device not in self.fleet.online:
                     await self._take(device, wire.decode_as(Status, data))
 
-    async def _observe(self, device: str, message: Status) -> None:
+    async def observe(self, device: str, message: Status) -> None:
+        """Take a device's birth or death, and do what follows from it."""
         if self.fleet.is_used_twice(message):
             self._report_double(device)
         before = self.fleet.statuses.get(device)

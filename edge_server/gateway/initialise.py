@@ -124,6 +124,7 @@ def server_toml(folder: Path, state: SiteState) -> str:
         f'site = "{state.site}"\n'
         f'plan = "{here / "plan.toml"}"  # what `edge-server run` does; `edge-server trial run PLAN` names its own\n'
         f'data_dir = "{data_dir}"\n'
+        f'gateway = "{here}"  # who is revoked there takes no part\n'
         "\n"
         "[broker]\n"
         f'host = "{state.bind or "127.0.0.1"}"\n'

@@ -146,6 +146,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         data_dir: Folder of the site's runs.
         data_root: Folder that relative data paths of plans start from.
         site: The site's name.
+        gateway: Folder of the site, as `edge-server site init` makes it: who is revoked there takes no part from that
+            moment on. Empty where there is none.
         strangers: Whether devices take part that the plan does not name, where it names any.
         threads: Torch threads; 0 for torch's own choice.
         models: Networks of the user's own that plans may name: `module:function`, or `module:*` for all that a module
@@ -159,6 +161,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_dir: str = "runs"
     data_root: str = "../shared/data"
     site: str = "lab"
+    gateway: str = ""
     strangers: bool = False
     broker: Broker = Broker()
     link: LinkConfig = LinkConfig()
@@ -190,7 +193,8 @@ def load(path: Path) -> ServerConfig:
         check_name(config.run, f"{path}: run")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
-    places = {name: str(path.parent / getattr(config, name)) for name in ("plan", "data_dir", "data_root")}
+    paths = ("plan", "data_dir", "data_root", *(["gateway"] if config.gateway else []))
+    places = {name: str(path.parent / getattr(config, name)) for name in paths}
     peers = [_placed_peer(peer, path.parent) for peer in config.peer]
     return msgspec.structs.replace(config, **places, broker=placed_broker(config.broker, path.parent), peer=peers)
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from msgspec import structs
 
 from edge_server.fleet.admission import longest_packet
 from edge_server.fleet.broker import open_door
@@ -20,6 +21,7 @@ from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
 from edge_server.fleet.single_server import require_single_server
+from edge_server.gateway.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds
@@ -97,7 +99,8 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
         )
         transport.admits = server.admits
         alone = _require_alone(transport, config.site, session, gives_way=watcher is not None)
-        async with transport.running(), history.keeping(), server.listening(), background(alone, keep_lock(lock)):
+        beside = background(alone, keep_lock(lock), watch_denied(config, partial(deny, server)))
+        async with transport.running(), history.keeping(), server.listening(), beside:
             if watcher:
                 await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
             with closing(await persist(in_thread, RETRY_S, SqliteStore, folder)) as store:
@@ -110,6 +113,15 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                     own = partial(run_plan, *us, started=utc_stamp(), members=members, device=device)
                     await own(graph=graph, neighbours=others)
                 return store.records()
+
+
+async def deny(server: Server, devices: frozenset[str]) -> None:
+    """Hear nothing more of devices that were revoked, and hold them for gone, and their tasks with them."""
+    new, server.denied = sorted(devices - server.denied), devices
+    for device in new:
+        log.warning("device %s was revoked: it takes no part any more, and nothing of it is heard", device)
+        if (status := server.fleet.statuses.get(device)) and status.online:
+            await server.observe(device, structs.replace(status, online=False))
 
 
 async def _connection(config: ServerConfig, data_dir: Path) -> tuple[Session, MqttTransport]:

@@ -1,0 +1,91 @@
+"""A server at work learns who was revoked from the site's state: their tasks end, and nothing of them is heard."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from edge_server.gateway.denied import LOOK_S, watch_denied
+from edge_server.gateway.state import SiteAccount, SiteState, write_state
+from edge_server.plan.server_config import ServerConfig, load
+from edge_server.trial.live import deny
+from shared.runtime.executor import background
+from tests.edge_server.harness import moved, site, virtual
+
+
+def note(folder, *, denied):
+    """Write a site's state in which those accounts are denied."""
+    accounts = {name: SiteAccount(denied=name in denied) for name in "abc"}
+    write_state(folder, SiteState(site="roof", accounts=accounts))
+
+
+def test_a_revoked_device_is_out_of_the_round_and_in_again_when_it_was_enrolled_anew(tmp_path, caplog):
+    async def play():
+        config = ServerConfig(plan="", gateway=str(tmp_path / "gateway"))
+        (tmp_path / "gateway").mkdir()
+        note(tmp_path / "gateway", denied=())
+        limits = {"cohort": "min_devices = 1", "round": "deadline_s = 60.0"}
+        async with AsyncExitStack() as stack:
+            here = await stack.enter_async_context(site(tmp_path, rounds=3, **limits))
+            await stack.enter_async_context(background(watch_denied(config, partial(deny, here.server))))
+            a, b = [await here.device(name) for name in "ab"]
+            task, other = await a.task(), await b.task()
+            note(tmp_path / "gateway", denied=("a",))
+            await asyncio.sleep(2 * LOOK_S)
+            assert here.server.fleet.online == ("b",)
+            await a.say(b"nobody decodes this")
+            await a.status(online=True, session=2)  # as a broker that kept its birth tells it again
+            await b.answer(other, moved(here.plan, 0.5))
+            second = await b.task()
+            assert here.server.fleet.online == ("b",)
+            assert not here.server.refused
+            note(tmp_path / "gateway", denied=())
+            await asyncio.sleep(2 * LOOK_S)
+            await a.status(online=True, session=3)
+            await b.answer(second, moved(here.plan, 0.5))
+            for puppet in (a, b):
+                await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
+            return task, [one.arrived for one in (await here.ended())[1]]
+
+    task, arrived = virtual(play())
+    assert task.round == 1
+    assert arrived == [("b",), ("b",), ("a", "b")]
+    assert "device a was revoked" in caplog.text
+
+
+@dataclass
+class Told:
+    """What was handed on, in order."""
+
+    words: list[frozenset[str]]
+
+    async def take(self, denied):
+        self.words.append(denied)
+
+
+def test_what_cannot_be_read_leaves_those_denied_who_were(tmp_path, caplog):
+    async def play():
+        told, config = Told([]), ServerConfig(plan="", gateway=str(tmp_path))
+        async with background(watch_denied(config, told.take)):
+            await asyncio.sleep(3 * LOOK_S)  # no site yet
+            note(tmp_path, denied=("a",))
+            await asyncio.sleep(2 * LOOK_S)
+            (tmp_path / "state.json").write_bytes(b"{")
+            await asyncio.sleep(3 * LOOK_S)
+            note(tmp_path, denied=("a", "b"))
+            await asyncio.sleep(2 * LOOK_S)
+        return told.words
+
+    assert virtual(play()) == [frozenset("a"), frozenset("ab")]
+    assert caplog.text.count("cannot be read") == 2
+
+
+def test_a_server_without_a_gateway_watches_nothing(tmp_path):
+    virtual(watch_denied(ServerConfig(plan=""), Told([]).take))
+    (tmp_path / "server.toml").write_text('plan = "p"\ngateway = "site"\n')
+    assert load(tmp_path / "server.toml").gateway == str(tmp_path / "site")
+    assert msgspec.structs.asdict(ServerConfig(plan=""))["gateway"] == ""
