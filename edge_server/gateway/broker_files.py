@@ -1,13 +1,17 @@
-"""What a site's mosquitto is told, as text: its configuration and access list. Measured with mosquitto 2.0.11.
+"""What a site's mosquitto is told, as text: its configuration; see `access` for its access list. Of mosquitto 2.0.11.
 
 The broker trusts the root alone; clients send the site CA's certificate with theirs. A list of revoked certificates has
 to be there for whichever CA signed a client's: a site CA comes and goes by its list, at a reload, while a changed
 `cafile` waits for a restart.
+
+On the listener for boards an account has one client id and so one connection: nobody takes another's session by its
+client id. The server's own processes have one account between them and a listener of their own on loopback, where each
+has its own client id; these have a `.`, which no board's name may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,26 +48,20 @@ class BrokerPlaces:
     user: str = ""
 
 
-def broker_conf(places: BrokerPlaces, *, port: int, bind: str = "") -> str:
+def broker_conf(places: BrokerPlaces, *, port: int, own_port: int, bind: str = "") -> str:
     """Return mosquitto's configuration: TLS 1.2 and newer, by certificates of the site alone.
 
     Args:
         places: Its files.
-        port: Where it listens.
-        bind: The only address at which it does; empty for all.
+        port: Where it listens for boards and peers.
+        own_port: Where it listens for the server's own processes, on loopback.
+        bind: The only address at which it does so for boards; empty for all.
     """
     lines = [
         MADE,
-        f"listener {port} {bind}".rstrip(),
-        "protocol mqtt",
-        f"max_connections {MOST_CONNECTIONS}",
-        f"cafile {places.root}",
-        f"certfile {places.certificate}",
-        f"keyfile {places.key}",
-        f"crlfile {places.revoked}",
-        "require_certificate true",
-        "use_identity_as_username true",
+        *_listener(places, f"{port} {bind}".rstrip()),
         "use_username_as_clientid true",
+        *_listener(places, f"{own_port} 127.0.0.1"),
         "allow_anonymous false",
         f"acl_file {places.access}",
         "set_tcp_nodelay true",
@@ -82,32 +80,26 @@ def broker_conf(places: BrokerPlaces, *, port: int, bind: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def access_list(site: str, denied: Iterable[str], generation: int = 0) -> str:
-    """Return mosquitto's access list: each account its own topics, and nothing at all for those that were revoked.
+def _listener(places: BrokerPlaces, where: str) -> Iterator[str]:
+    yield f"listener {where}"
+    yield "protocol mqtt"
+    yield f"max_connections {MOST_CONNECTIONS}"
+    yield f"cafile {places.root}"
+    yield f"certfile {places.certificate}"
+    yield f"keyfile {places.key}"
+    yield f"crlfile {places.revoked}"
+    yield "require_certificate true"
+    yield "use_identity_as_username true"
 
-    A line `deny` of an account comes before every pattern.
 
-    Args:
-        site: Whose topics.
-        denied: Accounts that may do nothing.
-        generation: Grows with every reload; the probe may speak at a topic of this number alone, which shows that the
-            broker has taken this list.
-    """
-    here = f"{ROOT}/{site}"
-    lines = [MADE, f"pattern readwrite {here}/%u/#", f"pattern read {here}/_all/#"]
-    lines += [f"pattern read {here}/{one}/status" for one in ("_server", "_tops")]
-    lines += ["", "user edge-server", f"topic readwrite {here}/#"]
-    lines += ["", "user probe", f"topic readwrite {probe_topic(site, generation)}"]
-    for name in sorted(set(denied)):
-        lines += ["", f"user {name}", "topic deny #"]
-    return "\n".join(lines) + "\n"
+PROBES = "_probe"
 
 
 def probe_topic(site: str, generation: int) -> str:
     """Return the one topic at which the probe may speak and hear."""
-    return f"{ROOT}/{site}/_probe/{generation}"
+    return f"{ROOT}/{site}/{PROBES}/{generation}"
 
 
 def forbidden_topic(site: str) -> str:
     """Return a topic at which the probe may do nothing, and to which nobody listens."""
-    return f"{ROOT}/{site}/_probe/forbidden"
+    return f"{ROOT}/{site}/{PROBES}/forbidden"

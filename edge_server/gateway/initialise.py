@@ -35,12 +35,15 @@ class Wanted:
         addresses: Under which boards reach the gateway; none for those that it has, or this machine's names.
         port: Of the broker; 0 for the one that it has, or the usual.
         bind: The only address at which the broker listens; None for what it has, or all.
+        own_port: Of the broker's listener on loopback for the server's own processes; 0 for what it has, or the port
+            after `port`.
     """
 
     name: str = ""
     addresses: tuple[str, ...] = ()
     port: int = 0
     bind: str | None = None
+    own_port: int = 0
 
 
 def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
@@ -91,6 +94,7 @@ def _settled(site: SiteFolder, wanted: Wanted) -> SiteState:
         port=wanted.port or state.port,
         bind=state.bind if wanted.bind is None else wanted.bind,
         broker_user=site.broker_user,
+        own_port=wanted.own_port or state.own_port,
     )
     if state != before:
         write_state(site.path, state)
@@ -127,8 +131,8 @@ def server_toml(folder: Path, state: SiteState) -> str:
         f'gateway = "{here}"  # who is revoked there takes no part\n'
         "\n"
         "[broker]\n"
-        f'host = "{state.bind or "127.0.0.1"}"\n'
-        f"port = {state.port}\n"
+        'host = "127.0.0.1"  # the listener for this machine alone, where each process has a client id of its own\n'
+        f"port = {state.servers_port}\n"
         "\n"
         "[broker.tls]  # this server's own certificate; nobody else may read the key\n"
         f'ca = "{here / "ca/root.crt"}"\n'

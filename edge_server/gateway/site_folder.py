@@ -27,8 +27,9 @@ from pathlib import Path
 import msgspec
 
 from edge_server.gateway import authority
+from edge_server.gateway.access import acl
 from edge_server.gateway.authority import Role, Subject
-from edge_server.gateway.broker_files import BrokerPlaces, access_list, broker_conf
+from edge_server.gateway.broker_files import BrokerPlaces, broker_conf
 from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair
 from edge_server.gateway.state import (
     FILE,
@@ -41,6 +42,7 @@ from edge_server.gateway.state import (
     write_state,
 )
 from shared.errors import ConfigError
+from shared.protocol.topics import PEER
 from shared.runtime.durable import replace_file
 
 USUAL = Path("/etc/fieldfleet/site")
@@ -253,6 +255,12 @@ def authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:
     return found
 
 
+def access_of(state: SiteState) -> str:
+    """Return the access list that a site's broker must have."""
+    peers = (name.removeprefix(PEER) for name in state.accounts if name.startswith(PEER))
+    return acl(state.site, peers, denied_accounts(state), state.generation)
+
+
 def make_broker_files(site: SiteFolder, state: SiteState) -> None:
     """Write what the broker reads as the state wants it: first who is denied, then what is revoked.
 
@@ -260,10 +268,10 @@ def make_broker_files(site: SiteFolder, state: SiteState) -> None:
         ConfigError: The CA's files cannot be read, or do not belong together.
         Unwritable: The disk takes nothing more.
     """
-    site.put(site.path / "acl", access_list(state.site, denied_accounts(state), state.generation).encode())
+    site.put(site.path / "acl", access_of(state).encode())
     lists = [(key, cert, revoked_serials(state, authority_id(cert))) for key, cert in authorities(site)]
     path = site.path / "crl.pem"
     if not are_revocation_lists(path, [(cert, serials) for _, cert, serials in lists]):
         site.put(path, b"".join(authority.revocations(*one) for one in lists))
-    conf = broker_conf(site.broker_places(), port=state.port, bind=state.bind)
+    conf = broker_conf(site.broker_places(), port=state.port, own_port=state.servers_port, bind=state.bind)
     site.put(site.path / "mosquitto.conf", conf.encode())

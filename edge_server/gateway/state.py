@@ -66,6 +66,7 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
         port: Of the broker's TLS listener.
         bind: The only address at which the broker listens; empty for all.
         broker_user: To whom the broker gives up root's rights; empty for its own choice.
+        own_port: Of the broker's listener on loopback for the server's own processes; 0 for the one after `port`.
         accounts: By common name.
         generation: How often the broker was told to take its files anew.
     """
@@ -76,8 +77,14 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8883
     bind: str = ""
     broker_user: str = ""
+    own_port: int = 0
     accounts: dict[str, SiteAccount] = {}
     generation: int = 0
+
+    @property
+    def servers_port(self) -> int:
+        """Where the server's own processes connect."""
+        return self.own_port or self.port + 1
 
 
 def read_state(folder: Path) -> SiteState:

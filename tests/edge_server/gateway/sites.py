@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.fleet.broker import free_port, mosquitto
-from edge_server.gateway.authority import Subject, make_key, public_key_of
+from edge_server.gateway.authority import Role, Subject, make_key, public_key_of
 from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.probe_access import Caller, Door, call
 from edge_server.gateway.reload import broker_door
@@ -55,12 +55,12 @@ class LiveSite:
     def door(self) -> Door:
         return broker_door(self.folder, read_state(self.path))
 
-    def enrol(self, name: str) -> Path:
-        """Sign a certificate for a board; return the path of its pair without the ending."""
+    def enrol(self, name: str, role: Role = "device") -> Path:
+        """Sign a certificate for a board, or a peer; return the path of its pair without the ending."""
         key = make_key()
         with locked(self.path):
             state, chain = sign(
-                self.folder, read_state(self.path), Subject(name, "device", "roof"), public_key_of(key), now()
+                self.folder, read_state(self.path), Subject(name, role, "roof"), public_key_of(key), now()
             )
             write_state(self.path, state)
         pair = self.path.parent / f"{name}-{hashlib.sha256(key).hexdigest()[:8]}"
@@ -79,6 +79,11 @@ class LiveSite:
                 return
             await asyncio.sleep(0.02)
         raise Unreachable(self.log())
+
+    async def stop(self) -> None:
+        """End the broker."""
+        assert self.process
+        await terminate(self.process)
 
     def log(self) -> str:
         """Return what the broker has logged."""
@@ -116,7 +121,7 @@ def make_site(path: Path) -> LiveSite:
     """Make the folder of site `roof` on a free port of loopback."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     folder = SiteFolder(path / "site", user, user)
-    initialise(folder, Wanted("roof", ("gateway.local",), free_port(), "127.0.0.1"), now())
+    initialise(folder, Wanted("roof", ("gateway.local",), free_port(), "127.0.0.1", free_port()), now())
     return LiveSite(folder)
 
 
@@ -128,8 +133,7 @@ async def live_site(path: Path) -> AsyncIterator[LiveSite]:
     try:
         yield site
     finally:
-        assert site.process
-        await terminate(site.process)
+        await site.stop()
 
 
 async def speaks(caller: Caller, topic: str) -> bool:

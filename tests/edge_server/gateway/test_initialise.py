@@ -137,7 +137,7 @@ def test_a_certificate_of_every_part_is_in_the_state(folder):
 
 def test_the_servers_file_reads(folder):
     config = load(folder / "server.toml")
-    assert (config.site, config.broker.port) == ("roof", 8883)
+    assert (config.site, config.broker.port) == ("roof", 8884)
     assert config.broker.tls
     assert all(Path(one).is_file() for one in (config.broker.tls.ca, config.broker.tls.cert, config.broker.tls.key))
 

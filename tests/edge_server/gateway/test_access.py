@@ -1,0 +1,234 @@
+"""The table of who may say and hear what: a real broker heeds it at every topic, for every account, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from edge_server.fleet.view import watch_site
+from edge_server.gateway.access import GENERATION, OWN, ROLES, RULES, Role, acl, may, table
+from edge_server.gateway.state import read_state
+from edge_server.release.rollout.drive import CLIENT
+from shared.errors import Unreachable
+from shared.protocol.topics import PEERS, ROOT, SERVER, TOPS
+from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+from shared.transport.tls import Tls
+from tests.edge_server.gateway.sites import GUARD_S, LiveSite, live_site, make_site, needs_mosquitto
+
+PAGE = Path(__file__).parents[3] / "shared/protocol/PROTOCOL.md"
+PLACES = (
+    "pi-03",
+    "pi-04",
+    "edge-server",
+    "probe",
+    "_all",
+    "_server",
+    "_tops",
+    "_peers",
+    "_peer-attic",
+    "_peer-barn",
+    "_probe",
+)
+CHANNELS = (
+    *sorted({one for rule in RULES for one in rule.channels} - {GENERATION}),
+    "doctor",
+    "0",
+    "1",
+    "task/below",
+    "",
+)
+ALL = "overseer"
+"""An account that the test adds to the access list, which may do everything: it says what others may hear."""
+
+
+def test_the_page_has_the_table_that_the_access_list_is_made_from() -> None:
+    assert table() in PAGE.read_text()
+
+
+def test_a_device_has_no_more_than_its_own_and_what_is_everybodys() -> None:
+    assert may("device", "pi-03", "publish", "pi-03", "update")
+    assert not may("device", "pi-03", "publish", "pi-03", "task")
+    assert not may("device", "pi-03", "hear", "pi-04", "task")
+    assert not any(may("device", "pi-03", "publish", place, channel) for place in PLACES[1:] for channel in CHANNELS)
+    assert all(rule.place == OWN or rule.device <= {"hear"} for rule in RULES)
+
+
+def test_who_is_denied_has_no_other_lines() -> None:
+    text = acl("roof", ["attic"], ["pi-03", "_peer-attic"])
+    for name in ("pi-03", "_peer-attic"):
+        [block] = [part for part in text.split("\n\n") if part.startswith(f"user {name}")]
+        assert block.split("\n")[1:] in (["topic deny #"], ["topic deny #", ""])
+
+
+@dataclass
+class Guest:
+    """An account with its connection."""
+
+    role: Role
+    account: str
+    transport: MqttTransport
+
+
+@asynccontextmanager
+async def guests(site: LiveSite, pairs: dict[str, Path]) -> AsyncIterator[dict[str, Guest]]:
+    """Connect one of each role, and who may do everything."""
+    state = read_state(site.path)
+    async with AsyncExitStack() as stack:
+        found = {}
+        for account, pair in pairs.items():
+            role: Role = "peer" if account.startswith("_peer") else "device"
+            role = {"edge-server": "server", "probe": "probe"}.get(account, role)  # type: ignore[assignment]
+            port = state.servers_port if role == "server" else state.port
+            transport = MqttTransport(at(site, pair, port), f"roof.{account}")
+            found[account] = Guest(role, account, await stack.enter_async_context(transport.running()))
+        for guest in found.values():
+            await guest.transport.connected.wait()
+        yield found
+
+
+def at(site: LiveSite, pair: Path, port: int) -> Broker:
+    """Return a site's broker for whoever has a pair."""
+    pair.with_suffix(".key").chmod(0o600)
+    tls = Tls(ca=str(site.folder.ca("root.crt")), cert=f"{pair}.crt", key=f"{pair}.key")
+    return Broker(host="127.0.0.1", port=port, session_expiry_s=0, tls=tls)
+
+
+def topics() -> list[tuple[str, str, str]]:
+    """Return site, place and channel of every topic to be tried."""
+    return list(itertools.product(("roof", "barn"), PLACES, CHANNELS))
+
+
+def allowed(guest: Guest, verb: str, where: tuple[str, str, str], generation: int) -> bool:
+    """Tell what the table says."""
+    site, place, channel = where
+    if place == "_probe" and channel == str(generation):
+        channel = GENERATION
+    return site == "roof" and may(guest.role, guest.account, verb, place, channel)  # type: ignore[arg-type]
+
+
+async def took(guest: Guest, where: tuple[str, str, str]) -> bool:
+    """Tell whether the broker takes a publication."""
+    try:
+        await guest.transport.publish("/".join((ROOT, *where)), b"tried")
+    except Unreachable:
+        return False
+    return True
+
+
+async def heard(guests_: list[Guest], overseer: Guest) -> dict[str, set[str]]:
+    """Have everything said at every topic; return what each hears of it, though each asks for all."""
+    names = ["/".join((ROOT, *where)) for where in topics()]
+    found: dict[str, set[str]] = {guest.account: set() for guest in guests_}
+    async with AsyncExitStack() as stack:
+        inboxes = [(one, await stack.enter_async_context(one.transport.subscribe("#"))) for one in guests_]
+        for name in names:
+            await overseer.transport.publish(name, b"said")
+        for guest, inbox in inboxes:
+            last = next(
+                name
+                for name, where in zip(reversed(names), reversed(topics()), strict=True)
+                if allowed(guest, "hear", where, 1)
+            )
+            await overseer.transport.publish(last, b"end")
+            while (came := await anext(inbox)) != (last, b"end"):
+                found[guest.account].add(came[0])
+    return found
+
+
+@needs_mosquitto
+@pytest.mark.broker
+def test_every_topic_and_verb_for_every_account(tmp_path, caplog) -> None:
+    """Both sites' topics, those of the table and others, by devices, peer, server and probe; others are not let in."""
+    caplog.set_level(logging.CRITICAL)
+    site = make_site(tmp_path)
+    pairs = {name: site.enrol(name) for name in ("pi-03", "pi-04", ALL)} | {
+        "_peer-attic": site.enrol("_peer-attic", "peer"),
+        "edge-server": site.folder.gateway("edge-server"),
+        "probe": site.folder.gateway("probe"),
+    }
+    (site.path / "acl").write_text(acl("roof", ["attic"], generation=1) + f"\nuser {ALL}\ntopic readwrite #\n")
+
+    async def story() -> None:
+        async with live(site), guests(site, pairs) as there:
+            overseer = there.pop(ALL)
+            assert {guest.role for guest in there.values()} == set(ROLES)
+            for guest in there.values():
+                for where in topics():
+                    assert await took(guest, where) == allowed(guest, "publish", where, 1), (guest.account, where)
+            found = await heard(list(there.values()), overseer)
+            for guest in there.values():
+                expected = {"/".join((ROOT, *where)) for where in topics() if allowed(guest, "hear", where, 1)}
+                assert found[guest.account] == expected, guest.account
+            for nobody in (None, site.folder.gateway("revoked")):
+                assert not await site.lets_in(nobody)
+
+    asyncio.run(asyncio.wait_for(story(), 3 * GUARD_S))
+
+
+@asynccontextmanager
+async def live(site: LiveSite) -> AsyncIterator[None]:
+    """Run a site's broker with the files that are there."""
+    await site.start()
+    try:
+        yield
+    finally:
+        await site.stop()
+
+
+@needs_mosquitto
+@pytest.mark.broker
+def test_nobody_is_parted_by_what_an_operator_looks_at(tmp_path) -> None:
+    """A server and a board stay connected beside a look, a rollout, who serves upper halves, and links to peers."""
+
+    async def story() -> None:
+        async with live_site(tmp_path) as site, AsyncExitStack() as stack:
+            state = read_state(site.path)
+            server, board = site.folder.gateway("edge-server"), site.enrol("pi-03")
+            own = at(site, server, state.servers_port)
+            names = [f"roof.{one}" for one in (SERVER, PEERS, TOPS, CLIENT)]
+            there = [MqttTransport(own, name) for name in names]
+            there.append(MqttTransport(at(site, board, state.port), "roof.pi-03"))
+            for one in there:
+                await stack.enter_async_context(one.running())
+                await one.connected.wait()
+            for _ in range(2):
+                async with watch_site(own, "roof"), watch_site(own, "roof") as look:
+                    assert look.is_settled
+            for one in there:  # each is still heard, on the connection that it began with
+                await one.publish(f"{ROOT}/roof/pi-03/{'task' if 'pi-03' not in one.client_id else 'report'}", b"here")
+                assert one.connections == 1, one.client_id
+
+    asyncio.run(asyncio.wait_for(story(), GUARD_S))
+
+
+@needs_mosquitto
+@pytest.mark.broker
+def test_no_account_takes_anothers_session_by_its_client_id(tmp_path) -> None:
+    """A board that calls itself by the server's client id, or by another board's, parts nobody but itself."""
+
+    async def story() -> None:
+        async with live_site(tmp_path) as site, AsyncExitStack() as stack:
+            state = read_state(site.path)
+            server = MqttTransport(at(site, site.folder.gateway("edge-server"), state.servers_port), "roof._server")
+            board = MqttTransport(at(site, site.enrol("pi-03"), state.port), "roof.pi-03")
+            for one in (server, board):
+                await stack.enter_async_context(one.running())
+                await one.connected.wait()
+            for name in ("roof._server", "roof.pi-03", "pi-03"):
+                thief = MqttTransport(at(site, site.enrol("thief"), state.port), name)
+                async with thief.running():
+                    await thief.connected.wait()
+                    await thief.publish(f"{ROOT}/roof/thief/report", b"here")
+            for one, channel in ((server, "task"), (board, "report")):
+                await one.publish(f"{ROOT}/roof/pi-03/{channel}", b"still here")
+                assert one.connections == 1
+
+    asyncio.run(asyncio.wait_for(story(), GUARD_S))
