@@ -1,4 +1,4 @@
-"""Measure the link through the broker that the agent uses anyway, and test whether the broker serves it.
+"""Measure the link through the broker that the agent uses anyway.
 
 Up: filler is published to a topic of this device without a subscriber. Down: a piece of it is retained there, and
 subscribing again brings it again. So each way is measured alone; an echo would show the slower of the two for both.
@@ -23,14 +23,14 @@ import msgspec
 
 from device_agent.config import AgentConfig
 from device_agent.identity.clock_floor import BoardClock
+from device_agent.measurement.reach import IN_USE, find_refusal, holding_off
 from device_agent.probes.base import ProbeResult, describe_absence
 from shared.errors import NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
 from shared.runtime.executor import background
-from shared.transport.base import Broker, Inbox
+from shared.transport.base import Inbox
 from shared.transport.mqtt import MqttTransport
-from shared.transport.mqtt_connection import NO_ANSWER, Connection, Incoming
 from shared.transport.tcp_info import Counts, Traffic
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,6 @@ SLICES, MIN_SLICE_BYTES = 10, 48 * 1024
 LEAST_SHARE = 0.02
 """Of the rate: headers of TCP and MQTT, and a clock that is read between two wakes of a process."""
 CLEAR_S = 2.0
-PATIENCE_S = 5.0
 SOURCE = "active probe through the broker"
 
 Point: TypeAlias = tuple[float, int]
@@ -131,37 +130,50 @@ async def probe_link(
 ) -> ProbeResult:
     """Fill the link for 3 to 5 s each way and return `link.up_bits_per_s` and `link.down_bits_per_s`.
 
-    The agent may run meanwhile; what it transfers then is not counted, and makes the result smaller.
+    The agent may run meanwhile, unless the broker knows it by an account: that has one connection. What the agent
+    transfers then is not counted, and makes the result smaller.
 
     Args:
         config: Of the agent, with its broker.
         schedule: Seconds of each way.
         connect_s: Seconds that connecting may take.
     """
+    with holding_off(config) as alone:
+        if not alone:
+            return _lacking(Absent(lack="busy", cause=IN_USE))
+        return await _probe(config, schedule, connect_s)
+
+
+NAMES = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
+
+
+def _lacking(absent: Absent) -> ProbeResult:
+    return ProbeResult(absent=dict.fromkeys(NAMES.values(), absent))
+
+
+async def _probe(config: AgentConfig, schedule: Schedule, connect_s: float) -> ProbeResult:
     broker = msgspec.structs.replace(config.broker, session_expiry_s=0)
-    names = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
     client_id, place = f"{config.site}.{config.device}.probe", topic(config.site, config.device, "probe")
     dates = BoardClock.of(Path(config.state_dir)).may_judge
     if refusal := await find_refusal(broker, client_id, place, max(1.0, connect_s / 4), dates=dates()):
-        cause = f"broker {broker.host}:{broker.port}: {refusal}"
-        return ProbeResult(absent=dict.fromkeys(names.values(), Absent(lack="not_present", cause=cause)))
+        return _lacking(Absent(lack="not_present", cause=f"broker {broker.host}:{broker.port}: {refusal}"))
     transport = MqttTransport(broker, client_id, dates=dates)
     found: dict[str, Reading] = {}
     lacking: dict[str, Absent] = {}
     async with transport.running():
         for way, measure in (("up", _measure_up), ("down", _measure_down)):
-            is_fast = names["up"] in found and found[names["up"]].value > FAST_BITS_PER_S
+            is_fast = NAMES["up"] in found and found[NAMES["up"]].value > FAST_BITS_PER_S
             piece_bytes = LARGE_BYTES if is_fast else PIECE_BYTES
             try:
                 async with asyncio.timeout(connect_s):
                     await transport.connected.wait()
                 points = await measure(transport, place, piece_bytes, schedule)
-                found[names[way]] = _make_reading(compute_sustained(points, schedule.skipped_s), transport.traffic)
+                found[NAMES[way]] = _make_reading(compute_sustained(points, schedule.skipped_s), transport.traffic)
             except NoData as error:
-                lacking[names[way]] = describe_absence(error)
+                lacking[NAMES[way]] = describe_absence(error)
             except (Unreachable, TimeoutError) as error:
                 cause = f"broker {broker.host}:{broker.port}: {str(error) or f'no connection in {connect_s:g} s'}"
-                lacking[names[way]] = Absent(lack="not_present", cause=cause)
+                lacking[NAMES[way]] = Absent(lack="not_present", cause=cause)
     return ProbeResult(readings=found, absent=lacking)
 
 
@@ -248,45 +260,3 @@ def _is_enough(counts: Counts, done: int, lasted_s: float, schedule: Schedule) -
     """Return whether to stop: enough has passed, or queues on the way have grown, at whose end others wait."""
     swollen = counts.rtt_s > max(MAX_RTT_GROWTH * counts.min_rtt_s, MIN_SWOLLEN_RTT_S)
     return lasted_s >= schedule.most_s or (lasted_s >= schedule.least_s and (swollen or done >= ENOUGH_BYTES))
-
-
-async def find_refusal(
-    broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S, *, dates: bool = True
-) -> str:
-    """Connect, subscribe to `topic` and publish nothing to it; return why the broker refuses, or nothing.
-
-    No session is left there. As the agent would, it falls back to MQTT 3.1.1 where 5 is not known; only under 5 does a
-    broker tell that it drops what we publish.
-
-    Args:
-        broker: Its address.
-        client_id: A name that no other client uses.
-        topic: One without other subscribers.
-        patience_s: Seconds for the name and TCP, and again for MQTT.
-        dates: Whether this machine's clock may judge the dates of certificates.
-    """
-    once = msgspec.structs.replace(broker, session_expiry_s=0)
-    said = await _try_broker(once, client_id, topic, patience_s, dates=dates)
-    if broker.version != 3 and (NO_ANSWER in said or "nsupported protocol" in said):  # noqa: PLR2004 - MQTT's number
-        return await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s, dates=dates)
-    return said
-
-
-async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float, *, dates: bool) -> str:
-    connection = Connection(broker, client_id, None, Incoming(lambda *_: None, Traffic()), dates=dates)
-    try:
-        async with asyncio.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
-            await connection.open(patience_s)
-            for deed, answer in (
-                ("subscribing", connection.subscribe([topic])),
-                ("publishing", connection.send(topic, b"", qos=1, retain=False)),
-            ):
-                if answer and (reason := (await connection.settled(answer))[0]):
-                    return f"denies {deed} to {topic}: {reason}"
-    except Unreachable as error:
-        return str(error)
-    except TimeoutError:
-        return f"{NO_ANSWER} within {2 * patience_s:g} s"
-    finally:
-        connection.close()
-    return ""

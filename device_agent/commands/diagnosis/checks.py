@@ -244,11 +244,18 @@ def _suggest_cure(verdict: Verdict, machine: str) -> str:
     return f"`python -c 'import {library}'` says more; reinstall it"
 
 
-def check_broker(broker: Broker, refusal: str) -> Check:
-    """Check that the broker serves us; `refusal` is why it does not."""
+def check_broker(broker: Broker, refusal: str, *, is_agents: bool = False) -> Check:
+    """Check that the broker serves us.
+
+    Args:
+        broker: Where it is.
+        refusal: Why it does not.
+        is_agents: Whether an agent has the board's only connection, so that nothing but the way there was tried.
+    """
     place = f"{broker.host}:{broker.port}"
     if not refusal:
-        return Check(name="broker", state="ok", finding=f"{place} takes us")
+        found = f"{place} is there; the agent has this account's one connection" if is_agents else f"{place} takes us"
+        return Check(name="broker", state="ok", finding=found)
     told = refusal.lower()
     cure = next(cure for words, cure in BROKER_CURES.items() if any(word in told for word in words))
     return Check(name="broker", state="bad", finding=f"{place}: {refusal}", remedy=cure)

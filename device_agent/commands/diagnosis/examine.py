@@ -22,7 +22,7 @@ from device_agent.config import AgentConfig, BoardConfig, MeterConfig
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.identity.clock_floor import BoardClock, is_kept_right
 from device_agent.measurement import calibration_file
-from device_agent.measurement.link_test import find_refusal
+from device_agent.measurement.reach import find_distrust, find_refusal, holding_off
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_probe
 from device_agent.probes.power import source as power
@@ -89,10 +89,17 @@ def _is_needed(library: str, config: AgentConfig | None) -> bool:
 
 
 def examine_broker(config: AgentConfig) -> Check:
-    """Examine the way to the broker, with a connection of its own and a topic that nobody listens to."""
+    """Examine the way to the broker, with a connection of its own and a topic that nobody listens to.
+
+    Where an agent is connected by the board's account, TCP and TLS alone are tried: its connection stays.
+    """
     name = f"{config.site}.{config.device}.doctor-{os.getpid()}"
     dates = BoardClock.of(Path(config.state_dir)).may_judge()
-    said = asyncio.run(find_refusal(config.broker, name, topic(config.site, config.device, "doctor"), dates=dates))
+    with holding_off(config) as alone:
+        if not alone:
+            return checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
+        place = topic(config.site, config.device, "probe")
+        said = asyncio.run(find_refusal(config.broker, name, place, dates=dates))
     return checks.check_broker(config.broker, said)
 
 

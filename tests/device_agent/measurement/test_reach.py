@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import nullcontext
 
+import msgspec
 import pytest
 
 from device_agent.commands.diagnosis.checks import check_broker
-from device_agent.measurement.link_test import find_refusal
+from device_agent.commands.diagnosis.examine import examine_broker
+from device_agent.config import AgentConfig
+from device_agent.measurement.link_test import Schedule, probe_link
+from device_agent.measurement.reach import IN_USE, find_refusal, holding_off
 from edge_server.fleet.broker import free_port, running
+from shared.data.spec import Data
+from shared.errors import ConfigError
+from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock
 from shared.transport.base import Broker
+from shared.transport.mqtt import MqttTransport
+from tests.certificates import Authority
 from tests.machine import configured
 
 TOPIC = "fieldfleet/v1/lab/board/doctor"
@@ -113,3 +123,58 @@ def test_what_is_no_broker() -> None:
             return await find_refusal(Broker(port=server.sockets[0].getsockname()[1]), NAME, TOPIC, 1.0)
 
     assert check_broker(Broker(), asyncio.run(story())).state == "bad"
+
+
+@pytest.mark.broker
+def test_an_agent_that_is_connected_by_an_account_stays_so(tmp_path) -> None:
+    """The broker puts the account in the place of the client id: whoever connects by it ends the one before."""
+    site = Authority(tmp_path / "site")
+    tls = site.issue("pi-03")
+    (tmp_path / "state").mkdir()
+
+    async def story() -> None:
+        async with configured(tmp_path, *site.lines(), "use_username_as_clientid true") as place:
+            at = Broker(port=place.port, tls=tls)
+            data = Data(source="digits")
+            config = AgentConfig(device="pi-03", state_dir=str(tmp_path / "state"), data=data, broker=at)
+            assert (await asyncio.to_thread(examine_broker, config)).finding.endswith("takes us")
+            agent = MqttTransport(at, "lab.pi-03")
+            with hold_lock(tmp_path / "state"):
+                async with agent.running():
+                    await agent.connected.wait()
+                    check = await asyncio.to_thread(examine_broker, config)
+                    assert (check.state, "the agent has this account's one connection" in check.finding) == ("ok", True)
+                    link = await probe_link(config)
+                    assert {lack.lack for lack in link.absent.values()} == {"busy"}
+                    assert all("stop the agent first" in lack.cause for lack in link.absent.values())
+                    await agent.publish("a/word", b"still here")
+                    assert agent.connections == 1
+                away = msgspec.structs.replace(config, broker=Broker(port=free_port(), tls=tls))
+                assert (await asyncio.to_thread(examine_broker, away)).state == "bad"
+            quick = Schedule(skipped_s=0.0, least_s=0.1, most_s=0.3)
+            link = await probe_link(config, quick)
+            assert IN_USE not in {lack.cause for lack in link.absent.values()}
+
+    asyncio.run(asyncio.wait_for(story(), 90.0))
+
+
+@pytest.mark.parametrize("kind", ["free", "held", "another user's"])
+def test_who_may_connect_is_asked_of_the_agents_lock_alone_where_there_is_an_account(tmp_path, kind) -> None:
+    """Where an agent cannot begin meanwhile; a lock that may not be opened is taken for one that is held."""
+    data, lock = Data(source="digits"), tmp_path / FOLDER_LOCK
+    nobodys = AgentConfig(device="pi-03", state_dir=str(tmp_path), data=data)
+    config = msgspec.structs.replace(nobodys, broker=Broker(user="pi-03"))
+    with holding_off(config) as alone:
+        assert alone
+    assert not lock.exists()
+    if kind == "another user's":
+        lock.mkdir()  # root may open any file
+    agent = hold_lock(tmp_path) if kind == "held" else nullcontext()
+    with agent, holding_off(config) as alone, holding_off(nobodys) as always:
+        assert (alone, always) == (kind == "free", True)
+    if kind == "free":
+        lock.touch()
+        with holding_off(config) as alone:
+            assert alone
+            with pytest.raises(ConfigError, match="in use"), hold_lock(tmp_path):
+                pass
