@@ -15,12 +15,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from edge_server.gateway.authority import public_key_of
-from edge_server.gateway.broker_files import access_list, broker_conf
+from edge_server.gateway.broker_files import broker_conf
 from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair, key_in
 from edge_server.gateway.probe_access import faults
 from edge_server.gateway.reload import RELOAD_LOCK, broker_door, find_broker
-from edge_server.gateway.site_folder import PAIRS, SiteFolder, authorities, gateway_addresses
-from edge_server.gateway.state import FILE, SiteState, denied_accounts, locked, read_state, revoked_serials
+from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses
+from edge_server.gateway.state import FILE, SiteState, locked, read_state, revoked_serials
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError
 
@@ -145,9 +145,9 @@ def _modes(look: _Look) -> Iterator[Finding]:
 
 def _broker_files(look: _Look) -> Iterator[Finding]:
     state, site = look.state, look.site
-    conf = broker_conf(site.broker_places(), port=state.port, bind=state.bind)
+    conf = broker_conf(site.broker_places(), port=state.port, own_port=state.servers_port, bind=state.bind)
     for name, text in (
-        ("acl", access_list(state.site, denied_accounts(state), state.generation)),
+        ("acl", access_of(state)),
         ("mosquitto.conf", conf),
     ):
         if (site.path / name).read_text() == text:
@@ -173,9 +173,10 @@ def _server_file(look: _Look) -> Iterator[Finding]:
     broker, tls = config.broker, config.broker.tls
     if config.site != look.state.site:
         yield _bad("server.toml", f"is of site {config.site!r}", f'write site = "{look.state.site}"')
-    elif broker.port != look.state.port:
-        told = f"has port {broker.port}, and the broker listens at {look.state.port}"
-        yield _bad("server.toml", told, f"write port = {look.state.port} in [broker]")
+    elif broker.port != look.state.servers_port:
+        own = look.state.servers_port
+        told = f"has port {broker.port}, and the broker listens for this machine's own processes at {own}"
+        yield _bad("server.toml", told, f"write port = {own} in [broker]")
     elif tls is None or not all(Path(one).is_file() for one in (tls.ca, tls.cert, tls.key)):
         yield _bad(
             "server.toml", "has no [broker.tls] whose files are there", "see what `edge-server site init` writes"
@@ -200,7 +201,7 @@ async def _broker(look: _Look) -> list[Finding]:
     if found:
         return [_bad("broker", told, RELOAD) for told in found]
     told = f"at {place}, with the gateway's certificate; refuses strangers, the revoked, and what is not allowed"
-    others = _other_ports(pid, look.state.port)
+    others = _other_ports(pid, {look.state.port, look.state.servers_port})
     mend = "take its other listeners out of its configuration: nobody needs a certificate there"
     return [
         _good("broker", told),
@@ -208,6 +209,6 @@ async def _broker(look: _Look) -> list[Finding]:
     ]
 
 
-def _other_ports(pid: int, port: int) -> list[int]:
+def _other_ports(pid: int, ours: set[int]) -> list[int]:
     found = psutil.net_connections("tcp")
-    return sorted({one.laddr.port for one in found if one.pid == pid and one.status == psutil.CONN_LISTEN} - {port})
+    return sorted({one.laddr.port for one in found if one.pid == pid and one.status == psutil.CONN_LISTEN} - ours)
