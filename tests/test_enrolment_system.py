@@ -16,7 +16,7 @@ from device_agent.commands import join as join_command
 from device_agent.config import load
 from device_agent.identity import credentials
 from device_agent.identity.clock_floor import BoardClock
-from device_agent.measurement.link_test import find_refusal
+from device_agent.measurement.reach import find_refusal
 from edge_server import __main__ as server_command
 from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
