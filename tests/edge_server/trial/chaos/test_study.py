@@ -238,7 +238,7 @@ def test_a_kill_is_meant_for_the_site_of_its_device_or_for_the_one_that_coordina
 
 
 def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
-    """It is left alone, and the kill stays to be made."""
+    """It is left alone, and the kill stays to be made; by its next word it is one."""
 
     async def play() -> None:
         study = study_of(tmp_path, [0.0])
@@ -250,6 +250,10 @@ def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
             await study._strike(study.kills[0], marked=False)
             assert site.parts[SERVER].code is None
             assert len(study.kills) == 1
+            site.place.mkdir(exist_ok=True)
+            (site.place / f"{SERVER}.log").write_text("now DEBUG edge_server.sites.coordinate phase leading run=r\n")
+            await study._strike(study.kills[0], marked=False)
+            assert [(one.kind, one.phase) for one in study.struck] == [("coordinator", "leading")]
         finally:
             await site.parts[SERVER].close()
 
