@@ -107,7 +107,8 @@ def in_whole_steps(given: HcefTerms, tau: int, found: Control) -> Control:
     count[order] += afforded & (lost[order] > 0)
     steps = np.clip(count / tau, given.least[0], 1.0)
     sent = found.sent if given.least[1] >= 1 else sent_for(given, steps)[0]
-    return control(given, (steps, sent), found.multiplier, sweeps=found.sweeps)
+    whole = control(given, (steps, sent), found.multiplier, sweeps=found.sweeps)
+    return replace(whole, bound=found.bound, gain_per_s=found.gain_per_s)  # rounding leaves room that nobody was denied
 
 
 def sent_for(given: HcefTerms, steps: Array) -> tuple[Array, float]:
