@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix chaos compat arm resume bench fuzz trees mutants clean moved
+.PHONY: help setup demo test check fix chaos compat deb fresh arm resume bench fuzz trees mutants clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ chaos: setup ## Kill processes of a live run, 200 times, and show that nothing i
 
 compat: setup ## Show that an earlier version's runs go on here, and that it talks with this one; BEFORE=<commit>
 	@BEFORE=$(BEFORE) $(TEST) tests/compat
+
+deb: setup ## Build Debian packages of agent and server, for amd64 and arm64, into build/deb; ARCH=... for one
+	@$(BIN)/python deploy/debian/build.py $(if $(ARCH),--arch $(ARCH))
+
+fresh: setup ## Install these on a fresh Debian, learn, upgrade, purge; as root; ARCH=arm64 on an emulated board, an hour
+	@$(BIN)/python -m tests.install.check $(if $(ARCH),--arch $(ARCH))
 
 arm: setup ## Install the agent on an emulated ARM board, compare first weights, train beside it; 15 minutes, then 3
 	@sh tests/arm/board.sh

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import ModuleType
 
 from shared.errors import ConfigError, FieldFleetError, Unwritable
@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "join": "become a device of a site by a one-time token",
     "probe": "show what this board measures",
     "doctor": "say what keeps this board from measuring and training, and how to mend it",
+    "setup": "bring PyTorch or ONNX Runtime onto a board that has the agent's package",
     "calibrate": "fit this board's power model with real training; about four minutes",
     "bench-inference": "measure what a served model takes on this board: latency, throughput, joules",
     "profile": "show this board's firmware profile; plan or apply clocks and power mode",
@@ -53,20 +54,25 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands; it knows the options of those that are `loaded`, whose modules it imports."""
     parser = argparse.ArgumentParser(
         prog="device-agent",
         description="The agent of one board.",
         epilog="Exit codes: 0 done, 1 failed or found wanting, 2 something to edit, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    asked = next((one for one in arguments if one in COMMANDS), None)
     for name, summary in COMMANDS.items():
         verb = verbs.add_parser(name, help=summary, description=summary)
-        if name == asked:  # the others need not be imported for this one
+        if name in loaded:
             _module(name).add(verb)
     add_general_options(parser)
-    options = parse_all(parser, arguments)
+    return parser
+
+
+def _run(arguments: list[str]) -> int:
+    asked = [one for one in arguments if one in COMMANDS][:1]  # the others need not be imported for this one
+    options = parse_all(build_parser(asked), arguments)
     code: int = _module(options.command).run(options)
     return code
 

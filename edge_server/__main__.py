@@ -23,6 +23,7 @@ from shared import registry
 from shared.errors import ConfigError, FieldFleetError
 from shared.runtime.command_line import add_general_options, missing_extra, parse_all
 from shared.runtime.processes import keep_private
+from shared.runtime.support.command import add_arguments as add_setup_arguments
 
 EXIT_CONFIG = 2
 PLAN = "a plan's file"
@@ -52,6 +53,7 @@ COMMANDS: Mapping[str, Command] = {
     "revoke": site_command.revoke,
     "enrol": gateway_commands.enrol,
     "enrolment-service": gateway_commands.enrolment_service,
+    "setup": commands.setup,
 }
 
 RECORDING = frozenset(
@@ -62,7 +64,7 @@ RECORDING = frozenset(
 
 def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
-    options = parse_all(_parser())
+    options = parse_all(build_parser())
     if options.command in RECORDING:
         keep_private()
     try:
@@ -89,7 +91,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="edge-server",
         description="The server of one site: rounds, records, replay.",
@@ -113,13 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.plan_arguments(
         verbs.add_parser("plan", help="check a plan; the keys of plans: type, unit, default and meaning")
     )
-    chaos = verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random")
-    chaos.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
-    chaos.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")
-    chaos.add_argument("--seed", type=int, default=0, metavar="S", help="of what is killed when")
-    chaos.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
-    chaos.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
-    places.add(chaos, data=True, form=True)
+    _chaos(verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random"))
     study = verbs.add_parser("study", help="run a grid of plans in virtual time, in parallel, and compare them")
     study_command.arguments(study)
     places.add(study, data=True, form=True)
@@ -145,6 +142,16 @@ def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     site_command.arguments(verbs.add_parser("site", help="the gateway of a site: its CA, broker and files"))
     site_command.revoke_arguments(verbs.add_parser("revoke", help="shut a device out for good, at once"))
     gateway_commands.add_commands(verbs)
+    add_setup_arguments(verbs.add_parser("setup", help="bring PyTorch and CVXPY onto a gateway with our package"))
+
+
+def _chaos(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
+    parser.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is killed when")
+    parser.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
+    parser.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
+    places.add(parser, data=True, form=True)
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:

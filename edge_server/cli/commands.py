@@ -205,6 +205,13 @@ def models(options: argparse.Namespace) -> int:
     return show_models(options)
 
 
+def setup(options: argparse.Namespace) -> int:
+    """Bring what a server needs beside its package."""
+    from shared.runtime.support.command import set_up  # noqa: PLC0415
+
+    return set_up("server", options, lambda line: write_text(sys.stdout, line))
+
+
 def chaos(options: argparse.Namespace) -> int:
     """Run a plan live on this machine, kill its processes at random, compare with an undisturbed run."""
     with loading():

@@ -1,6 +1,7 @@
 #!/bin/sh
 # An emulated 64-bit ARM board below build/arm: Debian 12, and the agent installed from this checkout's wheel.
 #
+#   board.sh root          make the Debian alone
 #   board.sh               make what is missing of it, and install the agent anew: ten minutes at first, then one
 #   board.sh run CMD...    run a command there; build/arm/site has the same path on both sides, loopback is this machine's
 #
@@ -109,6 +110,10 @@ if [ "${1:-}" = run ]; then
 fi
 [ -x .venv/bin/python ] || die "no environment yet: make setup"
 get_tools
+if [ "${1:-}" = root ]; then
+    make_root
+    exit
+fi
 get_wheels
 make_root
 install_agent

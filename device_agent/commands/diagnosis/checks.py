@@ -12,7 +12,9 @@ from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.probes.throttle import NOW_FLAG, UNDERVOLTAGE_FLAG
 from device_agent.profile.schema import Permissions, Profile
+from shared.errors import ConfigError
 from shared.protocol.measurements import Absent
+from shared.runtime.support.table import SupportTable, System, find_row
 from shared.transport.base import Broker
 
 MIB = 1 << 20
@@ -43,9 +45,16 @@ SOURCE_REMEDIES: Mapping[str, str] = {
 
 SIGILL_CURES: Mapping[str, str] = {
     "torch": "install another release and run doctor again: on CPUs of ARMv8.0 2.4.0, 2.6.0 and 2.10.0 are known to "
-    "die, 2.3.1 to run, and 2.11 to be mended (take it from an index of CPU wheels: the usual one brings CUDA)",
+    "die, 2.3.1 to run, 2.5.1 to train where such a CPU is emulated, and 2.11 to be mended (take it from an index of "
+    "CPU wheels: the usual one brings CUDA)",
     "onnxruntime": "`pip install 'onnxruntime<1.21'` and run doctor again: 1.21.0 is known to die on CPUs of ARMv8.0",
 }
+
+PIP_BOUNDS: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("torch", "aarch64"): ("<2.11", "==2.5.1"),
+    ("onnxruntime", "aarch64"): ("", "<1.21"),
+}
+"""What pip is to be told of a library: later ones bring CUDA along; and where the CPU lacks what later ones want."""
 
 BROKER_CURES: Mapping[tuple[str, ...], str] = {
     ("connection refused",): "nothing listens there: start the broker, or correct host and port of [broker]",
@@ -207,7 +216,19 @@ def describe_grant(permissions: Permissions, user: str, groups: Collection[str])
     return "; ".join(lines) or f"let {user} read it: run as a member of the file's group"
 
 
-def check_library(verdict: Verdict, lacking: str, machine: str, *, is_needed: bool) -> Check:
+def check_system(table: SupportTable, system: System) -> Check:
+    """Check that this kind of system is one of the table by which `setup` chooses what trains and serves."""
+    try:
+        row = find_row(table, system)
+    except ConfigError as error:
+        problem, _, remedy = str(error).partition("; ")
+        return Check(name="system", state="warn", finding=problem, remedy=remedy)
+    if row.refused:
+        return Check(name="system", state="bad", finding=row.systems, remedy=row.refused)
+    return Check(name="system", state="ok", finding=f"{row.systems}; tested {row.tested}", remedy=row.note)
+
+
+def check_library(verdict: Verdict, lacking: str, machine: str, *, is_needed: bool, is_packaged: bool = False) -> Check:
     """Check that a library runs.
 
     Args:
@@ -215,6 +236,7 @@ def check_library(verdict: Verdict, lacking: str, machine: str, *, is_needed: bo
         lacking: Instruction set that it wants and this CPU does not have; empty for none.
         machine: As `uname -m` prints it.
         is_needed: Whether the board is of no use without it.
+        is_packaged: Whether this is the agent of a Debian package.
     """
     name, state = verdict.library, verdict.state
     finding = f"{verdict.version} {verdict.finding}".strip()
@@ -223,16 +245,20 @@ def check_library(verdict: Verdict, lacking: str, machine: str, *, is_needed: bo
     if lacking:
         finding += f"; this CPU has no {lacking}"
     return Check(
-        name=name, state="bad" if is_needed else "warn", finding=finding, remedy=_suggest_cure(verdict, machine)
+        name=name,
+        state="bad" if is_needed else "warn",
+        finding=finding,
+        remedy=_suggest_cure(verdict, machine, lacking, is_packaged=is_packaged),
     )
 
 
-def _suggest_cure(verdict: Verdict, machine: str) -> str:
+def _suggest_cure(verdict: Verdict, machine: str, lacking: str, *, is_packaged: bool) -> str:
     library = verdict.library
     match verdict.state:
         case "missing":
-            bound = "<2.11" if library == "torch" and machine == "aarch64" else ""  # from then on it brings CUDA along
-            return f"`pip install '{library}{bound}'` into this environment"
+            bound = PIP_BOUNDS.get((library, machine), ("", ""))[bool(lacking)]
+            by_pip = f"`pip install '{library}{bound}'` into this environment"
+            return f"`sudo device-agent setup {'train' if library == 'torch' else 'infer'}`" if is_packaged else by_pip
         case "sigill":
             return SIGILL_CURES.get(library, "install an older release")
         case "out_of_memory":

@@ -32,6 +32,8 @@ from shared.errors import ConfigError, CorruptFile, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
 from shared.runtime.clock import monotonic
+from shared.runtime.support.install import is_packaged
+from shared.runtime.support.table import read_table, this_system
 
 SMOKE_TEST_S = 180.0
 
@@ -69,6 +71,7 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
         profile: Of this board.
         smoke_s: Seconds that a library's smoke test may take.
     """
+    yield checks.check_system(read_table(), this_system())
     yield checks.check_clock(is_kept_right())
     limit = config.trainer.memory_mb * checks.MIB if config else 0
     yield checks.check_memory(_ask_probe(memory.read, LIVE_ROOT, profile), limit)
@@ -79,7 +82,8 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
         if config:
             runtime.store_verdict(Path(config.state_dir), verdict)
         lacking = runtime.find_missing_isa(LIVE_ROOT, library, profile)
-        yield checks.check_library(verdict, lacking, platform.machine(), is_needed=_is_needed(library, config))
+        is_needed = _is_needed(library, config)
+        yield checks.check_library(verdict, lacking, platform.machine(), is_needed=is_needed, is_packaged=is_packaged())
 
 
 def _is_needed(library: str, config: AgentConfig | None) -> bool:

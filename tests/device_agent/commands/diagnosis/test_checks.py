@@ -9,6 +9,7 @@ from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Match, Permissions, Profile
 from shared.protocol.measurements import Absent, Reading
+from shared.runtime.support.table import System, read_table
 from shared.transport.base import Broker
 from tests.machine import profile
 
@@ -132,9 +133,9 @@ def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profi
     ("library", "verdict", "machine", "state", "cure"),
     [
         ("torch", "usable", "aarch64", "ok", ""),
-        ("torch", "missing", "aarch64", "bad", "pip install 'torch<2.11'"),
+        ("torch", "missing", "aarch64", "bad", "pip install 'torch==2.5.1'"),
         ("torch", "missing", "x86_64", "bad", "pip install 'torch'"),
-        ("onnxruntime", "missing", "aarch64", "warn", "pip install 'onnxruntime'"),
+        ("onnxruntime", "missing", "aarch64", "warn", "pip install 'onnxruntime<1.21'"),
         ("torch", "sigill", "aarch64", "bad", "2.10.0 are known to die"),
         ("onnxruntime", "sigill", "aarch64", "warn", "onnxruntime<1.21"),
         ("torch", "out_of_memory", "aarch64", "bad", "swap"),
@@ -148,6 +149,36 @@ def test_each_verdict_on_a_library_has_its_cure(library, verdict, machine, state
     assert (check.name, check.state) == (library, state)
     assert cure in check.remedy
     assert ("no atomics" in check.finding) == (state != "ok")
+
+
+@pytest.mark.parametrize(("library", "cure"), [("torch", "torch<2.11"), ("onnxruntime", "onnxruntime")])
+def test_what_is_missing_on_a_cpu_that_lacks_nothing_is_a_newer_one(library, cure) -> None:
+    told = Verdict(library=library, state="missing", version="", finding="not installed")
+    check = doctor.check_library(told, "", "aarch64", is_needed=True)
+    assert check.remedy == f"`pip install '{cure}'` into this environment"
+
+
+@pytest.mark.parametrize(("library", "purpose"), [("torch", "train"), ("onnxruntime", "infer")])
+def test_the_agent_of_a_package_is_told_of_setup(library, purpose) -> None:
+    told = Verdict(library=library, state="missing", version="", finding="not installed")
+    check = doctor.check_library(told, "", "aarch64", is_needed=True, is_packaged=True)
+    assert check.remedy == f"`sudo device-agent setup {purpose}`"
+
+
+@pytest.mark.parametrize(
+    ("system", "state", "words"),
+    [
+        (System("aarch64", "3.11"), "ok", "Raspberry Pi 5"),
+        (System("aarch64", "3.11", lacks="atomics"), "ok", "Raspberry Pi 3, 4"),
+        (System("armv7l", "3.11"), "bad", "32-bit"),
+        (System("aarch64", "3.9"), "warn", "nothing is known"),
+    ],
+)
+def test_the_system_is_one_of_the_table(system, state, words) -> None:
+    check = doctor.check_system(read_table(), system)
+    assert (check.name, check.state) == ("system", state)
+    assert words in check.finding
+    assert check.remedy
 
 
 def test_a_container_that_hides_the_cpus_is_told() -> None:

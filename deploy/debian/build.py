@@ -1,0 +1,303 @@
+"""Build Debian packages of agent and server: all Python of theirs below /opt, for this or another processor.
+
+    build.py --out DIR [--arch amd64|arm64] [--release 12|13] [--only agent|server] [--version X]
+
+Each is an environment of its own, as `python3 -m venv` would make it, filled by pip for the named platform; nothing is
+compiled. The same commit gives the same bytes, wherever pip brings the same wheels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PYTHONS = {"12": "3.11", "13": "3.13"}
+"""Python of Debian, and of Raspberry Pi OS, by release: wheels with C inside belong to one."""
+
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+TAGS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
+"""Wheels that the C library of Debian 12, 2.36, can load."""
+
+LIGHT = ("cffi", "cryptography", "msgspec", "paho-mqtt", "psutil", "pycparser", "xxhash")
+"""What `dependencies` of pyproject.toml comes to; tests/deploy compares. Versions are those of constraints.txt."""
+
+MAINTAINER = f"{os.environ.get('DEBFULLNAME', 'who built it')} <{os.environ.get('DEBEMAIL', 'fieldfleet@localhost')}>"
+"""As Debian's own tools are told it."""
+
+TABLES = ("markdown-it-py", "mdurl", "pygments", "rich")
+
+
+@dataclass(frozen=True)
+class Package:
+    """One of the packages.
+
+    Attributes:
+        name: As Debian knows it.
+        command: That it brings.
+        others: Packages of our distribution that it does not need.
+        wheels: What it brings along.
+        home: Of its versions.
+        user: As which its service runs.
+        config: What the operator wrote, which goes with a purge alone.
+        groups: Those that read sensors, which the user joins.
+    """
+
+    name: str
+    command: str
+    others: tuple[str, ...]
+    wheels: tuple[str, ...]
+    home: str
+    user: str
+    config: str
+    groups: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where its control files are."""
+        return HERE / self.name.removeprefix("fieldfleet-")
+
+
+AGENT = Package(
+    *("fieldfleet-agent", "device-agent", ("edge_server",), LIGHT),
+    *("/opt/fieldfleet", "fieldfleet", "/etc/fieldfleet/agent.toml", "video powercap"),
+)
+SERVER = Package(
+    *("fieldfleet-server", "edge-server", (), LIGHT + TABLES),
+    *("/opt/fieldfleet-server", "fieldfleet-server", "/etc/fieldfleet/site"),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a package is built for.
+
+    Attributes:
+        arch: As Debian names the processor.
+        release: Of Debian.
+        version: Of ours.
+        epoch: Seconds since 1970 that every file in it carries.
+    """
+
+    arch: str
+    release: str
+    version: str
+    epoch: int
+
+    @property
+    def python(self) -> str:
+        """The interpreter's version."""
+        return PYTHONS[self.release]
+
+    @property
+    def full_version(self) -> str:
+        """Of the package: a later Debian's sorts higher, so that an upgrade of the system brings it."""
+        return f"{self.version}+deb{self.release}"
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """Run a command; return what it printed, or end with what it said."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, cwd=cwd, env=environment
+    )
+    if done.returncode:
+        sys.exit(f"build.py: {' '.join(map(str, command))}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def make_wheel(folder: Path, version: str) -> Path:
+    """Return a wheel of this checkout, told another version where one is wanted."""
+    source = folder / "source"
+    kept = ("shared", "device_agent", "edge_server", "firmware_profiles")
+    for name in kept:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    project = (ROOT / "pyproject.toml").read_text()
+    (source / "pyproject.toml").write_text(re.sub(r'(?m)^version = ".*"', f'version = "{version}"', project, count=1))
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder / "wheel", source)
+    [wheel] = (folder / "wheel").glob("fieldfleet-*.whl")
+    return wheel
+
+
+def fill(library: Path, package: Package, target: Target, wheel: Path) -> None:
+    """Unpack a package's wheels for its platform into its library folder, and leave out what no board runs."""
+    platforms = [f"--platform={tag}_{MACHINES[target.arch]}" for tag in TAGS]
+    usual = ("--quiet", "--no-deps", "--no-compile", "--only-binary=:all:", f"--target={library}")
+    version = f"--python-version={target.python}"
+    pins = ("-c", ROOT / "constraints.txt")
+    run(sys.executable, "-m", "pip", "install", *usual, *platforms, version, *pins, wheel, *package.wheels)
+    for name in ("bin", "psutil/tests", *package.others):
+        shutil.rmtree(library / name, ignore_errors=True)
+    for path in library.rglob("*"):
+        if path.name in ("direct_url.json", "REQUESTED") or path.suffix in (".pyi", ".c", ".h"):
+            path.unlink()
+    for path in library.rglob("*.so"):
+        path.chmod(0o644)
+
+
+def make_environment(home: Path, target: Target) -> Path:
+    """Make what `python3 -m venv --without-pip` would for the target's Python; return its library folder."""
+    python = f"python{target.python}"
+    library = home / "lib" / python / "site-packages"
+    library.mkdir(parents=True)
+    (home / "bin").mkdir()
+    (home / "bin" / "python3").symlink_to(f"/usr/bin/{python}")
+    told = {"home": "/usr/bin", "include-system-site-packages": "false", "version": target.python}
+    (home / "pyvenv.cfg").write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+    return library
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def write_gzip(path: Path, text: str) -> None:
+    """Write a file as Debian wants pages and changelogs: packed, without the time of packing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def lay_files(root: Path, package: Package, target: Target) -> None:
+    """Lay all but Python: launcher, units, rules, pages, completion, examples."""
+    share, doc = root / "usr/share", root / "usr/share/doc" / package.name
+    module = package.command.replace("-", "_")
+    launcher = (HERE / "launcher.sh").read_text().replace("@HOME@", package.home).replace("@MODULE@", module)
+    write(root / "usr/bin" / package.command, launcher, 0o755)
+    for source, place in laid_of(package).items():
+        write(root / place, (ROOT / "deploy" / source).read_text())
+    day = datetime.fromtimestamp(target.epoch, UTC)
+    pages = [sys.executable, HERE / "pages.py"]
+    page = run(*pages, "man", package.command, target.version, f"{day:%Y%m%d}")
+    write_gzip(share / "man/man1" / f"{package.command}.1.gz", page)
+    write(share / "bash-completion/completions" / package.command, run(*pages, "completion", package.command))
+    write(share / "lintian/overrides" / package.name, (package.folder / "lintian-overrides").read_text())
+    write(doc / "copyright", (HERE / "copyright").read_text())
+    heading = f"{package.name} ({target.full_version}) bookworm; urgency=medium"
+    closing = f" -- {MAINTAINER}  {day:%a, %d %b %Y %H:%M:%S} +0000"
+    changes = f"{heading}\n\n  * See CHANGELOG.md of this version, which lies beside this file.\n\n{closing}\n"
+    write_gzip(doc / "changelog.gz", changes)
+    write_gzip(doc / "CHANGELOG.md.gz", (ROOT / "CHANGELOG.md").read_text())
+
+
+def laid_of(package: Package) -> dict[str, str]:
+    """Return which file of `deploy` a package lays where."""
+    units, doc = "lib/systemd/system", f"usr/share/doc/{package.name}/examples"
+    if package is AGENT:
+        return {
+            "systemd/fieldfleet-agent.service": f"{units}/fieldfleet-agent.service",
+            "systemd/gpu.conf": f"{doc}/gpu.conf",
+            "udev/60-fieldfleet.rules": "lib/udev/rules.d/60-fieldfleet.rules",
+            "udev/fieldfleet.conf": "usr/lib/tmpfiles.d/fieldfleet-agent.conf",
+            "gateway/agent.toml": f"{doc}/agent.toml",
+        }
+    return {
+        "systemd/fieldfleet-server.service": f"{units}/fieldfleet-server.service",
+        "systemd/mosquitto.conf": f"{units}/mosquitto.service.d/fieldfleet.conf",
+        "gateway/server.toml": f"{doc}/server.toml",
+        "gateway/trial.toml": f"{doc}/trial.toml",
+        "gateway/mosquitto.conf": f"{doc}/mosquitto.conf",
+    }
+
+
+def write_control(root: Path, package: Package, target: Target) -> None:
+    """Write what dpkg is told of the package."""
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    size = sum(-(-path.stat().st_size // 1024) for path in files) + sum(1 for path in root.rglob("*") if path.is_dir())
+    major, minor = map(int, target.python.split("."))
+    words = {
+        "VERSION": target.full_version,
+        "MAINTAINER": MAINTAINER,
+        "ARCH": target.arch,
+        "SIZE": str(size),
+        "HOME": f"{package.home}/{target.version}",
+        "VERSIONS": package.home,
+        "SERVICE": package.name,
+        "USER": package.user,
+        "STATE": f"/var/lib/{package.user}",
+        "CONFIG": package.config,
+        "GROUPS": package.groups,
+        "PYTHON": target.python,
+        "NEXT": f"{major}.{minor + 1}",
+    }
+    sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n" for path in files)  # noqa: S324
+    for name in ("control", "postinst", "prerm", "postrm"):
+        text = (package.folder / name if name == "control" else HERE / name).read_text()
+        for word, value in words.items():
+            text = text.replace(f"@{word}@", value)
+        write(root / "DEBIAN" / name, text, 0o644 if name == "control" else 0o755)
+    write(root / "DEBIAN" / "md5sums", sums)
+
+
+def build(package: Package, target: Target, wheel: Path, out: Path) -> Path:
+    """Build one package; return its file.
+
+    Args:
+        package: Which.
+        target: What for.
+        wheel: Of our distribution.
+        out: Folder of the file.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) / "root"
+        home = root / package.home.lstrip("/") / target.version
+        library = make_environment(home, target)
+        fill(library, package, target, wheel)
+        (library / "_setup.pth").write_text(
+            f"{package.home}/extras/current\n"
+        )  # what `setup` brings; need not be there
+        (home.parent / "current").symlink_to(target.version)
+        lay_files(root, package, target)
+        (root / "etc/fieldfleet").mkdir(parents=True)
+        write_control(root, package, target)
+        for path in root.rglob("*"):
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o755)
+            os.utime(path, (target.epoch, target.epoch), follow_symlinks=False)
+        root.chmod(0o755)
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / f"{package.name}_{target.full_version}_{target.arch}.deb"
+        os.environ["SOURCE_DATE_EPOCH"] = str(target.epoch)
+        run("dpkg-deb", "--root-owner-group", "-Zxz", "-z9", "--build", root, file)
+    return file
+
+
+def main() -> None:
+    """Build what is asked for, and say what it takes."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "deb")
+    parser.add_argument("--arch", choices=MACHINES, action="append")
+    parser.add_argument("--release", choices=PYTHONS, default="12", help="of Debian; default: %(default)s")
+    parser.add_argument("--only", choices=("agent", "server"))
+    parser.add_argument("--version", default=version, help="to show upgrades; default: %(default)s")
+    options = parser.parse_args()
+    epoch = int(run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip())
+    with tempfile.TemporaryDirectory() as scratch:
+        wheel = make_wheel(Path(scratch), options.version)
+        for arch in options.arch or MACHINES:
+            for package in (AGENT, SERVER):
+                if options.only in (None, package.folder.name):
+                    target = Target(arch, options.release, options.version, epoch)
+                    file = build(package, target, wheel, options.out)
+                    sys.stdout.write(f"{file}: {file.stat().st_size / 1e6:.2f} MB\n")
+
+
+if __name__ == "__main__":
+    main()

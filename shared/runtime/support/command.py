@@ -1,0 +1,108 @@
+"""What the `setup` commands of both sides do: say what fits this system, check it, bring it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared.errors import ConfigError
+from shared.runtime.support.fetch import Say
+from shared.runtime.support.install import WHEELS, find_extras, install, is_current, name_of, require_disk
+from shared.runtime.support.table import (
+    WANTED,
+    Choice,
+    Purpose,
+    choose,
+    read_sets,
+    read_table,
+    require_memory,
+    this_system,
+)
+
+TORCH_INDEX = "FIELDFLEET_TORCH_INDEX"
+PIP_WHEELS = Path("/usr/share/python-wheels")
+"""Where Debian's python3-pip-whl puts pip, which is asked for its index alone."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare where the files come from, and what else both sides are told."""
+    help_ = "a folder with the files, so that nothing is downloaded that is there; repeat for more"
+    parser.add_argument("--from", dest="folders", type=Path, action="append", default=[], metavar="DIR", help=help_)
+    help_ = f"address of an index that pip could use; default: pip's own; {TORCH_INDEX} names one more, for torch"
+    parser.add_argument("--index", action="append", default=[], metavar="URL", help=help_)
+    parser.add_argument("--list", action="store_true", help="print the files' names and SHA-256, and do nothing")
+    parser.add_argument("--anyway", action="store_true", help="even where memory is too little")
+
+
+def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> int:
+    """Bring what this system needs for a purpose; return the exit code.
+
+    Args:
+        purpose: What for.
+        options: As `add_arguments` declared them.
+        say: Is told what is done.
+
+    Raises:
+        ConfigError: This system is not supported, has too little memory or disk, or the files are not to be had.
+        Unreachable: An index does not answer.
+    """
+    choice = choose(read_table(), read_sets(), this_system(), purpose)
+    if options.list:
+        for one in choice.wheels:
+            say(f"{one.sha256}  {one.file}")
+        return 0
+    extras, name = find_extras(), name_of(choice, purpose)
+    say(f"{choice.row.systems}: {WANTED[purpose]}, {len(choice.wheels)} files, {choice.bytes / 1e6:.0f} MB")
+    if choice.row.note:
+        say(choice.row.note)
+    if is_current(extras, name) or (purpose == "infer" and _serves_too(extras)):
+        say("already there")
+        return 0
+    if not options.anyway:
+        require_memory(purpose)
+    require_disk(extras, choice, downloads=not options.folders)
+    os.umask(0o022)  # what is brought is for the service's user to read
+    install(choice, purpose, extras, list(_sources(options, choice, extras)), say)
+    say(f"{WANTED[purpose]}: in place; a running service takes it up when it is restarted")
+    return 0
+
+
+def _serves_too(extras: Path) -> bool:
+    """Return whether what trains, which serves as well, is there already."""
+    choice = choose(read_table(), read_sets(), this_system(), "train")
+    return is_current(extras, name_of(choice, "train"))
+
+
+def _sources(options: argparse.Namespace, choice: Choice, extras: Path) -> Iterator[str]:
+    yield str(extras / WHEELS)  # what came before; half files go on
+    yield from map(str, options.folders)
+    yield from options.index
+    if elsewhere := os.environ.get(TORCH_INDEX, ""):
+        yield elsewhere
+    if options.folders and not options.index:
+        return  # nobody who names a folder alone waits for a network that is not there
+    if choice.row.elsewhere and not options.index and not elsewhere:
+        raise ConfigError(f"{choice.row.note}: --index, {TORCH_INDEX} or --from")
+    if usual := find_usual_index():
+        yield usual
+
+
+def find_usual_index() -> str:
+    """Return the address of the index that pip would use here; empty where there is no pip to ask."""
+    places = [str(one) for one in sorted(PIP_WHEELS.glob("pip-*.whl"))]
+    sys.path += places
+    try:
+        configuration = importlib.import_module("pip._internal.configuration").Configuration(isolated=False)
+        configuration.load()
+        told = dict(configuration.items())
+        usual = importlib.import_module("pip._internal.models.index").PyPI.simple_url
+        return str(told.get(":env:.index-url") or told.get("global.index-url") or usual)
+    except (ImportError, AttributeError):
+        return ""
+    finally:
+        for place in places:
+            sys.path.remove(place)

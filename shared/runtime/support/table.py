@@ -1,0 +1,233 @@
+"""Choose the wheels for a system: the table, the system's facts, and the row that fits. Pure but for `this_system`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from shared.errors import ConfigError
+
+HERE = Path(__file__).parent
+Purpose: TypeAlias = Literal["train", "infer", "server"]
+
+WANTED = {"train": "PyTorch and ONNX Runtime", "infer": "ONNX Runtime", "server": "PyTorch, CVXPY and ONNX"}
+LEAST_MEMORY_MB = {"train": 900, "infer": 350, "server": 1500}
+"""Of the whole system: importing torch takes 250 MB, and a step of a small network as much again."""
+
+MIB = 1 << 20
+IS_64_BIT = sys.maxsize > 1 << 32
+
+
+class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of an index.
+
+    Attributes:
+        name: Of its distribution.
+        file: Its name.
+        bytes: Its size.
+        unpacked: Bytes that its content takes.
+        sha256: Of the file, hexadecimal.
+    """
+
+    name: str
+    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\.whl$")]
+    bytes: int
+    unpacked: int
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+    @property
+    def version(self) -> str:
+        """Its distribution's version."""
+        return self.file.split("-")[1]
+
+
+class WheelSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The wheels for one machine and Python, and the names of those that each purpose takes."""
+
+    wheels: tuple[Wheel, ...]
+    train: frozenset[str] = frozenset()
+    infer: frozenset[str] = frozenset()
+    server: frozenset[str] = frozenset()
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of system.
+
+    Attributes:
+        systems: For people.
+        machine: As `uname -m` prints it.
+        python: Its version; empty for any.
+        l4t: Major version of Jetson's system; 0 for what is no Jetson.
+        lacks: What its processor does not have: `atomics` for those of ARMv8.0.
+        wheels: The set that fits; empty where none does.
+        refused: Why none does, and what to do.
+        elsewhere: Names whose file the usual index does not have.
+        note: What else is to be known.
+        tested: How it was tried.
+    """
+
+    systems: str
+    machine: tuple[str, ...]
+    python: str = ""
+    l4t: int = 0
+    lacks: str = ""
+    wheels: str = ""
+    refused: str = ""
+    elsewhere: tuple[str, ...] = ()
+    note: str = ""
+    tested: Literal["real", "emulated", "recorded", "not yet"] = "not yet"
+
+
+class SupportTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All kinds of systems, of which the first that fits counts."""
+
+    row: tuple[Row, ...]
+
+
+class WheelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All sets by name."""
+
+    sets: dict[str, WheelSet]
+
+
+@dataclass(frozen=True)
+class System:
+    """What decides which wheels fit.
+
+    Attributes:
+        machine: As `uname -m` prints it; of a 32-bit Python on a 64-bit kernel that of its own word.
+        python: Such as 3.11.
+        l4t: Major version of Jetson's system; 0 for what is no Jetson.
+        lacks: `atomics` on a 64-bit ARM whose processor does not have these instructions.
+    """
+
+    machine: str
+    python: str
+    l4t: int = 0
+    lacks: str = ""
+
+    def fits(self, row: Row) -> bool:
+        """Return whether a row is of this kind of system, whatever its Python."""
+        return self.machine in row.machine and row.l4t == self.l4t and row.lacks in ("", self.lacks)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a system is given.
+
+    Attributes:
+        row: Why.
+        wheels: The files, the largest last.
+    """
+
+    row: Row
+    wheels: tuple[Wheel, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(one.bytes for one in self.wheels)
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes of all that they hold."""
+        return sum(one.unpacked for one in self.wheels)
+
+
+def read_table() -> SupportTable:
+    """Return the table of this version."""
+    return msgspec.toml.decode((HERE / "table.toml").read_bytes(), type=SupportTable)
+
+
+def read_sets() -> dict[str, WheelSet]:
+    """Return the sets of wheels of this version."""
+    return msgspec.toml.decode((HERE / "wheels.toml").read_bytes(), type=WheelFile).sets
+
+
+def this_system(root: Path = Path("/")) -> System:
+    """Return what this process runs on; below another root, what its files say of a Jetson."""
+    machine = platform.machine()
+    if machine == "aarch64" and not IS_64_BIT:
+        machine = "armv8l"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return System(machine, python, read_l4t(root), read_lack(root) if machine == "aarch64" else "")
+
+
+def read_lack(root: Path) -> str:
+    """Return `atomics` where a CPU of the board has none, of which libraries die by SIGILL; empty where all have."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return ""
+    told = re.findall(r"^Features\s*:(.*)$", text, re.MULTILINE)
+    return "" if all("atomics" in line.split() for line in told) else "atomics"
+
+
+def read_l4t(root: Path) -> int:
+    """Return the major version of Jetson's system, by `# R36 (release), REVISION: ...`; 0 where it is none."""
+    try:
+        text = (root / "etc/nv_tegra_release").read_text(errors="replace")
+    except OSError:
+        return 0
+    found = re.match(r"# R(\d+) ", text)
+    return int(found[1]) if found else 0
+
+
+def find_row(table: SupportTable, system: System) -> Row:
+    """Return the row of a system.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    for row in table.row:
+        if system.fits(row) and row.python in ("", system.python):
+            return row
+    pythons = sorted({row.python for row in table.row if system.fits(row)} - {""})
+    kind = f"{system.machine} with Python {system.python}" + (f" and L4T {system.l4t}" if system.l4t else "")
+    remedy = f"use Python {' or '.join(pythons)}" if pythons else "use a system of deploy/SUPPORT.md"
+    raise ConfigError(f"nothing is known to run on {kind}; {remedy}")
+
+
+def choose(table: SupportTable, sets: dict[str, WheelSet], system: System, purpose: Purpose) -> Choice:
+    """Return the wheels that a system takes for a purpose.
+
+    Args:
+        table: Of all kinds of systems.
+        sets: Of wheels, by name.
+        system: The system.
+        purpose: What for.
+
+    Raises:
+        ConfigError: None fit, and why.
+    """
+    row = find_row(table, system)
+    if row.refused:
+        raise ConfigError(f"{row.systems}: {row.refused}")
+    chosen = sets[row.wheels]
+    names: frozenset[str] = getattr(chosen, purpose)
+    return Choice(row, tuple(sorted((one for one in chosen.wheels if one.name in names), key=lambda one: one.bytes)))
+
+
+def require_memory(purpose: Purpose, total_bytes: int | None = None) -> None:
+    """Refuse a system that would be killed for want of memory; `total_bytes` is its own where it is None.
+
+    Raises:
+        ConfigError: It has too little.
+    """
+    if total_bytes is None:
+        total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    least = LEAST_MEMORY_MB[purpose]
+    if total_bytes < least * MIB:
+        other = "`device-agent setup infer` fits a board of 512 MB; " if purpose == "train" else ""
+        raise ConfigError(
+            f"{WANTED[purpose]} want {least} MB of memory and this system has {total_bytes // MIB}; "
+            f"{other}--anyway tries all the same"
+        )

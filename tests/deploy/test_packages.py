@@ -1,0 +1,123 @@
+"""What goes into the Debian packages, as far as it is known before they are built; `make fresh` installs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess  # noqa: TID251 - shells read the scripts
+import sys
+from importlib import import_module
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+from device_agent.__main__ import COMMANDS as AGENT_COMMANDS
+from edge_server.__main__ import COMMANDS as SERVER_COMMANDS
+
+ROOT = Path(__file__).parents[2]
+DEBIAN = ROOT / "deploy" / "debian"
+COMMANDS = {"device-agent": AGENT_COMMANDS, "edge-server": SERVER_COMMANDS}
+
+
+@pytest.fixture(scope="module")
+def build():
+    return load("build")
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return load("pages")
+
+
+def load(name: str):
+    """Return a script of deploy/debian as a module."""
+    sys.path.insert(0, str(DEBIAN))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(str(DEBIAN))
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needed(name: str) -> set[str]:
+    """Return what a distribution needs on Linux with Python 3.11, and what that needs."""
+    found = set()
+    for line in requires(name) or []:
+        need, _, marker = line.partition(";")
+        if not re.search(r"extra|win32|Windows|python_version *<|platform_python_implementation *== *.PyPy", marker):
+            one = plain(re.split(r"[ <>=!~\[(]", need.strip())[0])
+            found |= {one} | needed(one)
+    return found
+
+
+def test_the_packages_bring_along_just_what_the_light_part_needs(build):
+    import tomllib  # noqa: PLC0415
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {plain(re.split(r"[><=]", line)[0]) for line in project["dependencies"]}
+    assert set(build.LIGHT) == named.union(*map(needed, named)) - {"typing-extensions"}
+    assert set(build.TABLES) == {"rich"} | needed("rich")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_manual_tells_of_every_command_and_option(pages, command):
+    page = pages.man(command, "1.2.3", "20261123")
+    told = page.replace("\\-", "-")
+    assert page.startswith(f'.TH {command.upper()} 1 "2026-11-23" "fieldfleet 1.2.3"')
+    for verb in COMMANDS[command]:
+        assert f".SS {command} {verb}\n" in told
+    assert "--config FILE" in told
+    for line in page.splitlines():
+        assert not re.match(r"'|\.(?!TH|SH|SS|TP|B|BR|I|nh|ad|\b)", line), f"no request of troff: {line}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bash_completes_verbs_and_options_and_leaves_files_to_itself(pages, command, tmp_path):
+    script = tmp_path / "completion"
+    script.write_text(pages.completion(command))
+    name = f"_{command.replace('-', '_')}"
+
+    def complete(*words: str) -> set[str]:
+        asked = f"source {script}; COMP_WORDS=({command} {' '.join(words)}); COMP_CWORD={len(words)}; {name}"
+        told = f'{asked}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", told], capture_output=True, text=True, check=True)  # noqa: S603, S607
+        return set(done.stdout.split())
+
+    assert complete('""') >= set(COMMANDS[command])
+    assert complete("ru") == {verb for verb in COMMANDS[command] if verb.startswith("ru")}
+    assert complete("run", "--con") == {"--config"}
+    assert complete("-v", "run", "--config", "x", "--ver") == {"--verbose"}
+    assert complete("run", "--config", "agent") == set()
+    if command == "edge-server":
+        assert complete("rollout", "sta") == {"start", "status"}
+        assert "--canary" in complete("rollout", "start", "x", "--c")
+
+
+@pytest.mark.parametrize("side", ["AGENT", "SERVER"])
+def test_maintainer_scripts_are_whole_and_shells_take_them(build, side, tmp_path):
+    package, target = getattr(build, side), build.Target("arm64", "12", "1.2.3", 0)
+    (tmp_path / "opt").mkdir()
+    build.write_control(tmp_path, package, target)
+    for name in ("postinst", "prerm", "postrm"):
+        script = tmp_path / "DEBIAN" / name
+        assert "@" not in script.read_text().replace('"$@"', "")
+        subprocess.run(["sh", "-n", str(script)], check=True)  # noqa: S603, S607
+    control = (tmp_path / "DEBIAN/control").read_text()
+    assert "Version: 1.2.3+deb12\nArchitecture: arm64\n" in control
+    assert "python3 (>= 3.11~), python3 (<< 3.12~)" in control
+    assert (tmp_path / "DEBIAN/postrm").read_text().count(f"rm -rf /var/lib/{package.user} {package.home}") == 1
+
+
+@pytest.mark.parametrize("side", ["AGENT", "SERVER"])
+def test_what_a_package_lays_is_there_and_its_unit_runs_its_command(build, side):
+    package = getattr(build, side)
+    laid = build.laid_of(package)
+    for source in laid:
+        assert (ROOT / "deploy" / source).is_file()
+    unit = (ROOT / "deploy/systemd" / f"{package.name}.service").read_text()
+    assert f"ExecStart=/usr/bin/{package.command} run --config /etc/fieldfleet/" in unit
+    assert f"User={package.user}\n" in unit
+    assert f"StateDirectory={package.user}\n" in unit

@@ -1,0 +1,153 @@
+"""Fresh systems to install packages on: a cached Debian of each processor, and a throw-away layer over it.
+
+Needs root, debootstrap, overlayfs, and for arm64 qemu-user-static and proot. All mounts are in a name space of this
+process alone, so that they go with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree, which
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "install"
+NEEDED = "python3,adduser,ca-certificates,init-system-helpers"
+ENVIRONMENT = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+UNTOLD = ("/var/lib/dpkg/", "/var/lib/apt/", "/var/cache/", "/var/log/", "/proc/", "/sys/", "/dev/", "/share/", "/run/")
+"""Where dpkg and apt keep their own books, and what is not of the system."""
+
+CPU, CPUINFO = "cortex-a72", "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\n"
+"""Of a Raspberry Pi 4, which has no atomic instructions."""
+
+BOOKS = ("/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-")
+
+
+def in_own_mounts() -> None:
+    """Start this program anew in a name space of mounts of its own, unless that is where it is."""
+    if os.environ.get("FIELDFLEET_MOUNTS") != "own":
+        os.environ["FIELDFLEET_MOUNTS"] = "own"
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-m", "tests.install.check", *sys.argv[1:]])
+
+
+def make_base(arch: str) -> Path:
+    """Return the cached system of a processor, made if it is not there."""
+    if arch == "arm64":
+        subprocess.run(["sh", "tests/arm/board.sh", "root"], cwd=ROOT, check=True)
+        return ROOT / "build" / "arm" / "root"
+    base = BUILD / f"{arch}.root"
+    if not (base / ".made").exists():
+        rmtree(base, ignore_errors=True)
+        BUILD.mkdir(parents=True, exist_ok=True)
+        command = ["debootstrap", "--variant=minbase", f"--include={NEEDED}", f"--arch={arch}", "bookworm", str(base)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        (base / ".made").touch()
+    return base
+
+
+@dataclass
+class System:
+    """A fresh system; /share is the same folder inside and outside.
+
+    Attributes:
+        arch: Its processor, as Debian names it.
+        root: Its files, as they are seen from outside.
+        share: What it is handed.
+    """
+
+    arch: str
+    root: Path
+    share: Path
+
+    def command(self, words: Sequence[str], user: str = "") -> list[str]:
+        """Return how a command is run in it."""
+        within = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in ENVIRONMENT.items()), *words]
+        if self.arch == "arm64":  # the processor in software; there every user is root's disguise
+            binds = [word for place in ("/dev", "/proc", "/sys") for word in ("-b", place)]
+            binds += ["-b", f"{self.share}:/share", "-b", f"{self.share}/cpuinfo:/proc/cpuinfo"]
+            emulated = ["proot", "-q", f"qemu-aarch64-static -cpu {CPU}", "-0", "-r", str(self.root)]
+            return [*emulated, *binds, "-w", "/", *within]
+        as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
+        return ["chroot", str(self.root), *as_user, *within]
+
+    def run(self, *words: str, user: str = "", code: int = 0) -> str:
+        """Run a command in it and return what it printed.
+
+        Args:
+            *words: The command.
+            user: As whom; root if empty.
+            code: That it must end with.
+        """
+        done = subprocess.run(self.command(words, user), capture_output=True, text=True, check=False)
+        if done.returncode != code:
+            raise RuntimeError(f"{' '.join(words)}: code {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return done.stdout + done.stderr
+
+    @contextmanager
+    def running(self, *words: str, user: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command in it while the block lasts.
+
+        Args:
+            *words: The command.
+            user: As whom.
+            log: File that it writes to.
+        """
+        with log.open("ab") as output:
+            process = subprocess.Popen(self.command(words, user), stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(120)
+
+    def files(self) -> set[str]:
+        """Return all paths but those of dpkg's and apt's books."""
+        found = set()
+        for folder, folders, names in os.walk(self.root):
+            place = "/" + os.path.relpath(folder, self.root).removeprefix(".")
+            found |= {f"{place.rstrip('/')}/{name}" for name in (*folders, *names)}
+        return {path for path in found if not f"{path}/".startswith(UNTOLD) and path not in BOOKS}
+
+    def accounts(self) -> dict[str, list[str]]:
+        """Return users and groups."""
+        return {name: sorted((self.root / "etc" / name).read_text().splitlines()) for name in ("passwd", "group")}
+
+
+@contextmanager
+def fresh(arch: str) -> Iterator[System]:
+    """Lay a throw-away system over the cached one of a processor."""
+    missing = [
+        tool
+        for tool in ("debootstrap", *(["proot", "qemu-aarch64-static"] if arch == "arm64" else []))
+        if not which(tool)
+    ]
+    if os.geteuid() != 0 or missing:
+        sys.exit(f"fresh systems need root and {', '.join(missing) or 'its rights'}: as root, apt-get install them")
+    base, layer = make_base(arch), BUILD / f"{arch}.layer"
+    rmtree(layer, ignore_errors=True)
+    upper, work, merged, share = (layer / name for name in ("upper", "work", "root", "share"))
+    for folder in (upper, work, merged, share):
+        folder.mkdir(parents=True)
+    options = f"lowerdir={base},upperdir={upper},workdir={work}"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
+    system = System(arch, merged, share)
+    (share / "cpuinfo").write_text(CPUINFO)
+    for name in ("proc", "sys", "dev", "share"):
+        (merged / name).mkdir(exist_ok=True)
+    if arch != "arm64":
+        for place, source in (("proc", "/proc"), ("sys", "/sys"), ("dev", "/dev"), ("share", str(share))):
+            subprocess.run(["mount", "--rbind", source, str(merged / place)], check=True)
+    policy = merged / "usr/sbin/policy-rc.d"  # nothing that is installed starts by itself
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.chmod(0o755)
+    yield system

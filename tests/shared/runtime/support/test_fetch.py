@@ -1,0 +1,160 @@
+"""Wheels come whole and with the right hash, from folders and from an index over real HTTP that cuts connections."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from shared.errors import ConfigError, Unreachable
+from shared.runtime.support import fetch
+from shared.runtime.support.fetch import bring, find_url
+from shared.runtime.support.table import Wheel
+
+FILE = "torch_lite-2.10.0+cpu-cp311-cp311-manylinux_2_28_aarch64.whl"
+CONTENT = bytes(range(256)) * 4096
+
+
+def wheel_of(content: bytes = CONTENT, file: str = FILE) -> Wheel:
+    digest = hashlib.sha256(content).hexdigest()
+    return Wheel(name="Torch.Lite", file=file, bytes=len(content), unpacked=1, sha256=digest)
+
+
+class Index(ThreadingHTTPServer):
+    """An index of one project, which ends each answer after some bytes."""
+
+    def __init__(self, form: str, content: bytes = CONTENT, cut: int | None = None, *, ranges: bool = True) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.form, self.content, self.cut, self.ranges = form, content, cut, ranges
+        self.asked: list[tuple[str, str]] = []
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/simple"
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+        self.thread.join(60)
+
+    def page(self) -> bytes:
+        place = "../../files/" + FILE.replace("+", "%2B") + "#sha256=0"
+        if self.form == "json":
+            return json.dumps(
+                {"files": [{"filename": "x-1.whl", "url": "/x"}, {"filename": FILE, "url": place}]}
+            ).encode()
+        return f'<html><a href="/x-1.whl#sha256=1">x</a>\n<A data-y=">" HREF="{place}">{FILE}</A></html>'.encode()
+
+
+class _Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server: Index = self.server
+        span = self.headers.get("Range", "")
+        server.asked.append((self.path, span))
+        if self.path == "/simple/torch-lite/":
+            return self.tell(200, server.page())
+        if not self.path.startswith("/files/torch_lite-2.10.0%2Bcpu"):
+            return self.tell(404, b"")
+        start = int(span.removeprefix("bytes=").removesuffix("-")) if span and server.ranges else 0
+        return self.tell(206 if start else 200, server.content[start:], cut=server.cut)
+
+    def tell(self, status, body, cut=None):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:cut])
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(params=["json", "html"])
+def form(request):
+    return request.param
+
+
+def test_a_wheel_comes_from_an_index(tmp_path, form):
+    said = []
+    with Index(form) as index:
+        bring([wheel_of()], tmp_path / "wheels", [str(tmp_path / "none"), index.url], said.append)
+    assert (tmp_path / "wheels" / FILE).read_bytes() == CONTENT
+    assert said == [f"{FILE}, 1.0 MB"]
+
+
+def test_a_download_goes_on_where_it_was_cut_off(tmp_path, form):
+    """Four times in one process, then once more in the next: no byte comes twice."""
+    with Index(form, cut=200_000) as index:
+        with pytest.raises(Unreachable, match=f"1000000 of {len(CONTENT)} bytes came and are kept"):
+            bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+    spans = [span for path, span in index.asked if path.startswith("/files")]
+    assert spans == ["", *(f"bytes={one}-" for one in range(200_000, 1_000_001, 200_000))]
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_server_without_ranges_begins_anew(tmp_path):
+    (tmp_path / f"{FILE}.part").write_bytes(b"what came before")
+    with Index("json", ranges=False) as index:
+        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"!", CONTENT + b"more"], ids=["changed", "longer"])
+def test_another_content_is_refused_and_forgotten(tmp_path, content):
+    with Index("json", content) as index, pytest.raises(ConfigError, match="nothing was installed"):
+        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_whole_is_not_asked_for(tmp_path):
+    (tmp_path / FILE).write_bytes(CONTENT)
+    bring([wheel_of()], tmp_path, [], lambda _line: None)
+
+
+def test_a_folder_serves_without_a_network(tmp_path):
+    (tmp_path / "stick").mkdir()
+    (tmp_path / "stick" / FILE).write_bytes(CONTENT)
+    bring([wheel_of()], tmp_path / "wheels", [str(tmp_path / "stick")], lambda _line: None)
+    assert (tmp_path / "wheels" / FILE).read_bytes() == CONTENT
+
+
+def test_a_damaged_file_of_a_folder_is_named(tmp_path):
+    (tmp_path / FILE).write_bytes(CONTENT[:-1])
+    with pytest.raises(ConfigError, match="SHA-256 is another"):
+        bring([wheel_of()], tmp_path / "wheels", [str(tmp_path)], lambda _line: None)
+
+
+def test_a_wheel_that_nobody_has_is_named_with_a_way_out(tmp_path):
+    with (
+        Index("json") as index,
+        pytest.raises(ConfigError, match=r"other-1-py3-none-any\.whl is in none of them.*--from"),
+    ):
+        bring([wheel_of(file="other-1-py3-none-any.whl")], tmp_path, [str(tmp_path), index.url], lambda _line: None)
+
+
+def test_an_index_that_is_away_is_no_missing_file(tmp_path):
+    with Index("json") as index:
+        gone = index.url
+    with pytest.raises(Unreachable, match="torch-lite"):
+        find_url(gone, wheel_of())
+
+
+def test_only_addresses_of_indexes_are_opened():
+    with pytest.raises(ConfigError, match="begins with https"):
+        fetch._open("ftp://example/x", {})
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"files": 3}', '{"files": [{}]}', '{"files": [7]}', "<a href=>", ""])
+def test_a_page_that_is_none_holds_nothing(text):
+    found = fetch._url_of_json(text, FILE) if text.startswith("{") else fetch._url_of_html(text, FILE)
+    assert found == ""

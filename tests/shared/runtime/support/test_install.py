@@ -1,0 +1,172 @@
+"""What a package lacks is put in place whole, in one step, and checked against the disk before."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.runtime.support import command, install
+from shared.runtime.support.install import find_extras, is_current, name_of, require_disk, unpack
+from shared.runtime.support.install import install as put
+from shared.runtime.support.table import Choice, Row, Wheel, WheelSet
+
+ROW = Row(systems="boards of a test", machine=("x",), wheels="x-3.11")
+
+
+def make_wheel(folder: Path, name: str, members: dict[str, str]) -> Wheel:
+    """Write a wheel; return what a table says of it."""
+    file = f"{name}-1.0-py3-none-any.whl"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / file, "w") as packed:
+        for path, text in members.items():
+            packed.writestr(path, text)
+    content = (folder / file).read_bytes()
+    return Wheel(name=name, file=file, bytes=len(content), unpacked=999, sha256=hashlib.sha256(content).hexdigest())
+
+
+@pytest.fixture
+def stick(tmp_path):
+    return tmp_path / "stick"
+
+
+@pytest.fixture
+def choice(stick):
+    one = make_wheel(stick, "one", {"one/__init__.py": "VALUE = 1", "one-1.0.dist-info/RECORD": ""})
+    return Choice(ROW, (one, make_wheel(stick, "two", {"two.py": "VALUE = 2"})))
+
+
+def test_wheels_are_unpacked_compiled_and_put_in_use(tmp_path, stick, choice):
+    extras, said = tmp_path / "extras", []
+    put(choice, "train", extras, [str(stick)], said.append)
+    current = extras / "current"
+    assert (current / "one/__init__.py").read_text() == "VALUE = 1"
+    assert list(current.glob("__pycache__/two.*.pyc"))
+    assert is_current(extras, name_of(choice, "train"))
+    assert sorted(path.name for path in extras.iterdir()) == ["current", name_of(choice, "train")]
+    assert (current / "one").stat().st_mode & 0o777 == 0o755
+
+
+def test_other_wheels_take_their_place_in_one_step(tmp_path, stick, choice):
+    extras = tmp_path / "extras"
+    put(choice, "infer", extras, [str(stick)], lambda _line: None)
+    other = Choice(ROW, (make_wheel(stick, "three", {"three.py": ""}),))
+    put(other, "train", extras, [str(stick)], lambda _line: None)
+    assert not is_current(extras, name_of(choice, "infer"))
+    assert [path.name for path in (extras / "current").glob("*.py")] == ["three.py"]
+
+
+def test_what_is_cut_off_leaves_what_was_there(tmp_path, stick, choice, monkeypatch):
+    """At each step: while files come, are unpacked, and before the link is moved; then the same again is whole."""
+    extras = tmp_path / "extras"
+    put(choice, "train", extras, [str(stick)], lambda _line: None)
+    other = Choice(ROW, (make_wheel(stick, "three", {"three.py": ""}),))
+    for step in ("bring", "unpack", "_put_in_use"):
+        with monkeypatch.context() as cut:
+            cut.setattr(install, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                put(other, "train", extras, [str(stick)], lambda _line: None)
+        assert is_current(extras, name_of(choice, "train"))
+        assert (extras / "current/two.py").exists()
+    put(other, "train", extras, [str(stick)], lambda _line: None)
+    assert is_current(extras, name_of(other, "train"))
+
+
+def test_libraries_of_a_wheel_s_data_folder_are_libraries_and_scripts_are_not(tmp_path):
+    members = {"a-1.data/purelib/a/b.py": "1", "a-1.data/scripts/run": "2", "a-1.data/headers/x.h": "3", "c.py": "4"}
+    wheel = make_wheel(tmp_path, "a", members)
+    unpack(tmp_path / wheel.file, tmp_path / "out")
+    assert {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")} == {"a/b.py", "c.py"}
+
+
+@pytest.mark.parametrize("path", ["../evil.py", "/evil.py", "a/../../evil.py", "a-1.data/purelib/../../evil.py"])
+def test_a_path_that_leads_out_is_refused(tmp_path, path):
+    wheel = make_wheel(tmp_path, "a", {path: "1"})
+    with pytest.raises(ConfigError, match="which no wheel should"):
+        unpack(tmp_path / wheel.file, tmp_path / "deep" / "out")
+    assert not list(tmp_path.rglob("evil.py"))
+
+
+def test_a_full_disk_is_told_before_anything_comes(tmp_path, choice, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _place: shutil._ntuple_diskusage(1, 1, 64 << 20))
+    with pytest.raises(ConfigError, match="64 MiB are free"):
+        require_disk(tmp_path / "not/yet/there", choice, downloads=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _place: shutil._ntuple_diskusage(1, 1, 65 << 20))
+    require_disk(tmp_path / "not/yet/there", choice, downloads=True)
+
+
+def test_a_folder_that_is_root_s_says_so(tmp_path, stick, choice, monkeypatch):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied", "/opt/x")
+
+    monkeypatch.setattr(install, "bring", denied)
+    with pytest.raises(ConfigError, match="/opt/x: Permission denied; run it as root"):
+        put(choice, "train", tmp_path / "extras", [str(stick)], lambda _line: None)
+
+
+def test_a_clone_is_told_of_pip():
+    with pytest.raises(ConfigError, match="in a clone"):
+        find_extras()
+
+
+@pytest.fixture
+def packaged(tmp_path, choice, monkeypatch):
+    """Return the folder that a package's Python looks into, on a system that takes the test's wheels."""
+    extras = tmp_path / "opt/extras"
+    names = frozenset(one.name for one in choice.wheels)
+    sets = {"x-3.11": WheelSet(wheels=choice.wheels, train=names, infer=frozenset(["two"]), server=names)}
+    monkeypatch.setattr(command, "find_extras", lambda: extras)
+    monkeypatch.setattr(command, "read_sets", lambda: sets)
+    monkeypatch.setattr(command, "read_table", lambda: None)
+    monkeypatch.setattr(command, "this_system", lambda: None)
+    found = {"train": choice, "server": choice, "infer": Choice(ROW, choice.wheels[1:])}
+    monkeypatch.setattr(command, "choose", lambda _table, _sets, _system, purpose: found[purpose])
+    return extras
+
+
+def told(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command_says_the_size_brings_it_and_knows_it_again(packaged, stick):
+    said: list[str] = []
+    assert command.set_up("train", told("--from", str(stick), "--anyway"), said.append) == 0
+    assert said[0].startswith("boards of a test: PyTorch and ONNX Runtime, 2 files, 0 MB")
+    assert "in place" in said[-1]
+    assert command.set_up("train", told("--anyway"), said.append) == 0
+    assert said[-1] == "already there"
+    assert command.set_up("infer", told("--anyway"), said.append) == 0
+    assert said[-1] == "already there"  # what trains serves, too
+
+
+def test_a_folder_alone_is_not_helped_by_a_network(packaged, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "find_usual_index", lambda: pytest.fail("asked"))
+    with pytest.raises(ConfigError, match="is in none of them"):
+        command.set_up("train", told("--from", str(tmp_path), "--anyway"))
+
+
+def test_the_list_is_what_sha256sum_checks(packaged, choice):
+    said: list[str] = []
+    command.set_up("train", told("--list"), said.append)
+    assert said == [f"{one.sha256}  {one.file}" for one in choice.wheels]
+    assert not packaged.exists()
+
+
+def test_a_torch_that_the_usual_index_does_not_have_wants_a_source(packaged, monkeypatch, choice):
+    row = Row(systems="PCs", machine=("x",), wheels="x-3.11", elsewhere=("torch",), note="name an index")
+    monkeypatch.setattr(command, "choose", lambda *_: Choice(row, choice.wheels))
+    monkeypatch.delenv(command.TORCH_INDEX, raising=False)
+    with pytest.raises(ConfigError, match="name an index: --index, FIELDFLEET_TORCH_INDEX or --from"):
+        command.set_up("train", told("--anyway"), lambda _line: None)
+
+
+def test_pip_is_asked_for_its_index(monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "https://gateway.local:8443/packages/simple")
+    assert command.find_usual_index() in ("https://gateway.local:8443/packages/simple", "")

@@ -1,0 +1,236 @@
+"""Which wheels which system is given: every board that is recorded, every row, and what nobody has heard of."""
+
+from __future__ import annotations
+
+import platform
+import re
+import tomllib
+from importlib.metadata import version
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.runtime.support import table as support
+from shared.runtime.support.table import (
+    LEAST_MEMORY_MB,
+    MIB,
+    System,
+    choose,
+    find_row,
+    read_l4t,
+    read_lack,
+    read_sets,
+    read_table,
+    require_memory,
+    this_system,
+)
+from tests.shared_data import shared
+
+ROOT = Path(__file__).parents[4]
+PURPOSES = ("train", "infer", "server")
+
+
+@pytest.fixture(scope="module")
+def table():
+    return read_table()
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return read_sets()
+
+
+def load_script(name: str):
+    """Return a script of deploy/support as a module."""
+    spec = spec_from_file_location(name, ROOT / "deploy/support" / f"{name}.py")
+    found = module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def torch_of(choice) -> str:
+    return next(one.version for one in choice.wheels if one.name == "torch")
+
+
+def test_a_board_of_armv8_0_is_given_what_does_not_die_there(table, sets):
+    """Seen on an emulated Cortex-A72: torch 2.10.0 dies of SIGILL when it is imported, 2.5.1 trains."""
+    choice = choose(table, sets, System("aarch64", "3.11", lacks="atomics"), "train")
+    assert torch_of(choice) == "2.5.1"
+    assert next(one.version for one in choice.wheels if one.name == "onnxruntime") == "1.20.1"
+    with pytest.raises(ConfigError, match="use Raspberry Pi OS 12"):
+        choose(table, sets, System("aarch64", "3.13", lacks="atomics"), "train")
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+def test_a_64_bit_arm_board_is_given_the_last_torch_without_cuda(table, sets, python):
+    """From 2.11 on the wheel that plain pip takes there wants gigabytes of CUDA."""
+    choice = choose(table, sets, System("aarch64", python), "train")
+    assert [*map(int, torch_of(choice).split(".")[:2])] < [2, 11]
+    assert choice.wheels[-1].name == "torch"
+    assert choice.bytes < 260e6
+    assert not any(one.name.startswith(("nvidia", "cuda", "triton")) for one in choice.wheels)
+
+
+def test_a_pc_is_given_a_torch_for_the_cpu(table, sets):
+    choice = choose(table, sets, System("x86_64", "3.11"), "train")
+    assert torch_of(choice).endswith("+cpu")
+    assert choice.row.elsewhere == ("torch",)
+
+
+@pytest.mark.parametrize("machine", ["armv6l", "armv7l", "armv8l", "i686"])
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_32_bits_are_refused_with_the_reason(table, sets, machine, purpose):
+    with pytest.raises(ConfigError, match=r"32 bits; install the 64-bit system"):
+        choose(table, sets, System(machine, "3.11"), purpose)
+
+
+@pytest.mark.parametrize(("l4t", "python", "why"), [(32, "3.6", "ends at"), (35, "3.8", "2.31"), (39, "3.12", "3.12")])
+def test_jetsons_whose_system_is_too_old_or_too_new_are_refused_with_the_reason(table, sets, l4t, python, why):
+    with pytest.raises(ConfigError, match=why):
+        choose(table, sets, System("aarch64", python, l4t), "train")
+
+
+def test_a_jetson_is_no_raspberry_pi(table):
+    """The same machine and Python, but its GPU stays idle, and that is said."""
+    assert "GPU" in find_row(table, System("aarch64", "3.11", 36)).note
+    assert "Jetson" not in find_row(table, System("aarch64", "3.11")).systems
+
+
+@pytest.mark.parametrize(
+    "system", [System("riscv64", "3.11"), System("x86_64", "3.9"), System("aarch64", "3.11", 99), System("", "")]
+)
+def test_what_nobody_has_tried_is_refused_with_a_way_out(table, sets, system):
+    with pytest.raises(ConfigError, match=r"nothing is known to run on .*; use "):
+        choose(table, sets, system, "train")
+
+
+OLD = {"jetson-nano", "jetson-tx1", "rpi-3bplus", "rpi-4b", "rpi-zero2w"}
+"""Recorded boards with Cortex-A53, A57 or A72."""
+
+
+def test_every_recorded_board_has_its_row(table, tmp_path):
+    """By the facts that its own files tell."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "etc").mkdir()
+    old = set()
+    for cpu in sorted(shared("reference", "boards").glob("*/proc_cpuinfo.txt")):
+        text = cpu.read_text(errors="replace")
+        if "CPU implementer" not in text:
+            continue
+        (tmp_path / "proc/cpuinfo").write_text(text)
+        lacks = read_lack(tmp_path)
+        old |= {cpu.parent.name} if lacks else set()
+        for release in cpu.parent.glob("etc_nv_tegra_release*.txt"):
+            (tmp_path / "etc/nv_tegra_release").write_text(release.read_text())
+            assert "Jetson" in find_row(table, System("aarch64", "3.11", read_l4t(tmp_path), lacks)).systems
+        row = find_row(table, System("aarch64", "3.11", lacks=lacks))
+        assert row.wheels == ("aarch64-3.11-armv8.0" if lacks else "aarch64-3.11")
+    assert old <= OLD
+    assert old & {"rpi-4b", "jetson-nano"}
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ("# R36 (release), REVISION: 4.0, GCID: 37537400, BOARD: generic\n", 36),
+        ("# R35 (release), REVISION: 4.1", 35),
+        ("Raspbian", 0),
+        ("", 0),
+    ],
+)
+def test_a_jetson_tells_its_system(tmp_path, text, major):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nv_tegra_release").write_text(text)
+    assert read_l4t(tmp_path) == major
+    assert read_l4t(tmp_path / "nowhere") == 0
+
+
+def test_this_system_has_a_row_or_a_reason(table):
+    assert this_system().machine in (platform.machine(), "armv8l")
+    if this_system() in (System("x86_64", "3.11"), System("aarch64", "3.11")):
+        assert find_row(table, this_system()).wheels
+
+
+def test_a_32_bit_python_on_a_64_bit_kernel_is_32_bits(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(support, "IS_64_BIT", False)
+    assert this_system().machine == "armv8l"
+
+
+def test_every_row_names_a_set_or_says_why_not(table, sets):
+    for row in table.row:
+        assert bool(row.wheels) != bool(row.refused), row.systems
+        if row.wheels:
+            machine, python = row.wheels.split("-")[:2]
+            assert machine in row.machine
+            assert row.python == python
+            assert row.wheels in sets
+    assert {row.wheels for row in table.row} - {""} == set(sets)
+
+
+def test_every_set_is_whole_and_of_its_platform(sets):
+    for name, one in sets.items():
+        machine, python = name.split("-")[:2]
+        files = {wheel.name: wheel for wheel in one.wheels}
+        assert len(files) == len(one.wheels)
+        for purpose in PURPOSES:
+            assert getattr(one, purpose) <= files.keys()
+        assert one.infer <= one.train
+        assert "torch" not in one.infer
+        for wheel in one.wheels:
+            tag = wheel.file.removesuffix(".whl").split("-")[2:]
+            assert tag[-1] == "any" or tag[-1].endswith(machine), wheel.file
+            interpreter = f"cp{python.replace('.', '')}"
+            assert tag[-1] == "any" or interpreter in tag[0] or "abi3" in tag[1], wheel.file
+            assert 0 < wheel.bytes <= wheel.unpacked * 2
+
+
+def test_versions_are_those_that_the_tests_run_with(sets):
+    """But for what the sets say otherwise; a pin that is renewed wants `python deploy/support/lock.py`."""
+    other = load_script("lock").OTHER
+    pins = dict(
+        line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:60]
+    )
+    plain = {re.sub(r"[-_.]+", "-", name): told for name, told in pins.items()}
+    stale = {
+        f"{name}: {wheel.file}"
+        for name, one in sets.items()
+        for wheel in one.wheels
+        if wheel.version.partition("+")[0] != (plain | other.get(name, {}))[wheel.name]
+    }
+    assert not stale
+
+
+def test_all_that_the_extras_name_is_brought(sets):
+    """Of pyproject.toml, but for the embedded broker and what the packages bring along themselves."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {extra: {re.split(r"[><=]", line)[0] for line in lines} for extra, lines in extras.items()}
+    for one in sets.values():
+        assert names["device"] <= one.train
+        assert names["infer"] <= one.infer
+        assert names["server"] - {"amqtt", "rich"} <= one.server
+        assert names["release"] <= one.server
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_too_little_memory_is_refused_before_anything_comes(purpose):
+    least = LEAST_MEMORY_MB[purpose] * MIB
+    require_memory(purpose, least)
+    with pytest.raises(ConfigError, match="--anyway"):
+        require_memory(purpose, least - 1)
+
+
+def test_a_board_of_512_mb_serves_and_does_not_train():
+    """A Zero 2 W tells 416 MB to 480 MB, by what its GPU is given."""
+    require_memory("infer", 416 * MIB)
+    with pytest.raises(ConfigError, match="setup infer"):
+        require_memory("train", 480 * MIB)
+
+
+def test_the_set_is_the_version_that_runs_here(sets):
+    """So that the names of the file are those of the index, and not of another naming."""
+    for wheel in sets["x86_64-3.11"].wheels:
+        if wheel.name in ("numpy", "safetensors"):
+            assert version(wheel.name) == wheel.version
