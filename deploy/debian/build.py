@@ -32,7 +32,10 @@ TAGS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 """Wheels that the C library of Debian 12, 2.36, can load."""
 
 LIGHT = ("cffi", "cryptography", "msgspec", "paho-mqtt", "psutil", "pycparser", "xxhash")
-"""What `dependencies` of pyproject.toml comes to; tests/deploy compares. Versions are those of constraints.txt."""
+"""What both sides need of what `dependencies` of pyproject.toml comes to; versions are those of constraints.txt."""
+
+GATEWAY = ("segno",)
+"""What the server alone needs of it; tests/deploy compares."""
 
 MAINTAINER = f"{os.environ.get('DEBFULLNAME', 'who built it')} <{os.environ.get('DEBEMAIL', 'fieldfleet@localhost')}>"
 """As Debian's own tools are told it."""
@@ -75,7 +78,7 @@ AGENT = Package(
     *("/opt/fieldfleet", "fieldfleet", "/etc/fieldfleet/agent.toml", "video powercap"),
 )
 SERVER = Package(
-    *("fieldfleet-server", "edge-server", (), LIGHT + TABLES),
+    *("fieldfleet-server", "edge-server", (), LIGHT + GATEWAY + TABLES),
     *("/opt/fieldfleet-server", "fieldfleet-server", "/etc/fieldfleet/site"),
 )
 
