@@ -32,15 +32,13 @@ TAGS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 """Wheels that the C library of Debian 12, 2.36, can load."""
 
 LIGHT = ("cffi", "cryptography", "msgspec", "paho-mqtt", "psutil", "pycparser", "xxhash")
-"""What both sides need of what `dependencies` of pyproject.toml comes to; versions are those of constraints.txt."""
-
-GATEWAY = ("segno",)
-"""What the server alone needs of it; tests/deploy compares."""
+"""What `dependencies` of pyproject.toml comes to; tests/deploy compares. Versions are those of constraints.txt."""
 
 MAINTAINER = f"{os.environ.get('DEBFULLNAME', 'who built it')} <{os.environ.get('DEBEMAIL', 'fieldfleet@localhost')}>"
 """As Debian's own tools are told it."""
 
-TABLES = ("markdown-it-py", "mdurl", "pygments", "rich")
+TABLES = ("markdown-it-py", "mdurl", "pygments", "rich", "segno")
+"""What the server shows people things by."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ AGENT = Package(
     *("/opt/fieldfleet", "fieldfleet", "/etc/fieldfleet/agent.toml", "video powercap"),
 )
 SERVER = Package(
-    *("fieldfleet-server", "edge-server", (), LIGHT + GATEWAY + TABLES),
+    *("fieldfleet-server", "edge-server", (), LIGHT + TABLES),
     *("/opt/fieldfleet-server", "fieldfleet-server", "/etc/fieldfleet/site"),
 )
 

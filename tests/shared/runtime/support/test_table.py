@@ -210,7 +210,7 @@ def test_all_that_the_extras_name_is_brought(sets):
     for one in sets.values():
         assert names["device"] <= one.train
         assert names["infer"] <= one.infer
-        assert names["server"] - {"amqtt", "rich"} <= one.server
+        assert names["server"] - {"amqtt", "rich", "segno"} <= one.server
         assert names["release"] <= one.server
 
 
