@@ -15,7 +15,7 @@ import msgspec
 
 from edge_server.cli import places
 from edge_server.journal.runs import Run, all_runs, find, folders_of_runs, is_empty, summarise_run
-from edge_server.sites.overview import sites_table, summarise_sites
+from edge_server.sites.overview import read_rounds, sites_table, summarise_sites
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.folder_lock import hold_lock
@@ -73,7 +73,8 @@ def sites(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: The run is not there, or has one site alone.
     """
-    found = summarise_sites(find(options.data_dir, options.run).records)
+    run = find(options.data_dir, options.run)
+    found = summarise_sites(run.records, read_rounds(run.folder))
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
         return 0

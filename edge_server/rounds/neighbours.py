@@ -21,6 +21,10 @@ from shared.tensors.tree import State
 class Neighbours(Protocol):
     """What one site's rounds ask of the others'. A round that is gone on with after a restart asks again."""
 
+    async def begin(self, number: int) -> None:
+        """Tell them which round begins here, or is gone on with."""
+        ...
+
     async def decide(self, case: Case, number: int) -> Decision:
         """Return what is decided for this site's devices, in place of `allocation.coordinator.decide`.
 

@@ -145,6 +145,8 @@ class Rounds:
             already_s: Seconds since then.
         """
         started = self.server.clock() - already_s
+        if self.neighbours:
+            await self.neighbours.begin(number)
         if opened is None:
             opened = await self.assigning.open_round(state, number)
             if self.opening:

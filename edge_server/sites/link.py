@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeAlias
@@ -21,7 +21,7 @@ from shared.errors import Unreachable, WireError
 from shared.protocol import payload, wire
 from shared.protocol.clip import NAME, printable
 from shared.protocol.messages import Message, Want
-from shared.protocol.peers import MOST_PLAN_BYTES, Hello, OfSite
+from shared.protocol.peers import MOST_PLAN_BYTES, AtRound, Hello, OfSite
 from shared.protocol.topics import parse_channel, peer_topic
 from shared.runtime.executor import background
 from shared.transfer.frames import is_frame
@@ -29,11 +29,11 @@ from shared.transport.base import Inbox, Presence, Transport
 
 log = logging.getLogger(__name__)
 
-Channel: TypeAlias = Literal["gossip", "gossiped", "telemetry", "decision"]
+Channel: TypeAlias = Literal["gossip", "gossiped", "telemetry", "decision", "round"]
 Taker: TypeAlias = Callable[[str, Message | bytes], Awaitable[None]]
 """(peer, what it said: a message, or the bytes of a frame). Raises WireError for what is of no use."""
 
-SAID: tuple[str, ...] = ("status", "gossip", "telemetry")
+SAID: tuple[str, ...] = ("status", "gossip", "telemetry", "round")
 """What a peer says to us at our broker."""
 ANSWERED: tuple[str, ...] = ("gossiped", "decision")
 """What it answers us at its own."""
@@ -148,6 +148,8 @@ class Links:
         changed: Is called when a peer comes or goes, or is refused.
         bound: Runs of peers of which something was used: no other run of theirs is heard.
         refused: What was of no use, by reason.
+        note_rounds: Keeps the round that each peer has begun where people find it; None, as in replay, where nobody
+            looks: then no rounds are told either.
     """
 
     site: str
@@ -158,6 +160,9 @@ class Links:
     changed: list[Callable[[], None]] = field(default_factory=list)
     bound: dict[str, str] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
+    note_rounds: Callable[[Mapping[str, int]], Awaitable[None]] | None = None
+    _rounds: dict[str, int] = field(default_factory=dict)
+    _begun: dict[str, AtRound] = field(default_factory=dict)
     _hellos: dict[str, Hello] = field(default_factory=dict)
     _objections: dict[str, str] = field(default_factory=dict)
     _said: set[tuple[str, str]] = field(default_factory=set)
@@ -209,6 +214,21 @@ class Links:
         name = peer_topic(self.site, peer, channel)
         return await _publish(self.home, name, message, assured=not isinstance(message, Want))
 
+    async def tell_round(self, peers: Iterable[str], run: str, number: int) -> None:
+        """Tell peers which round has begun here; where a broker is away, the next round tells.
+
+        Args:
+            peers: Whom.
+            run: Our name of it.
+            number: The round.
+        """
+        if self.note_rounds is None:
+            return
+        said = wire.encode(AtRound(site=self.site, run=run, round=number))
+        for peer in peers:
+            with suppress(Unreachable):
+                await self.away[peer].publish(peer_topic(peer, self.site, "round"), said, retain=True)
+
     def room(self, peer: str) -> int:
         """Return the bytes that one message to a peer's broker may have now."""
         return self.away[peer].max_payload_bytes
@@ -241,7 +261,15 @@ class Links:
             return  # what was retained is taken away
         if channel == "status":
             self._meet(peer, wire.decode_as(Hello, data))
-            return
+            await self._note_round(peer)
+        elif channel == "round":
+            self._begun[peer] = wire.decode_as(AtRound, data)
+            await self._note_round(peer)
+        else:
+            await self._hand_on(peer, channel, data)
+
+    async def _hand_on(self, peer: str, channel: str, data: bytes) -> None:
+        """Hand on what a peer says of models or decisions, once it is known and believed."""
         taker = self.takers.get(channel)
         if taker is None or peer not in self._hellos:
             return  # it will be said again
@@ -256,6 +284,15 @@ class Links:
         elif not isinstance(message, Want):
             raise WireError(f"{type(message).__name__} is not for a peer", reason="unexpected")
         await taker(peer, message)
+
+    async def _note_round(self, peer: str) -> None:
+        """Note which round a peer is in; what an earlier run of it left at the broker says nothing."""
+        said = self._begun.get(peer)
+        if self.note_rounds is None or said is None or said.site != peer or said.run != self.run_of(peer):
+            return
+        if self._rounds.get(peer) != said.round:
+            self._rounds[peer] = said.round
+            await self.note_rounds(self._rounds)
 
     def _require_known(self, peer: str, message: OfSite) -> None:
         if message.site != peer:

@@ -82,6 +82,10 @@ class SpeakingNeighbours:
     coordination: Coordination
     worker: Worker
 
+    async def begin(self, number: int) -> None:
+        """Tell the neighbours which round has begun here."""
+        await self.gossip.links.tell_round(self.gossip.neighbours, self.gossip.us.run, number)
+
     async def decide(self, case: Case, number: int) -> Decision:
         """Return what is decided for this site's devices, by the coordinator of all or, where nobody is, here."""
         return await self.coordination.decide(case, number)

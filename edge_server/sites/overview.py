@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -19,9 +21,13 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.runs import name_rounds
 from edge_server.plan.sites import devices_by_site, round_name
-from shared.errors import ConfigError
+from shared.errors import ConfigError, Unwritable
 from shared.protocol.units import BYTES, SECONDS, choose_unit
+from shared.runtime.durable import replace_file
 from shared.runtime.text_table import TextColumn, TextTable
+
+HEARD = "peers/heard.json"
+"""In the folder of a live run: the round that each peer has begun, by its own word."""
 
 
 class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +35,7 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         site: Its name.
+        round: Which it has begun, by its own word, as `global.edge`; empty where it has told none.
         mixed: Gossips with it.
         missed: Those in which the edge to it was off.
         last: The round of the last gossip with it, as `global.edge`; empty where there was none.
@@ -37,6 +44,7 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     site: str
+    round: str
     mixed: int
     missed: int
     last: str
@@ -71,8 +79,33 @@ class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]
 
 
-def summarise_sites(records: Sequence[AnyRecord]) -> SitesSummary:
+def write_rounds(folder: Path, rounds: Mapping[str, int]) -> None:
+    """Write down which round each peer has begun; it is for people, and where the disk takes nothing, it is left.
+
+    Args:
+        folder: Of the run.
+        rounds: By peer.
+    """
+    path = folder / HEARD
+    with suppress(OSError, Unwritable):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, msgspec.json.encode(rounds), durable=False)
+
+
+def read_rounds(folder: Path) -> dict[str, int]:
+    """Return which round each peer of a run has begun, as far as anybody wrote it down."""
+    try:
+        return msgspec.json.decode((folder / HEARD).read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def summarise_sites(records: Sequence[AnyRecord], heard: Mapping[str, int] | None = None) -> SitesSummary:
     """Return how a site stands.
+
+    Args:
+        records: Of its journal.
+        heard: Which round each peer has begun.
 
     Raises:
         ConfigError: The run has one site alone, or was not begun.
@@ -89,7 +122,9 @@ def summarise_sites(records: Sequence[AnyRecord]) -> SitesSummary:
     for gossip in gossips.values():
         for reason, count in gossip.refused.items():
             refused[reason] = refused.get(reason, 0) + count
+    name, begun_there = name_rounds(records), heard or {}
     peers = dict.fromkeys(peer for gossip in gossips.values() for peer in (*gossip.on, *gossip.off))
+    peers |= dict.fromkeys(begun_there)
     return SitesSummary(
         run=begun.run,
         sites=begun.plan.sites.names,
@@ -98,19 +133,23 @@ def summarise_sites(records: Sequence[AnyRecord]) -> SitesSummary:
         gossip_s=sum(gossip.seconds for gossip in gossips.values()),
         coordinator=decided[-1].coordinator if decided else "",
         term=max((one.term for one in records if isinstance(one, TermBegan)), default=0),
-        peers=[_peer(site, list(gossips.values()), edge_rounds) for site in peers],
+        peers=[
+            _peer(site, name(begun_there[site]) if site in begun_there else "", list(gossips.values()), name)
+            for site in peers
+        ],
         refused=dict(sorted(refused.items())),
     )
 
 
-def _peer(site: str, gossips: Sequence[Gossiped], edge_rounds: int) -> PeerSummary:
+def _peer(site: str, begun: str, gossips: Sequence[Gossiped], name: Callable[[int], str]) -> PeerSummary:
     on = [gossip.round for gossip in gossips if site in gossip.on]
     return PeerSummary(
         site=site,
+        round=begun,
         mixed=len(on),
         missed=sum(site in gossip.off for gossip in gossips),
-        last=round_name(on[-1], edge_rounds) if on else "",
-        cause=gossips[-1].off.get(site, ""),
+        last=name(on[-1]) if on else "",
+        cause=gossips[-1].off.get(site, "") if gossips else "",
         bytes_up=sum(gossip.bytes_up.get(site, 0) for gossip in gossips),
         bytes_down=sum(gossip.bytes_down.get(site, 0) for gossip in gossips),
     )
@@ -118,9 +157,21 @@ def _peer(site: str, gossips: Sequence[Gossiped], edge_rounds: int) -> PeerSumma
 
 def sites_table(found: SitesSummary) -> tuple[TextTable, list[str]]:
     """Return a table of the neighbours, and lines of what concerns the site itself."""
-    columns = [TextColumn(name) for name in ("peer", "mixed", "missed", "last", "bytes up", "bytes down", "edge off")]
+    columns = [
+        TextColumn(name)
+        for name in ("peer", "in round", "mixed", "missed", "last", "bytes up", "bytes down", "edge off")
+    ]
     rows = [
-        [one.site, str(one.mixed), str(one.missed), one.last, _bytes(one.bytes_up), _bytes(one.bytes_down), one.cause]
+        [
+            one.site,
+            one.round,
+            str(one.mixed),
+            str(one.missed),
+            one.last,
+            _bytes(one.bytes_up),
+            _bytes(one.bytes_down),
+            one.cause,
+        ]
         for one in found.peers
     ]
     unit = choose_unit(found.gossip_s, SECONDS)

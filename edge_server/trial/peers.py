@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -21,6 +21,7 @@ from edge_server.rounds.neighbours import Neighbours
 from edge_server.sites.gossip import Ourselves
 from edge_server.sites.link import Births, Links, plan_bytes
 from edge_server.sites.neighbours import Means, joined, require_peers
+from edge_server.sites.overview import write_rounds
 from shared.protocol.topics import PEER, PEERS
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import in_thread
@@ -67,7 +68,11 @@ async def among_peers(
             away[peer.site] = MqttTransport(peer.broker, known_as, births.presence)
         for transport in (home, *away.values()):
             await stack.enter_async_context(transport.running())
-        links = Links(config.site, home, away, described)
+
+        async def note_rounds(rounds: Mapping[str, int]) -> None:
+            await in_thread(write_rounds, store.folder, dict(rounds))
+
+        links = Links(config.site, home, away, described, note_rounds=note_rounds)
         us = Ourselves(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
 
         async def keep(record: AnyRecord) -> None:

@@ -1,7 +1,8 @@
 """What the servers of one run's sites say to each other; each hears the others at its own broker.
 
 Site A says at B's broker who it is, what model it has, and what its round looks like (`status`, `gossip`, `telemetry`);
-B answers there what it knows of their edge, and what it decided as coordinator (`gossiped`, `decision`).
+B answers there what it knows of their edge, and what it decided as coordinator (`gossiped`, `decision`). Which round A
+is in stands there too (`round`), for people.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class OfSite(Message, frozen=True, kw_only=True):
     site: str
     run: str
     round: int
+
+
+class AtRound(OfSite, frozen=True, kw_only=True):
+    """Retained: the round that the speaker has begun."""
 
 
 class ModelOffer(OfSite, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ Want. The process that serves it has a status of its own, as `_tops`.
 
 Between the servers of a run's sites, at the broker of the one that is told first, as `_peer-<site that speaks first>`:
 status  retained Hello     gossip  ModelOffer and its frames     gossiped  Want, EdgeWord     telemetry  Telemetry
-decision  Ruling
+decision  Ruling     round  retained AtRound
 """
 
 from __future__ import annotations

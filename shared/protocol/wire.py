@@ -13,7 +13,7 @@ from shared.errors import WireError
 from shared.protocol.inference.collaborative import TopAnswer, TopRequest
 from shared.protocol.inference.rollout import Ahead, Bundle, Lacks, Offer, Releases, Withdraw
 from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
-from shared.protocol.peers import EdgeWord, Hello, ModelOffer, Ruling, Telemetry
+from shared.protocol.peers import AtRound, EdgeWord, Hello, ModelOffer, Ruling, Telemetry
 
 AnyMessage: TypeAlias = (
     Status
@@ -35,6 +35,7 @@ AnyMessage: TypeAlias = (
     | TopRequest
     | TopAnswer
     | Hello
+    | AtRound
     | ModelOffer
     | EdgeWord
     | Telemetry

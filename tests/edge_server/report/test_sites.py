@@ -19,6 +19,7 @@ from edge_server.report.sites.digest import SitesDigest
 from edge_server.report.sites.lines import site_lines
 from edge_server.report.sites.summarise import digest_sites
 from edge_server.report.summarise import digest_run
+from edge_server.sites.overview import write_rounds
 from shared.errors import ConfigError
 from tests.edge_server.processes import called
 from tests.edge_server.replay.test_sites import EQUAL, plan_of
@@ -178,6 +179,20 @@ def _later(one: AnyRecord) -> AnyRecord:
     if isinstance(one, RoundOpened) and one.round >= 3 and one.decision:
         return msgspec.structs.replace(one, decision=msgspec.structs.replace(one.decision, coordinator="south", term=1))
     return one
+
+
+def test_sites_shows_the_round_that_a_peer_has_begun(runs, capsys):
+    """Of a live run, while it lasts; a replay has none."""
+    assert called("sites", "tiny-barn", "--data-dir", runs, "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["site"], one["round"], one["last"]) for one in found["peers"]] == [
+        ("roof", "", "2.1"),
+        ("yard", "", "2.1"),
+    ]
+    write_rounds(runs / "tiny-barn", {"yard": 3})
+    assert called("sites", "tiny-barn", "--data-dir", runs) == 0
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines() if line.startswith("yard")]
+    assert rows == [["yard", "1.0", "3", "0"]]
 
 
 def test_two_runs_of_one_plan_at_the_same_sites_stand_apart(runs):

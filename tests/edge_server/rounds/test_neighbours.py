@@ -33,8 +33,12 @@ class Script:
 
     mixed: list[tuple[int, Tree]] = field(default_factory=list)
     asked: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
     going: asyncio.Event = field(default_factory=asyncio.Event)
     open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def begin(self, number: int) -> None:
+        self.begun.append(number)
 
     async def decide(self, case: Case, number: int) -> Decision:
         self.asked.append((number, tuple(case.names)))
@@ -74,6 +78,7 @@ def test_the_last_edge_round_of_a_global_round_ends_with_a_mixing(tmp_path):
             state, rounds = await here.ended()
             first = beginning(here.plan)
         assert [number for number, _ in script.mixed] == [2, 4]
+        assert script.begun == [1, 2, 3, 4]
         for key, leaf in first.items():
             torch.testing.assert_close(script.mixed[0][1][key], leaf + 1.0)
             torch.testing.assert_close(script.mixed[1][1][key], leaf + 12.0)

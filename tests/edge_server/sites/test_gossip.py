@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from functools import partial
 
 import pytest
 
@@ -11,6 +13,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan
 from edge_server.sites.link import differing_keys, plan_bytes
 from edge_server.sites.model_files import round_folder
+from edge_server.sites.overview import HEARD, read_rounds, write_rounds
 from shared.protocol import payload, wire
 from shared.protocol.messages import Transfer, Want
 from shared.protocol.peers import EdgeWord, Hello, ModelOffer
@@ -340,3 +343,38 @@ def data_of(path: str):
     from shared.data.spec import Data  # noqa: PLC0415
 
     return Data(source="npz", path=path)
+
+
+def test_peers_know_which_round_another_has_begun(tmp_path):
+    """Also who comes later; what another run of a site left at the broker says nothing."""
+
+    heard: dict[str, list[dict[str, int]]] = {"a": [], "b": []}
+
+    async def note(site: str, rounds: Mapping[str, int]) -> None:
+        heard[site].append(dict(rounds))
+
+    async def routine() -> None:
+        one = country(tmp_path, "ab", ["ab"], note_rounds=lambda site: partial(note, site))
+        a = await one.start("a")
+        for number in (2, 3):
+            await a.links.tell_round(["b"], "run-of-a", number)
+        b = await one.start("b")
+        await asyncio.sleep(1.0)
+        await b.links.tell_round(["a"], "run-of-b", 2)
+        await a.links.tell_round(["b"], "run-of-a", 4)
+        await a.links.tell_round(["b"], "another", 9)
+        await asyncio.sleep(1.0)
+        for town in (a, b):
+            await town.stack.aclose()
+
+    virtual(routine())
+    assert heard == {"a": [{"b": 2}], "b": [{"a": 3}, {"a": 4}]}
+
+
+def test_rounds_that_are_written_down_are_read_again(tmp_path):
+    assert read_rounds(tmp_path) == {}
+    write_rounds(tmp_path, {"a": 3})
+    assert read_rounds(tmp_path) == {"a": 3}
+    (tmp_path / HEARD).write_text('{"a": "three"}')
+    assert read_rounds(tmp_path) == {}
+    write_rounds(tmp_path / HEARD, {"a": 4})  # a folder that cannot be: nobody waits for it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +69,7 @@ class Country:
     place: Callable[[int], Place] = lambda number: Place(number - 1, 4)
     allowance: float = 0.0
     rate: Rate = NO_LIMIT
+    note_rounds: Callable[[str], Callable[[Mapping[str, int]], Awaitable[None]] | None] = lambda _site: None
     brokers: dict[str, MemoryTransport] = field(default_factory=dict)
     records: dict[str, list[AnyRecord]] = field(default_factory=dict)
     processes: int = 0
@@ -83,7 +84,7 @@ class Country:
         run, instance = run or f"run-of-{site}", str(self.processes)
         others = [one for one in self.order if one != site]
         ways = {one: Link(self.brokers[one], self.rate, clock, self.processes) for one in others}
-        links = Links(site, self.brokers[site], ways, plan)
+        links = Links(site, self.brokers[site], ways, plan, note_rounds=self.note_rounds(site))
         folder = self.folder / site
         folder.mkdir(exist_ok=True)
         us = Ourselves(site, self.order, run, folder, DEADLINE_S)

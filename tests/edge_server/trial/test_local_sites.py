@@ -19,7 +19,7 @@ from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.replay.comparison.compare_sites import compare_sites
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
-from edge_server.sites.overview import accuracy_line
+from edge_server.sites.overview import accuracy_line, read_rounds
 from edge_server.sites.sketch import disagreement, mean, unpacked
 from edge_server.trial.local import SERVER, Local, until_closed
 from edge_server.trial.local_sites import local_sites, new_names
@@ -90,6 +90,7 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
         ]
         assert [(one.round, one.off) for one in records if isinstance(one, Gossiped)] == [(2, {}), (4, {})]
         assert (folder / "local" / "edge-server.log").exists()
+        assert read_rounds(folder) == dict.fromkeys(folders.keys() - {site}, ROUNDS)
         size = sum(leaf.nbytes for leaf in state.tree.values())
         for gossiped in (one for one in records if isinstance(one, Gossiped)):
             passed = [*gossiped.bytes_up.values(), *gossiped.bytes_down.values()]

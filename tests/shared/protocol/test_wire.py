@@ -25,7 +25,7 @@ STRUCTS = {"Status": 1, "Report": 5, "Task": 7, "Update": 4, "Want": 1, "Leave":
 STRUCTS |= {"Features": 3, "Gradient": 3, "Skip": 1}
 STRUCTS |= {"Offer": 1, "Ahead": 1, "Lacks": 1, "Bundle": 2, "Withdraw": 1, "Releases": 2}
 STRUCTS |= {"TopRequest": 2, "TopAnswer": 3}
-STRUCTS |= {"Hello": 1, "ModelOffer": 2, "EdgeWord": 1, "Telemetry": 1, "Ruling": 1}
+STRUCTS |= {"Hello": 1, "AtRound": 1, "ModelOffer": 2, "EdgeWord": 1, "Telemetry": 1, "Ruling": 1}
 GOLDEN = Path(__file__).with_name("golden_wire.txt")
 TRANSFER = Transfer(digest=bytes(range(16)), size=100_000, frame_bytes=65_536)
 ASSIGNMENT = Assignment(seed=7, hyper=Hyper(), values={"rho": 0.25, "active": [1, 2, 5], "cut": 3})
@@ -120,6 +120,7 @@ EXAMPLES = {
     "Hello": peers.Hello(
         site="roof", session=2, instance="f00d", online=True, run="run-1", digest=bytes(range(16)), plan=b'{"rounds":5}'
     ),
+    "AtRound": peers.AtRound(**SITE),
     "ModelOffer": peers.ModelOffer(**SITE, params=TRANSFER),
     "EdgeWord": peers.EdgeWord(**SITE, digest=TRANSFER.digest, has=True, on=False, reason="deadline"),
     "Telemetry": peers.Telemetry(**SITE, term=3, case=b"\x80", pledge=2.5, asks=((4, 3, 1.5),)),

@@ -115,10 +115,12 @@ def test_nothing_is_lost_at_several_sites_whatever_is_killed(tmp_path, capsys):
     assert (found["total"]["edges_off"], found["total"]["undecided"], found["total"]["difference"]) == (0, 0, 0.0)
     assert naming(tmp_path) == []
     runs = Path(found["record"]) / "runs" / "sites" / "south"
-    assert called("sites", "--data-dir", runs) == 0
-    said = capsys.readouterr().out
-    assert "12 of 12 rounds, in 3.2" in said
-    assert [line.split()[:4] for line in said.splitlines() if line.startswith("north")] == [["north", "4", "0", "3.2"]]
+    assert called("sites", "--data-dir", runs, "--format", "json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["rounds"], said["round"]) == ([12, 12], "3.2")
+    assert [(one["site"], one["mixed"], one["missed"], one["last"]) for one in said["peers"]] == [
+        ("north", 4, 0, "3.2")
+    ]
 
 
 def test_ctrl_c_leaves_no_process(tmp_path):
