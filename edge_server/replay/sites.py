@@ -67,6 +67,10 @@ class DecidedNeighbours:
     others: Neighbours
     decided: Mapping[int, Decision]
 
+    async def begin(self, number: int) -> None:
+        """Tell them which round begins here."""
+        await self.others.begin(number)
+
     async def decide(self, case: Case, number: int) -> Decision:
         """Return what was decided, whatever is known of the devices now."""
         del case
