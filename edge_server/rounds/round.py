@@ -147,11 +147,7 @@ class Rounds:
         started = self.server.clock() - already_s
         if self.neighbours:
             await self.neighbours.begin(number)
-        if opened is None:
-            opened = await self.assigning.open_round(state, number)
-            if self.opening:
-                await self.opening()
-            await self.persist(self.store.append, opened)
+        opened = opened or await self._opened(number, state)
         us = self.plan, self.algorithm, self.model, self.server, self.link, self.test, self.device
         told = opened.assignments
         begun = await self._trained(number, state, told)
@@ -177,6 +173,14 @@ class Rounds:
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
+
+    async def _opened(self, number: int, state: State) -> RoundOpened:
+        """Return the beginning of a round, once it is recorded, behind what was seen before it."""
+        opened = await self.assigning.open_round(state, number)
+        if self.opening:
+            await self.opening()
+        await self.persist(self.store.append, opened)
+        return opened
 
     async def _mixed(self, number: int, state: State) -> State:
         """Return a new model as the neighbours leave it; as it is where they do not mix after this round."""
