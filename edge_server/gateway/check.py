@@ -112,6 +112,10 @@ def _authorities(look: _Look) -> Iterator[Finding]:
         yield Finding(about="ca/site.crt", state="advice", told=dates, mend=mend)
     else:
         yield _good("ca/site.crt", f"signed by the root, {dates}")
+    if look.site.ca("site-before.crt").exists():
+        told = "is in force beside the new one"
+        mend = "once all boards have renewed, `edge-server site rotate-ca --finish`"
+        yield Finding(about="ca/site-before.crt", state="advice", told=told, mend=mend)
     if look.site.ca("root.key").exists():
         told = "lies on the gateway: whoever takes it over could make another site CA"
         mend = "move it to a medium that is kept elsewhere, with a copy; only rotating the CA needs it"

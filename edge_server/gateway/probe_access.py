@@ -141,6 +141,24 @@ async def call(door: Door, pair: Path | None, client_id: str = "probe") -> Async
         writer.transport.abort()
 
 
+async def shown_certificate(door: Door) -> bytes:
+    """Return the certificate that a broker shows, DER, once it was checked.
+
+    Raises:
+        Unreachable: There is none that the site's root vouches for.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            _, writer = await asyncio.open_connection(door.host, door.port, ssl=door.context(None))
+    except TimeoutError:
+        raise Unreachable(f"no answer within {ANSWER_S:.0f} s") from None
+    except OSError as error:
+        raise Unreachable(_why(error)) from error
+    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return shown
+
+
 async def faults(door: Door, gateway: Path, site: str, generation: int) -> list[str]:
     """Return what a broker does that it must not, or does not that it must; nothing where all is well.
 

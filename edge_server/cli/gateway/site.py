@@ -44,13 +44,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--broker-user", default=None, metavar="USER", help=help_)
     check = verbs.add_parser("check", help="see whether a site is as it was made, and what its broker does")
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    reload = verbs.add_parser(
-        "reload", help="have the broker take its files anew, and stop it if it does not heed them"
-    )
-    for one in (init, check, reload):
+    verbs.add_parser("reload", help="have the broker take its files anew, and stop it if it does not heed them")
+    verbs.add_parser("rotate-server", help="give the broker, the services and the probe new keys")
+    rotate = verbs.add_parser("rotate-ca", help="make the next site CA; both are good until --finish")
+    rotate.add_argument("--finish", action="store_true", help="refuse what the CA before signed from now on")
+    rotate.add_argument("--force", action="store_true", help="with --finish: also where boards have nothing else yet")
+    for one in verbs.choices.values():
         add_folder(one)
-    for one in (check, reload):
-        one.set_defaults(broker_user=None)
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,14 @@ def site(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: There is no such site, or a file, a name or an address is not as it has to be.
     """
-    return {"init": _init, "check": _check, "reload": _reload}[options.verb](options)
+    deeds = {
+        "init": _init,
+        "check": _check,
+        "reload": _reload,
+        "rotate-server": _rotate_server,
+        "rotate-ca": _rotate_ca,
+    }
+    return deeds[options.verb](options)
 
 
 def utc_now() -> datetime:
@@ -147,6 +154,29 @@ def _reload(options: argparse.Namespace) -> int:
     )
 
 
+def _rotate_server(options: argparse.Namespace) -> int:
+    from edge_server.gateway.rotate import rotate_server  # noqa: PLC0415
+
+    done = asyncio.run(rotate_server(open_site(options), utc_now()))
+    return show_reloaded(done.reloaded, "the broker shows its new certificate; who is connected stays so")
+
+
+def _rotate_ca(options: argparse.Namespace) -> int:
+    from edge_server.gateway.rotate import finish_ca, rotate_ca  # noqa: PLC0415
+
+    if options.force and not options.finish:
+        raise ConfigError("--force: say --finish too")
+    folder = open_site(options)
+    if options.finish:
+        done = asyncio.run(finish_ca(folder, force=options.force))
+        return show_reloaded(done.reloaded, "what the CA before signed is refused; who is connected by it stays so")
+    done = asyncio.run(rotate_ca(folder, utc_now()))
+    code = show_reloaded(done.reloaded, "the next site CA signs; what the one before signed is good still")
+    boards = f"once {', '.join(done.left)} have renewed their certificates" if done.left else "now"
+    write_text(sys.stdout, f"next: `edge-server site rotate-ca --finish`, {boards}; take {folder.ca('root.key')} away")
+    return code
+
+
 def show_reloaded(done: Reloaded, told: str) -> int:
     """Say what became of a reload; return the exit code.
 
@@ -155,7 +185,8 @@ def show_reloaded(done: Reloaded, told: str) -> int:
         told: What is so where all went well.
     """
     if done.faults:
-        return EXIT_BAD  # the log says what, and what to do
+        sys.stderr.write(f"edge-server: {'; '.join(done.faults)}\n")  # the log says what became of the broker
+        return EXIT_BAD
     write_text(sys.stdout, told if done.running else "no broker is running: it holds from its start")
     return 0
 

@@ -1,0 +1,188 @@
+"""Keys of the gateway and the site CA are replaced under live connections, and nobody notices. Real mosquitto."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+from cryptography import x509
+
+from edge_server.gateway import rotate
+from edge_server.gateway.probe_access import call, shown_certificate
+from edge_server.gateway.reload import Reloaded, reload_broker
+from edge_server.gateway.revoke import revoke
+from edge_server.gateway.rotate import Rotated, finish_ca, rotate_ca, rotate_server
+from edge_server.gateway.state import read_state
+from shared.errors import ConfigError, Unreachable
+from shared.runtime.processes import terminate
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
+from tests.edge_server.processes import called
+
+pytestmark = [pytest.mark.broker, needs_mosquitto]
+
+WELL = Reloaded(running=True)
+
+
+def run(routine):
+    return asyncio.run(asyncio.wait_for(routine, GUARD_S))
+
+
+@asynccontextmanager
+async def talking(site, name, pair):
+    """Have a board publish on one connection while the block lasts; nothing may be refused, nor the connection end."""
+    stop, taken = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def talk():
+        async with call(site.door, pair) as caller:
+            while not stop.is_set():
+                assert await caller.publish(f"fieldfleet/v1/roof/{name}/update") < 0x80
+                taken.release()
+                await asyncio.sleep(0.001)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(talk())
+        await taken.acquire()
+        yield
+        while not taken.locked():  # what was taken before
+            await taken.acquire()
+        await taken.acquire()  # and it still talks
+        stop.set()
+
+
+def serial(pem):
+    return x509.load_pem_x509_certificate(pem).serial_number
+
+
+def test_the_gateway_gets_new_keys_while_boards_talk(tmp_path):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            board, files = site.enrol("pi-03"), [site.folder.gateway("server.key"), site.folder.gateway("server.crt")]
+            before = [one.read_bytes() for one in files]
+            async with talking(site, "pi-03", board):
+                assert await rotate_server(site.folder, now()) == Rotated(WELL)
+            assert all(one.read_bytes() != was for one, was in zip(files, before, strict=True))
+            shown = x509.load_der_x509_certificate(await shown_certificate(site.door))
+            assert shown.serial_number == serial(files[1].read_bytes()) != serial(before[1])
+            assert await site.lets_in(board)
+
+    run(scene())
+
+
+def test_the_ca_is_replaced_while_boards_talk(tmp_path):
+    async def scene():
+        async with live_site(tmp_path) as site, AsyncExitStack() as stack:
+            old, bad, other = (site.enrol(name) for name in ("pi-03", "pi-04", "pi-06"))
+            await stack.enter_async_context(talking(site, "pi-03", old))
+            assert await rotate_ca(site.folder, now()) == Rotated(WELL, ("pi-03", "pi-04", "pi-06"))
+            assert await site.lets_in(bad)
+            new = site.enrol("pi-05")
+            assert await site.lets_in(new)
+            with pytest.raises(ConfigError, match="in force"):
+                await rotate_ca(site.folder, now())
+            assert await revoke(site.folder, "pi-04", now()) == WELL  # whom the CA before signed
+            assert not await site.lets_in(bad)
+            with pytest.raises(ConfigError, match="pi-03, pi-06 have no certificate"):
+                await finish_ca(site.folder)
+            site.enrol("pi-03")  # its connection stays, as a board's does that renews its certificate
+            renewed = site.enrol("pi-06")
+            assert await site.lets_in(other)
+            assert await finish_ca(site.folder) == Rotated(WELL)
+            assert not await site.lets_in(old)
+            assert not await site.lets_in(other)
+            assert await site.lets_in(renewed)
+            assert await site.lets_in(new)
+            assert not await site.lets_in(bad)
+            with pytest.raises(ConfigError, match="no CA before"):
+                await finish_ca(site.folder)
+            assert await revoke(site.folder, "pi-05", now()) == WELL
+            assert not await site.lets_in(new)
+
+    run(scene())
+
+
+def test_an_overlap_may_be_cut_short(tmp_path):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            old = site.enrol("pi-03")
+            assert (await rotate_ca(site.folder, now())).left == ("pi-03",)
+            assert (await finish_ca(site.folder, force=True)).reloaded == WELL
+            assert not await site.lets_in(old)
+            assert (await reload_broker(site.folder)) == WELL
+            assert not await site.lets_in(old)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_a_rotation_that_was_cut_short_goes_on(tmp_path, monkeypatch, cut):
+    """Wherever it stopped between two files: asked for again it ends with a CA and all that it signs."""
+    site = make_site(tmp_path)
+    board = site.enrol("pi-03")
+    writes = []
+
+    def put(self, path, data, **options):
+        if len(writes) == cut:
+            raise Unreachable("the power is gone")
+        writes.append(path)
+        return whole(self, path, data, **options)
+
+    whole = type(site.folder).put
+    with monkeypatch.context() as patch:
+        patch.setattr(type(site.folder), "put", put)
+        with pytest.raises(Unreachable):
+            run(rotate_ca(site.folder, now()))
+    with suppress(ConfigError):  # where the CA itself was whole
+        run(rotate_ca(site.folder, now()))
+    assert called("site", "init", "--folder", site.path) == 0
+
+    async def scene():
+        await site.start()
+        try:
+            assert await site.lets_in(board)
+            assert await site.lets_in(site.enrol("pi-04"))
+            assert (await reload_broker(site.folder)) == WELL
+        finally:
+            await terminate(site.process)
+
+    run(scene())
+
+
+def test_without_the_roots_key_no_ca_is_made(tmp_path):
+    site = make_site(tmp_path)
+    before = site.folder.ca("site.crt").read_bytes()
+    site.folder.ca("root.key").unlink()
+    with pytest.raises(ConfigError, match=r"root\.key is not here"):
+        run(rotate_ca(site.folder, now()))
+    assert site.folder.ca("site.crt").read_bytes() == before
+    assert not site.folder.ca("site-before.crt").exists()
+
+
+def test_a_broker_that_keeps_its_certificate_is_named(tmp_path, monkeypatch):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            shown = await shown_certificate(site.door)
+
+            async def same(_door):
+                return shown
+
+            monkeypatch.setattr(rotate, "shown_certificate", same)
+            assert "restart it" in (await rotate_server(site.folder, now())).reloaded.faults[0]
+
+    run(scene())
+
+
+def test_the_commands(tmp_path, capsys):
+    site = make_site(tmp_path)
+    folder = ("--folder", site.path)
+    site.enrol("pi-03")
+    assert called("site", "rotate-server", *folder) == 0
+    assert called("site", "rotate-ca", "--force", *folder) == 2
+    assert called("site", "rotate-ca", "--finish", *folder) == 2
+    assert called("site", "rotate-ca", *folder) == 0
+    assert "once pi-03 have renewed" in capsys.readouterr().out
+    assert called("site", "check", *folder) == 1  # for want of a broker
+    assert "rotate-ca --finish" in capsys.readouterr().out
+    assert called("site", "rotate-ca", "--finish", *folder) == 2
+    assert called("site", "rotate-ca", "--finish", "--force", *folder) == 0
+    assert read_state(site.path).generation == 3
