@@ -9,7 +9,7 @@ import json
 import msgspec
 import pytest
 
-from edge_server.__main__ import _parser, main
+from edge_server.__main__ import build_parser, main
 from edge_server.cli import report as command
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.replay.run import replay
@@ -37,7 +37,7 @@ def report(runs, monkeypatch):
     monkeypatch.chdir(runs.parent)
 
     def give(*words) -> int:
-        options = _parser().parse_args(["report", "--data-dir", str(runs), *map(str, words)])
+        options = build_parser().parse_args(["report", "--data-dir", str(runs), *map(str, words)])
         return command.report(options)
 
     return give
