@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from device_agent.commands import join as join_command
 from device_agent.config import load
 from device_agent.identity import credentials
 from device_agent.identity.clock_floor import BoardClock
+from device_agent.identity.renewal import Renewal, show_certificate
 from device_agent.measurement.reach import find_refusal
 from edge_server import __main__ as server_command
 from edge_server.gateway.enrolment.ledger import read_ledger
@@ -26,9 +28,14 @@ from edge_server.gateway.revoke import revoke
 from shared.errors import ConfigError
 from shared.protocol.enrolment import parse_token
 from shared.protocol.topics import topic
+from shared.runtime.clock import utc_seconds
+from shared.transport.base import Presence
+from shared.transport.mqtt import MqttTransport
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
 
 GUARD_S = 120.0
+DAY_S = 86_400.0
+IN_USE = Path(credentials.FOLDER, credentials.CURRENT, credentials.CERTIFICATE)
 
 
 def typed(main, *words, stdin="") -> tuple[int, str, str]:
@@ -45,9 +52,9 @@ def typed(main, *words, stdin="") -> tuple[int, str, str]:
 
 
 @asynccontextmanager
-async def enrolling(site: LiveSite):
+async def enrolling(site: LiveSite, utc_s=utc_seconds):
     """Run the enrolment service of a site on loopback; yields what makes tokens for it."""
-    enrolment = EnrolmentSite(site.path)
+    enrolment = EnrolmentSite(site.path, utc_s=utc_s)
     service = EnrolmentService(enrolment.registrar(), lambda: service_context(*enrolment.pair()))
 
     async with service.running("127.0.0.1", 0) as port:
@@ -118,6 +125,48 @@ def test_a_board_joins_by_a_token_is_shut_out_by_revocation_and_joins_again(tmp_
             assert await refusal(path) == ""
             states = [one.state(0.0) for one in read_ledger(site.path).tokens.values()]
             assert states == ["closed", "closed"]
+
+    asyncio.run(go())
+
+
+@needs_mosquitto
+@pytest.mark.broker
+def test_a_certificate_is_renewed_and_shown_to_the_broker_before_it_is_used(tmp_path):
+    """By a handshake that a running session of the board does not notice; a revoked one the broker does not take."""
+
+    async def go():
+        site = make_site(tmp_path)
+        initialise(site.folder, Wanted(addresses=("127.0.0.1",)), now())
+        ahead = [0.0]
+        await site.start()
+        try:
+            async with asyncio.timeout(GUARD_S), enrolling(site, lambda: utc_seconds() + ahead[0]) as token:
+                path = agent_file(tmp_path / "board")
+                code, _, why = await join(path, await token("pi-03"))
+                assert code == 0, why
+                config = load(path)
+                state, clock = Path(config.state_dir), BoardClock.of(Path(config.state_dir))
+                renewal = Renewal(state, clock, partial(show_certificate, clock=clock), config.broker)
+                before = (state / IN_USE).read_bytes()
+                presence = Presence(topic("roof", "pi-03", "status"), b"", b"")
+                async with MqttTransport(
+                    config.broker, "pi-03", lambda: presence, dates=clock.may_judge
+                ).running() as own:
+                    await own.connected.wait()
+                    assert not await renewal.look()
+                    ahead[0] = 260 * DAY_S
+                    assert await renewal.look()
+                    assert own.connections == 1
+                    assert own.connected.is_set()
+                assert (state / IN_USE).read_bytes() != before
+                assert await refusal(path) == ""
+                assert await show_certificate(config.broker, clock) == ""
+                await revoke(site.folder, "pi-03", now())
+                assert "revoked" in await show_certificate(config.broker, clock)
+        finally:
+            assert site.process
+            site.process.terminate()
+            await site.process.wait()
 
     asyncio.run(go())
 

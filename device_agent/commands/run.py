@@ -10,6 +10,7 @@ import signal
 import uuid
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from device_agent.build import compose, compose_reporter
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.state_files import writable
 from device_agent.identity.clock_floor import BoardClock
+from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
+from device_agent.identity.renewal import Renewal, show_certificate
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
@@ -93,8 +96,9 @@ async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing,
             reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
             reporter.instance = session.instance
             releases = serving.compose_releases(transport, session.instance)
+            renewing = _renewing(config, folder)
             tops = serving.asking_tops(transport, session.instance)
-            async with background(reporter.run(), releases.run()), tops:
+            async with background(reporter.run(), releases.run(), *renewing), tops:
                 await stopping.wait()
 
 
@@ -102,6 +106,14 @@ def _transport(config: AgentConfig, folder: Path, session: Session) -> MqttTrans
     """Return the way to the broker; dates of certificates are judged where this board's clock is to be trusted."""
     name, clock = f"{config.site}.{config.device}", BoardClock.of(folder)
     return MqttTransport(config.broker, name, session.presence, dates=clock.may_judge)
+
+
+def _renewing(config: AgentConfig, folder: Path) -> list[Coroutine[Any, Any, None]]:
+    """Return what keeps the board's certificate valid; nothing where it joined no site by a token."""
+    if read_membership(folder / FOLDER / CURRENT) is None:
+        return []
+    clock = BoardClock.of(folder)
+    return [Renewal(folder, clock, partial(show_certificate, clock=clock), config.broker).run()]
 
 
 async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None, stopping: asyncio.Event) -> None:
@@ -170,7 +182,8 @@ async def _run_agent(
             agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
             serving.own.changed.set()  # there may be one of a trainer that outlived its agent
         releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
-        living = asyncio.create_task(_live(agent, *releases), name="agent")
+        beside = [*releases, *_renewing(config, folder)]
+        living = asyncio.create_task(_live(agent, *beside), name="agent")
         stop = asyncio.create_task(stopping.wait(), name="stop")
         try:
             async with serving.asking_tops(transport, session.instance) if serving else nullcontext():

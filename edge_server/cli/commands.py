@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.cli import places
+from edge_server.cli.gateway import arguments as gateway_commands
 from shared import registry
 from shared.errors import ConfigError
 from shared.runtime import processes
@@ -183,7 +184,9 @@ def trial(options: argparse.Namespace) -> int:
 
 
 def devices(options: argparse.Namespace) -> int:
-    """Show the devices of a site and what they measured last."""
+    """Show the devices of a site and what they measured last; `approve` lets one renew its certificate."""
+    if gateway_commands.is_approval(options):
+        return gateway_commands.approve(options)
     from edge_server.cli.devices import show_devices  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)

@@ -20,6 +20,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -45,7 +46,7 @@ Kind = TypeVar("Kind")
 
 _FORM = "ff1"
 _ID = re.compile(r"[a-z2-7]{6}")
-_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _LINE = re.compile(rb"[\x20-\x7e]*")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
@@ -192,12 +193,22 @@ def parse_token(line: str) -> Token:
         raise ConfigError("the token is not whole: copy the line from `ff1,` to its end")
     address, root, name, secret = parts
     host, _, port = address.rpartition(":")
-    if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or int(port) >= 1 << 16:
+    if not _is_host(host) or not _PORT.fullmatch(port) or int(port) >= 1 << 16:
         raise ConfigError("the token names no address of a gateway: copy the line again")
     digest = _bytes(root, DIGEST_BYTES)
     if not digest or not _ID.fullmatch(name) or not _bytes(secret, SECRET_BYTES):
         raise ConfigError("the token was changed on its way: copy the line again")
     return Token(host.strip("[]"), int(port), digest, name, secret)
+
+
+def _is_host(text: str) -> bool:
+    if not text.startswith("["):
+        return _HOST.fullmatch(text) is not None
+    try:
+        IPv6Address(text[1:-1])
+    except ValueError:
+        return False
+    return text.endswith("]") and "%" not in text
 
 
 def _unpadded(data: bytes) -> str:

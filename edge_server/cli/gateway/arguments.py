@@ -8,11 +8,13 @@ from pathlib import Path
 
 from edge_server.cli.gateway.site import add_folder
 from edge_server.gateway.enrolment.tokens import MOST_TTL_S
+from shared.errors import ConfigError
 from shared.protocol.enrolment import USUAL_PORT
 from shared.runtime import processes
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 USUAL_DAYS = 365.0
+APPROVE = "approve"
 
 
 def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,6 +55,25 @@ def service_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=float, default=USUAL_DAYS, metavar="N", help=help_)
 
 
+def approve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `edge-server devices approve NAME` takes beside what `devices` does."""
+    help_ = "`devices approve NAME`: let a board renew a certificate that ended more than 180 days ago"
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help=help_)
+    add_folder(parser)
+
+
+def is_approval(options: argparse.Namespace) -> bool:
+    """Tell whether a command line of `devices` approves a board.
+
+    Raises:
+        ConfigError: It names two things and is none.
+    """
+    if (options.device == APPROVE) != bool(options.name):
+        what = "name the board" if options.device == APPROVE else f"{options.name!r}: one DEVICE at a time"
+        raise ConfigError(f"{what}; `edge-server devices approve NAME` lets a board renew its certificate")
+    return bool(options.name)
+
+
 def duration_s(text: str) -> float:
     """Return the seconds of a text such as 90s, 15m, 2h or 1d.
 
@@ -72,6 +93,14 @@ def enrol(options: argparse.Namespace) -> int:
 
     processes.configure("warning", options.verbose)
     return command.enrol(options)
+
+
+def approve(options: argparse.Namespace) -> int:
+    """Let a board renew a certificate that ended long ago."""
+    from edge_server.cli.gateway import enrol as command  # noqa: PLC0415 - as above
+
+    processes.configure("warning", options.verbose)
+    return command.approve(options)
 
 
 def enrolment_service(options: argparse.Namespace) -> int:

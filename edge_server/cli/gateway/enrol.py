@@ -186,6 +186,9 @@ def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = 
         out: Where to; None for standard output.
     """
     out = out or sys.stdout
+    for device, key in sorted(ledger.pending.items()):
+        asks = f"{device} asks to renew a certificate that ended long ago, by the key {key[:16]}"
+        write_text(out, f"{asks}: edge-server devices approve {device}")
     if not ledger.tokens:
         write_text(out, "no token was made")
         return
@@ -223,6 +226,26 @@ def revoke_token(site: EnrolmentSite, name: str) -> None:
         ledger.tokens[name] = msgspec.structs.replace(kept, revoked=True)
     if kept.key:
         write_text(sys.stdout, f"{kept.device} has a certificate by it: `edge-server revoke {kept.device}` ends that")
+
+
+def approve(options: argparse.Namespace) -> int:
+    """Let a board that asked for it renew a certificate that ended long ago; it does so by its own key alone.
+
+    Raises:
+        ConfigError: There is no such site, or the board did not ask.
+    """
+    site, name = EnrolmentSite(options.folder), options.name
+    read_state(site.folder)
+    with site.edit() as ledger:
+        if name not in ledger.pending:
+            asking = ", ".join(sorted(ledger.pending)) or "none"
+            raise ConfigError(f"{name!r} does not ask to renew a certificate that ended long ago; asking: {asking}")
+        ledger.approved[name] = ledger.pending[name]
+    write_text(
+        sys.stdout,
+        f"{name} may renew its certificate, by the key {ledger.approved[name][:16]}; it asks again by itself",
+    )
+    return 0
 
 
 def serve(options: argparse.Namespace) -> int:

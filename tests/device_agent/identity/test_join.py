@@ -3,80 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import stat
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from device_agent.identity import clock_floor, credentials
+from device_agent.identity import credentials
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, read_membership
-from device_agent.identity.join import Join
 from edge_server.gateway import authority
-from shared.errors import EnrolmentFailed
 from shared.protocol.enrolment import Joined, parse_head
+from tests.device_agent.identity.boards import DAY_S, STEPS, Board, Killed, failure, killed_after
 from tests.edge_server.gateway.enrolments import NOW, Gateway, authorities, server_context, server_pair, serving
-
-DAY_S = 86_400.0
-
-
-@pytest.fixture(autouse=True)
-def _written_before(monkeypatch):
-    monkeypatch.setattr(clock_floor, "WRITTEN_UTC_S", NOW - 30 * DAY_S)
-
-
-class Board:
-    """A board with its disk, its clock, and a broker that lets it in or not."""
-
-    def __init__(self, folder: Path, clock: BoardClock | None = None) -> None:
-        self.state = folder
-        folder.mkdir(exist_ok=True)
-        self.clock = clock or BoardClock(utc_s=lambda: NOW, synchronised=lambda: True)
-        self.proven: list[str] = []
-        self.refusal = ""
-
-    @property
-    def used(self) -> Path:
-        return self.state / credentials.FOLDER / CURRENT
-
-    async def prove(self, broker, membership) -> str:
-        ssl.create_default_context(cafile=broker.tls.ca).load_cert_chain(broker.tls.cert, broker.tls.key)
-        self.proven.append(f"{membership.device}@{broker.host}:{broker.port}")
-        return self.refusal
-
-    async def join(self, token, device=""):
-        return await Join(token, self.state, device, self.clock, self.prove).run()
-
-    def joins(self, gateway, context, token=None, device=""):
-        """Join at a gateway that serves for as long as it takes."""
-
-        async def run():
-            async with serving(gateway, context) as port:
-                return await self.join(replace(token or gateway.token(), port=port), device)
-
-        return asyncio.run(run())
-
-    def is_usable(self) -> bool:
-        """Tell whether what is in use, if anything is, belongs together."""
-        if read_membership(self.used) is None:
-            return False
-        tls = credentials.tls_of(self.used)
-        ssl.create_default_context(cafile=tls.ca).load_cert_chain(tls.cert, tls.key)
-        return True
-
-
-def failure(run) -> EnrolmentFailed:
-    with pytest.raises(EnrolmentFailed) as raised:
-        run()
-    return raised.value
 
 
 def test_a_board_joins(tmp_path):
@@ -225,46 +169,23 @@ def test_the_key_never_leaves_the_board(tmp_path):
         assert form not in heard
 
 
-class Killed(BaseException):
-    """As a power cut would: nothing is tidied up."""
-
-
-STEPS = 60
-
-
-def test_a_join_may_be_killed_at_every_step_and_done_again(tmp_path, monkeypatch):
+def test_a_join_may_be_killed_at_every_step_and_done_again(tmp_path):
     """At each write, sync and rename in turn; then once more by the same board, which must succeed, with one key."""
-    context, left = server_context(tmp_path / "gw"), [0]
-    real = os.fsync, os.replace, os.symlink
-
-    def step(number):
-        def run(*given, **more):
-            left[0] -= 1
-            if left[0] == 0:
-                raise Killed
-            return real[number](*given, **more)
-
-        return run
-
-    monkeypatch.setattr(os, "fsync", step(0))
-    monkeypatch.setattr(os, "replace", step(1))
-    monkeypatch.setattr(os, "symlink", step(2))
-    for kill_at in range(1, STEPS):
-        board, gateway = Board(tmp_path / f"board-{kill_at}"), Gateway()
+    context = server_context(tmp_path / "gw")
+    for steps in range(1, STEPS):
+        board, gateway = Board(tmp_path / f"board-{steps}"), Gateway()
         token = gateway.token()
-        left[0] = kill_at
-        try:
-            board.joins(gateway, context, token)
-        except Killed:
-            assert board.is_usable() in (False, True)  # whole, or not there
-        else:
+        with killed_after(steps) as left:
+            try:
+                board.joins(gateway, context, token)
+            except Killed:
+                board.is_usable()  # whole, or not there
+        if left[0] > 0:
             break
-        left[0] = 0
         board.joins(gateway, context, token)
         assert board.is_usable()
-        assert len({public for public, _ in gateway.issued}) == 1
         assert len(gateway.issued) == 1
-    assert 10 < kill_at < STEPS - 1
+    assert 10 < steps < STEPS - 1
 
 
 @pytest.mark.parametrize("year", [1970, 2038])

@@ -81,7 +81,7 @@ class Gateway:
         issued = authority.issue(key, cert, public, subject, 365, datetime.fromtimestamp(self.now, UTC))
         digest = hashlib.sha256(public).hexdigest()
         self.holders[digest] = Holder(device, issued.not_after.timestamp(), revoked=False)
-        return issued
+        return replace(issued, certificate=issued.certificate + cert)
 
     def revoke(self, key: ec.EllipticCurvePrivateKey) -> None:
         digest = hashlib.sha256(public_of(key)).hexdigest()
@@ -129,11 +129,11 @@ def server_pair(*addresses: str, days: float = 365, at: float = NOW, made: float
     return key, authority.issue(ca_key, ca, authority.public_key_of(key), subject, days, now).certificate + ca
 
 
-def server_context(folder: Path, pair: tuple[bytes, bytes] | None = None) -> ssl.SSLContext:
+def server_context(folder: Path, pair: tuple[bytes, bytes] | None = None, made: float = NOW) -> ssl.SSLContext:
     """Return what a gateway on loopback, or somebody who passes for one, accepts connections with."""
-    key, certificate = pair or server_pair("127.0.0.1")
+    key, certificate = pair or server_pair("127.0.0.1", made=made)
     folder.mkdir(exist_ok=True)
-    for name, data in (("server.key", key), ("server.crt", certificate), ("chain.pem", authorities()[1])):
+    for name, data in (("server.key", key), ("server.crt", certificate), ("chain.pem", authorities(made)[1])):
         (folder / name).write_bytes(data)
     return service_context(folder / "server.crt", folder / "server.key", folder / "chain.pem")
 

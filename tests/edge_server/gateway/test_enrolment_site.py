@@ -32,6 +32,8 @@ from shared.errors import ConfigError
 from shared.protocol.enrolment import JoinAnswer, parse_token
 from tests.edge_server.gateway.enrolments import NOW, new_key, public_of, request_of
 
+DAY_S = 86_400.0
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
@@ -163,6 +165,30 @@ def test_a_revoked_device_is_let_in_again_by_a_new_token_alone(site, capsys):
     assert join(site, token, new).status == 200
     assert not read_state(site.folder).accounts["pi-03"].denied
     assert b'"revoked"' in site.registrar().answer(renewal).body  # the stolen board's key stays out
+
+
+def test_a_board_that_was_away_for_too_long_renews_when_the_operator_says_so(site, capsys):
+    key = new_key()
+    renewal = Request("POST", "/renew-expired", msgspec.json.encode({"request": request_of(key).decode()}))
+    site.issue(public_of(key), "pi-03")
+    late = EnrolmentSite(site.folder, utc_s=lambda: NOW + 600 * DAY_S)
+    assert b'"approval"' in late.registrar().answer(renewal).body
+    assert "devices approve pi-03" in enrol(site, "--list", capsys=capsys)
+    for words, code in (
+        (["approve"], 2),
+        (["approve", "pi-04"], 2),
+        (["pi-03", "pi-04"], 2),
+        (["approve", "pi-03"], 0),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["edge-server", "devices", *words, "--folder", str(site.folder)])
+            with pytest.raises(SystemExit) as ended:
+                command_line.main()
+        assert ended.value.code == code
+    assert late.registrar().answer(renewal).status == 200
+    assert (
+        b'"approval"' in EnrolmentSite(site.folder, utc_s=lambda: NOW + 2000 * DAY_S).registrar().answer(renewal).body
+    )
 
 
 def test_a_holder_is_a_device_alone(site):

@@ -55,6 +55,13 @@ def test_a_host_that_no_token_can_carry_is_refused(host):
         format_token(Token(host, 8443, bytes(32), *new_secret()))
 
 
+@pytest.mark.parametrize("host", ["[1.2]", "[::1", "::1", "[gateway]", "[fe80::1%eth0]", "[]"])
+def test_an_address_in_a_token_is_written_in_one_way(host):
+    line = f"ff1,{host}:8443,{'A' * 43},aaaaaa,{'A' * 22}"
+    with pytest.raises(ConfigError):
+        parse_token(line)
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_a_token_or_refused(text):
     with pytest.raises(ConfigError):
