@@ -25,10 +25,12 @@ import psutil
 from counter import Counted, counting
 
 from edge_server.fleet.broker import free_port, running
+from edge_server.gateway.state import read_state
 from edge_server.journal.records import RoundClosed, closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
 from shared.runtime.processes import terminate
 from shared.transfer.to_file import NOTED_BYTES
+from tests.edge_server.gateway.sites import LiveSite, make_site
 
 WARM_UP = 2
 SAMPLE_S = 0.1
@@ -158,8 +160,15 @@ def _children(pid: int) -> list[int]:
     return [int(one) for each in Path(f"/proc/{pid}/task").glob("*/children") for one in each.read_text().split()]
 
 
-async def measure(
-    *, model_bytes: int, devices: int, rounds: int, echo: bool = False, memory: bool = False, tests: bool = False
+async def measure(  # noqa: PLR0913 - of what a fleet may be
+    *,
+    model_bytes: int,
+    devices: int,
+    rounds: int,
+    echo: bool = False,
+    memory: bool = False,
+    tests: bool = False,
+    secured: bool = False,
 ) -> Run:
     """Run a fleet. Nobody reads its journal before the run has ended, and then the rounds' ends are taken from it.
 
@@ -170,6 +179,7 @@ async def measure(
         echo: Agents share one process and send back what came, instead of each having a trainer.
         memory: Sample the server's memory, which slows it a little.
         tests: The server evaluates the model after each round.
+        secured: By TLS, with certificates and the access list of a site; not of agents in one process.
     """
     hidden = max(1, (model_bytes // 4 - 10) // HIDDEN_PER_PARAMETER)
     Path("build").mkdir(exist_ok=True)
@@ -180,18 +190,26 @@ async def measure(
             plan = PLAN.format(rounds=rounds, hidden=hidden, devices=devices, epochs=epochs)
             (place.path / "plan.toml").write_text(plan.replace("every = 0", f"every = {int(tests)}"))
             relay = await stack.enter_async_context(counting(port)) if echo else Counted(port)
-            server = {"plan": "plan.toml", "run": "bench", "data_dir": str(place.path), "threads": 1}
-            pid = await place.configured("server", "edge_server", {**server, "broker": {"port": relay.port}})
+            site = make_site(place.path) if secured else None
+            known = Known(site) if site else Plain(relay.port)
+            server = {
+                "plan": "plan.toml",
+                "run": "bench",
+                "data_dir": str(place.path),
+                "threads": 1,
+                "site": known.name,
+            }
+            pid = await place.configured("server", "edge_server", {**server, "broker": known.server()})
             # Its journal is open: from here on it waits for the broker, and has no model yet.
             await until((place.path / "bench" / JOURNAL).exists, check=place.require_well)
             peak = Peak(pid)
-            broker = await stack.enter_async_context(running(place.path, port=port))
-            place.pids.append(broker.process.pid)
-            queued = Peak(broker.process.pid)
+            broker_pid = await _broker(stack, place.path, port, site)
+            place.pids.append(broker_pid)
+            queued = Peak(broker_pid)
             if memory:
                 peak.start()
                 queued.start()
-            await _agents(place, port, devices, echo=echo)
+            await _agents(place, port, devices, known, echo=echo)
             spent = await _to_end(place)
             size = 4 * (hidden * HIDDEN_PER_PARAMETER + 10)
             closed = closed_rounds(read(place.path / "bench"))
@@ -238,7 +256,55 @@ def _require_whole(closed: list[RoundClosed], rounds: int, size: int) -> None:
             raise RuntimeError(f"round {one.round} was {one.outcome} and carried {carried} bytes, not {size}")
 
 
-async def _agents(place: Place, port: int, devices: int, *, echo: bool) -> None:
+@dataclass(frozen=True)
+class Plain:
+    """A broker that anybody may use."""
+
+    port: int
+    name: str = "lab"
+
+    def server(self) -> dict[str, object]:
+        """Return the server's `[broker]`."""
+        return {"port": self.port}
+
+    def device(self, _name: str) -> dict[str, object]:
+        """Return a device's."""
+        return {"port": self.port}
+
+
+@dataclass(frozen=True)
+class Known:
+    """The broker of a site, which knows everybody by a certificate."""
+
+    site: LiveSite
+    name: str = "roof"
+
+    def server(self) -> dict[str, object]:
+        """Return the server's `[broker]`."""
+        return self._at(read_state(self.site.path).servers_port, self.site.folder.gateway("edge-server"))
+
+    def device(self, name: str) -> dict[str, object]:
+        """Return a device's, with a new certificate."""
+        pair = self.site.enrol(name)
+        pair.with_suffix(".key").chmod(0o600)
+        return self._at(self.site.door.port, pair)
+
+    def _at(self, port: int, pair: Path) -> dict[str, object]:
+        tls = {"ca": str(self.site.folder.ca("root.crt")), "cert": f"{pair}.crt", "key": f"{pair}.key"}
+        return {"host": "127.0.0.1", "port": port, "tls": tls}
+
+
+async def _broker(stack: AsyncExitStack, folder: Path, port: int, site: LiveSite | None) -> int:
+    """Start the broker; return its pid."""
+    if site is None:
+        return (await stack.enter_async_context(running(folder, port=port))).process.pid
+    await site.start()
+    assert site.process
+    stack.push_async_callback(site.stop)
+    return site.process.pid
+
+
+async def _agents(place: Place, port: int, devices: int, known: Plain | Known, *, echo: bool) -> None:
     if echo:
         script = str(Path(__file__).with_name("echo_agents.py"))
         await place.start("echo", script, str(port), str(devices), str(place.path / "echo"))
@@ -246,9 +312,10 @@ async def _agents(place: Place, port: int, devices: int, *, echo: bool) -> None:
     for index in range(devices):
         config = {
             "device": f"device-{index}",
+            "site": known.name,
             "state_dir": str(place.path / f"device-{index}"),
             "data": {"source": "digits", "limit": 2},
-            "broker": {"port": port},
+            "broker": known.device(f"device-{index}"),
             "trainer": {"threads": 1},
         }
         await place.configured(f"device-{index}", "device_agent", config)

@@ -40,6 +40,7 @@ import semisfl
 import shares
 import split
 import starts
+import tls
 import together
 import u_shape
 import views
@@ -56,6 +57,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "inference": inference.run,
     "collaborative": collaborative.run,
     "rounds": rounds.run,
+    "tls": tls.run,
     "memory": memory.run,
     "floods": floods.run,
     "power-reads": power_reads.run,
