@@ -199,7 +199,9 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
                 "threads": 1,
                 "site": known.name,
             }
-            pid = await place.configured("server", "edge_server", {**server, "broker": known.server()})
+            pid = await place.configured(
+                "server", "edge_server", {**server, "site": known.name, "broker": known.server()}
+            )
             # Its journal is open: from here on it waits for the broker, and has no model yet.
             await until((place.path / "bench" / JOURNAL).exists, check=place.require_well)
             peak = Peak(pid)

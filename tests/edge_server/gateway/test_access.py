@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -51,6 +52,16 @@ ALL = "overseer"
 
 def test_the_page_has_the_table_that_the_access_list_is_made_from() -> None:
     assert table() in PAGE.read_text()
+
+
+def test_every_channel_of_the_protocol_is_in_it_by_the_same_speakers() -> None:
+    """The page's list of channels says who speaks on which; whoever adds one there adds it here."""
+    section = PAGE.read_text().partition("## Topics")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([a-z]+)` \| ([^|]+) \|", section, re.MULTILINE)
+    assert {channel for channel, _ in listed} == {one for rule in RULES for one in rule.channels} - {GENERATION}
+    for channel, speaker in listed:
+        role = "peer" if speaker.startswith("peer") else "device" if speaker.startswith("device") else "server"
+        assert any("publish" in rule.verbs(role) for rule in RULES if channel in rule.channels), (channel, speaker)  # type: ignore[arg-type]
 
 
 def test_a_device_has_no_more_than_its_own_and_what_is_everybodys() -> None:
