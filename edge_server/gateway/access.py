@@ -71,7 +71,7 @@ RULES = (
     Rule(SERVER, ("status",), device=HEARS, server=BOTH),
     Rule(TOPS, ("status",), device=HEARS, server=BOTH),
     Rule(NEIGHBOUR, ("status",), server=HEARS, peer=BOTH),
-    Rule(NEIGHBOUR, ("gossip", "telemetry"), server=HEARS, peer=SAYS),
+    Rule(NEIGHBOUR, ("gossip", "telemetry", "round"), server=HEARS, peer=SAYS),
     Rule(NEIGHBOUR, ("gossiped", "decision"), server=SAYS, peer=HEARS),
     Rule(PROBES, (GENERATION,), probe=BOTH),
 )
