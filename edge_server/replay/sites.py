@@ -148,10 +148,11 @@ async def _among_peers(
         for peer, place in places.items()
         if peer != site
     }
+    born = {peer: Births(site, peer, run, run, described) for peer in away}
     for peer, link in away.items():
-        said = Births(site, peer, run, run, described).presence()
+        said = born[peer].presence()
         await link.publish(said.topic, said.birth, retain=True)
-    links = Links(site, places[site].broker, away, described)
+    links = Links(site, places[site].broker, away, described, born)
     folder = cast.folder / f"{site}.neighbours"  # not of the run: nobody goes on with a replay
     us = Ourselves(site, sites.names, run, folder, sites.deadline_s)
 

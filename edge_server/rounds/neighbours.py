@@ -46,6 +46,10 @@ class Neighbours(Protocol):
         """
         ...
 
+    async def leave(self) -> None:
+        """Tell the others that the run has ended here, by its plan or before, and that nobody need wait for it."""
+        ...
+
 
 def plan_of_site(plan: Plan, site: str) -> Plan:
     """Return the plan that one site acts by: of the budget of joules it has the share of its devices.

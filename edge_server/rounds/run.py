@@ -160,7 +160,15 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         neighbours=neighbours,
     )
     await _record_beginning(rounds, begun)
-    return await _play(rounds, partial(_stand, rounds, begun.draw))
+    return await _play_and_leave(rounds, begun.draw)
+
+
+async def _play_and_leave(rounds: Rounds, draw: str) -> State:
+    """Do what is left of a run, then tell the other sites that it has ended."""
+    state = await _play(rounds, partial(_stand, rounds, draw))
+    if rounds.neighbours:
+        await rounds.neighbours.leave()
+    return state
 
 
 def _settled_plan(begun: RunOpened, site: str) -> Plan:

@@ -29,7 +29,7 @@ from shared.transport.base import Inbox, Presence, Transport
 
 log = logging.getLogger(__name__)
 
-Channel: TypeAlias = Literal["gossip", "gossiped", "telemetry", "decision", "round"]
+Channel: TypeAlias = Literal["status", "gossip", "gossiped", "telemetry", "decision", "round"]
 Taker: TypeAlias = Callable[[str, Message | bytes], Awaitable[None]]
 """(peer, what it said: a message, or the bytes of a frame). Raises WireError for what is of no use."""
 
@@ -39,7 +39,7 @@ ANSWERED: tuple[str, ...] = ("gossiped", "decision")
 """What it answers us at its own."""
 MOST_NAMED = 5
 """Keys in which two plans differ that are named."""
-OTHER_PLAN, OTHER_RUN = "other-plan", "other-run"
+OTHER_PLAN, OTHER_RUN, ENDED = "other-plan", "other-run", "ended"
 
 
 def plan_bytes(plan: Plan) -> bytes:
@@ -120,10 +120,17 @@ class Births:
     def presence(self) -> Presence:
         """Begin a session: return its birth and its will."""
         self._session += 1
-        will = Hello(site=self.site, session=self._session, instance=self.instance, run=self.run, online=False)
+        will = self._will()
         plan = self.plan if len(self.plan) <= MOST_PLAN_BYTES else b""
         birth = msgspec.structs.replace(will, online=True, digest=digest_of(self.plan), plan=plan)
         return Presence(peer_topic(self.peer, self.site, "status"), wire.encode(birth), wire.encode(will))
+
+    def end(self) -> Hello:
+        """Return what is said once the run has ended."""
+        return msgspec.structs.replace(self._will(), ended=True)
+
+    def _will(self) -> Hello:
+        return Hello(site=self.site, session=self._session, instance=self.instance, run=self.run, online=False)
 
 
 def newer(known: Hello | None, heard: Hello) -> bool:
@@ -146,6 +153,7 @@ class Links:
         plan: As `plan_bytes` gives it.
         takers: Who is told what comes on a channel.
         changed: Is called when a peer comes or goes, or is refused.
+        born: What we say of our presence at the broker of each peer, where we say when our run has ended.
         bound: Runs of peers of which something was used: no other run of theirs is heard.
         refused: What was of no use, by reason.
         note_rounds: Keeps the round that each peer has begun where people find it; None, as in replay, where nobody
@@ -156,6 +164,7 @@ class Links:
     home: Transport
     away: Mapping[str, Transport]
     plan: bytes
+    born: Mapping[str, Births] = field(default_factory=dict)
     takers: dict[str, Taker] = field(default_factory=dict)
     changed: list[Callable[[], None]] = field(default_factory=list)
     bound: dict[str, str] = field(default_factory=dict)
@@ -183,6 +192,8 @@ class Links:
     def objection(self, peer: str) -> str:
         """Return why a peer is not believed, one word; empty where it is, or has not been heard."""
         hello, bound = self._hellos.get(peer), self.bound.get(peer)
+        if hello and hello.ended:
+            return ENDED
         if hello and hello.online and bound is not None and hello.run != bound:
             return OTHER_RUN
         return self._objections.get(peer, "")
@@ -191,6 +202,11 @@ class Links:
         """Return a peer's name of its run; empty where it has not been heard."""
         hello = self._hellos.get(peer)
         return self.bound.get(peer) or (hello.run if hello else "")
+
+    async def end(self) -> None:
+        """Tell every peer that our run has ended, so that nobody waits for us."""
+        for peer, births in self.born.items():
+            await self.say(peer, "status", births.end())
 
     async def say(self, peer: str, channel: Channel, data: Message | bytes, *, assured: bool = True) -> bool:
         """Tell a peer something at its broker, a message or a frame; return whether the broker was there.
@@ -310,11 +326,13 @@ class Links:
             self._hellos[peer] = hello
             self._compare(peer, hello)
         elif before:
-            self._hellos[peer] = msgspec.structs.replace(before, online=False, session=hello.session)
+            ended = before.ended or hello.ended  # a will behind that word takes nothing back
+            self._hellos[peer] = msgspec.structs.replace(before, online=False, session=hello.session, ended=ended)
         else:
             return  # it says nothing but that it was there once
         if not before or before.online != hello.online or before.instance != hello.instance:
-            log.info("site %s is %s, run %s", peer, "here" if hello.online else "gone", printable(hello.run, NAME))
+            how = "here" if hello.online else "done" if hello.ended else "gone"
+            log.info("site %s is %s, run %s", peer, how, printable(hello.run, NAME))
         for call in self.changed:
             call()
 

@@ -100,6 +100,11 @@ class SpeakingNeighbours:
         await self.gossip.conclude(msgspec.structs.replace(gossiped, before=before, after=after))
         return self.mixing.with_mixed(state, mixed)
 
+    async def leave(self) -> None:
+        """Say that the run has ended here, once every neighbour has heard how the last edges stand."""
+        await self.gossip.linger()
+        await self.gossip.links.end()
+
     def _mixed(self, own: Tree, found: Mapping[str, memoryview]) -> Tree:
         trees = {self.site: own, **{peer: read_model(data) for peer, data in found.items()}}
         row = row_without(self.row, self.site, [other for other in self.row if other not in trees])
@@ -151,7 +156,7 @@ class Means:
 async def joined(
     plan: Plan, us: Ourselves, links: Links, means: Means, records: Iterable[AnyRecord]
 ) -> AsyncIterator[SpeakingNeighbours]:
-    """Speak with a site's peers while the block lasts, and until they have heard how its last edges stand.
+    """Speak with a site's peers while the block lasts.
 
     Args:
         plan: Of the run; its method can be mixed.
@@ -172,7 +177,6 @@ async def joined(
     row = mixing_rows(sizes_of(plan), edges)[us.site]
     async with background(*map(gossip.serve, near)), links.listening():
         yield SpeakingNeighbours(us.site, row, mixing, gossip, coordination, worker)
-        await gossip.linger()
 
 
 def place_of(plan: Plan, number: int) -> Place:

@@ -61,9 +61,9 @@ async def among_peers(
     async with AsyncExitStack() as stack:
         described, instance = plan_bytes(plan), uuid.uuid4().hex
         home = MqttTransport(config.broker, f"{config.site}.{PEERS}")
-        away = {}
+        away, born = {}, dict[str, Births]()
         for peer in config.peer:
-            births = Births(config.site, peer.site, run, instance, described)
+            born[peer.site] = births = Births(config.site, peer.site, run, instance, described)
             known_as = f"{peer.site}.{PEER}{config.site}"
             away[peer.site] = MqttTransport(peer.broker, known_as, births.presence)
         for transport in (home, *away.values()):
@@ -72,7 +72,7 @@ async def among_peers(
         async def note_rounds(rounds: Mapping[str, int]) -> None:
             await in_thread(write_rounds, store.folder, dict(rounds))
 
-        links = Links(config.site, home, away, described, note_rounds=note_rounds)
+        links = Links(config.site, home, away, described, born, note_rounds=note_rounds)
         us = Ourselves(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
 
         async def keep(record: AnyRecord) -> None:

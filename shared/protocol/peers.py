@@ -28,12 +28,14 @@ class Hello(Message, frozen=True, kw_only=True):
         run: The site's own name of its run.
         digest: XXH3-128 of the plan as JSON, 16 bytes; a will has none.
         plan: That JSON, empty where it is longer than `MOST_PLAN_BYTES`.
+        ended: Whether the run has ended there: nothing of it is to be waited for.
     """
 
     site: str
     session: int
     instance: str
     online: bool
+    ended: bool = False
     run: str = ""
     digest: bytes = b""
     plan: bytes = b""

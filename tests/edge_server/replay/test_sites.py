@@ -17,9 +17,10 @@ from edge_server.plan.sites import devices_by_site
 from edge_server.replay.run import replay, replay_sites, run_replay
 from edge_server.replay.trace import files
 from edge_server.sites.graph import graph_edges
-from edge_server.sites.matrix import mixing_rows
+from edge_server.sites.matrix import mixing_rows, zeta
 from edge_server.sites.mixing import mix_trees
 from edge_server.sites.neighbours import packed_model
+from edge_server.sites.sketch import disagreement, mean, unpacked
 from shared.errors import ConfigError
 from shared.tensors.tree import State
 from tests.edge_server.harness import beginning
@@ -71,6 +72,24 @@ def test_a_replay_of_sites_is_hierarchical_fedavg_bit_for_bit(tmp_path, clusters
         assert [one.round for one in gossips(records)] == [2, 4]
         assert not any(one.off for one in gossips(records))
         assert [closed.outcome for closed in closed_rounds(records)] == ["aggregated"] * 4
+    require_contraction(plan, {site: gossips(records) for site, (_, records) in found.items()})
+
+
+def require_contraction(plan: Plan, gossiped: dict[str, list[Gossiped]]) -> None:
+    """Check by the journals' sketches that each gossip kept the mean over devices and shrank disagreement by zeta."""
+    assert plan.sites
+    clusters = devices_by_site(plan.sites, [one.name for one in devices(plan)])
+    sizes = {site: len(those) for site, those in clusters.items()}
+    factor = zeta(sizes, mixing_rows(sizes, graph_edges(plan.sites)))
+    for records in zip(*gossiped.values(), strict=True):
+        before, after = (
+            {site: unpacked(getattr(one, name)) for site, one in zip(gossiped, records, strict=True)}
+            for name in ("before", "after")
+        )
+        whole, apart = mean(before, sizes), disagreement(before, sizes)
+        assert mean(after, sizes) == pytest.approx(whole, abs=1e-6 * float(abs(whole).max()))
+        assert apart > 0
+        assert disagreement(after, sizes) <= factor * apart + 1e-6 * float(abs(whole).max())
 
 
 def test_on_a_full_graph_all_edge_models_are_equal_after_each_gossip(tmp_path):

@@ -37,8 +37,13 @@ class Script:
     going: asyncio.Event = field(default_factory=asyncio.Event)
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
+    left: int = 0
+
     async def begin(self, number: int) -> None:
         self.begun.append(number)
+
+    async def leave(self) -> None:
+        self.left += 1
 
     async def decide(self, case: Case, number: int) -> Decision:
         self.asked.append((number, tuple(case.names)))

@@ -83,6 +83,30 @@ def test_a_neighbour_that_never_comes_costs_one_deadline(tmp_path):
     assert DEADLINE_S <= second < DEADLINE_S + 5.0
 
 
+def test_nobody_waits_for_a_site_whose_run_has_ended(tmp_path):
+    """Not its neighbour, be that the edge's owner or not; nor does a will that comes behind that word take it back."""
+
+    async def routine() -> list[float]:
+        one = country(tmp_path, "abc", ["ab", "bc"])
+        async with one.all() as towns:
+            await asyncio.gather(*(town.exchange(1) for town in towns.values()))
+            began = clock()
+            for site in "ac":
+                await towns[site].gossip.linger()
+                await towns[site].links.end()
+                await one.kill(towns[site])
+            assert await towns["b"].exchange(2) == {}
+            took = [clock() - began]
+            assert one.of("b", Gossiped)[-1].off == {"a": "ended", "c": "ended"}
+            again = await one.start("a")  # gone on with after all: it is heard
+            await asyncio.sleep(0.1)
+            assert not towns["b"].links.is_gone("a")
+            await again.stack.aclose()
+            return took
+
+    assert max(virtual(routine())) < DEADLINE_S / 2
+
+
 async def timed(work) -> float:
     await work
     return clock()

@@ -84,7 +84,8 @@ class Country:
         run, instance = run or f"run-of-{site}", str(self.processes)
         others = [one for one in self.order if one != site]
         ways = {one: Link(self.brokers[one], self.rate, clock, self.processes) for one in others}
-        links = Links(site, self.brokers[site], ways, plan, note_rounds=self.note_rounds(site))
+        born = {one: Births(site, one, run, instance, plan) for one in others}
+        links = Links(site, self.brokers[site], ways, plan, born, note_rounds=self.note_rounds(site))
         folder = self.folder / site
         folder.mkdir(exist_ok=True)
         us = Ourselves(site, self.order, run, folder, DEADLINE_S)
@@ -101,8 +102,8 @@ class Country:
         await stack.enter_async_context(links.listening())
         await stack.enter_async_context(background(*map(gossip.serve, near)))
         for one, way in ways.items():
-            born = Births(site, one, run, instance, plan).presence()
-            await way.publish(born.topic, born.birth, retain=True)
+            said = born[one].presence()
+            await way.publish(said.topic, said.birth, retain=True)
         await asyncio.sleep(0)
         return Town(site, links, gossip, coordination, stack, ways, instance)
 

@@ -345,6 +345,9 @@ def test_a_mistake_in_its_options_names_file_key_and_remedy(tmp_path):
 def test_what_no_method_uses_is_told(tmp_path, caplog):
     load(write_plan(tmp_path, optimizer='name = "hcef"'), tmp_path)
     assert "decides steps, sent, which algorithm 'fedavg' does not use" in caplog.text
+    caplog.clear()
+    load(write_plan(tmp_path, optimizer='name = "hcef"', codec='name = "topk"'), tmp_path)
+    assert "decides steps, which algorithm 'fedavg' does not use" in caplog.text, "the codec takes `sent`"
 
 
 SIZES = Sizes(1000, 1000, 4100, 0, {"local_steps": 6, "gradients": 2})
