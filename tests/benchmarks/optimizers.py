@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
 import numpy as np
 from measure import Figure
 
@@ -23,14 +24,17 @@ from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Share
 from edge_server.allocation.optimizers.base import Array
 from edge_server.allocation.optimizers.hcef_problem import HcefTerms, joules, steps_cap, terms, value
 from edge_server.journal.decision import Figure as Told
+from edge_server.journal.decision import predicted_joules
 from edge_server.plan.sections import OptimizerPlan
+from edge_server.sites import pledges
+from edge_server.sites.cases import merged, pack_case, part_of, read_case
 from tests.edge_server.allocation.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))
 QUICK_INSTANCES = 3
 COUNTS = (1, 3, 10, 32, 64)
 FEW, MANY, MOST = 64, 10_000, 1_000_000
-FLEET = 1000
+FLEET, SITES = 1000, 50
 LEVELS, GRID = 2001, 300
 CERTIFIED = 1e-3
 
@@ -219,6 +223,8 @@ def seconds(counts: Sequence[int]) -> Iterator[Figure]:
         took = max(timed(_decision(kind, FLEET, joint=joint), MANY) for kind in instances.CONTROLS)
         how = "both at once" if joint else "in turn"
         yield Figure(f"hcef, N = {FLEET}, a whole decision, {how}", 1e3 * took, "ms", "" if joint else "<= 50")
+    took = max(timed(_of_sites(kind, FLEET), MANY) for kind in instances.CONTROLS)
+    yield Figure(f"hcef, N = {FLEET} at {SITES} sites, from cases that came to answers", 1e3 * took, "ms", "<= 50")
     took = conic_s(instances.bandwidth("mixed", FEW, 1))
     yield Figure(f"bandwidth, N = {FEW}, conic solver", 1e3 * took, "ms")
     if MOST not in counts:
@@ -247,6 +253,37 @@ def _joint(kind: str, count: int) -> Callable[[], object]:
 
 def _decision(kind: str, count: int, *, joint: bool) -> Callable[[], object]:
     """Return HCEF's coordinator at work on devices' figures: columns, solver, bytes, and what each device is given."""
+    case, table = _case(kind, count), OptimizerPlan(name="hcef", options={"joint": joint})
+    return lambda: decide(table, case)
+
+
+def _of_sites(kind: str, count: int) -> Callable[[], object]:
+    """Return a coordinator at work on the cases of many sites, as they come, to the answers, as they go.
+
+    Besides joules, which sites pledge evenly, every site has a deadline of its own.
+    """
+    whole, table = _case(kind, count), OptimizerPlan(name="hcef")
+    told, pledge = {}, whole.limits["round_joules"] / SITES
+    for place in range(SITES):
+        names = tuple(whole.names)[place::SITES]
+        limits = {**whole.limits, "deadline_s": whole.limits["deadline_s"] * (1 - 0.2 * place / SITES)}
+        limits["round_joules"] = pledge
+        figures = {name: dict(whole.figures[name]) for name in names}
+        told[f"s{place}"] = pack_case(Case(names, limits, figures, whole.ladder))
+    put = dict.fromkeys(told, pledge)
+
+    def settle() -> list[bytes]:
+        cases = {site: read_case(data) for site, data in told.items()}
+        decision = decide(table, merged("s0", cases, sum(put.values())))
+        each = predicted_joules(decision)
+        pledges.share_out(put, {site: sum(each.get(one, 0.0) for one in case.names) for site, case in cases.items()})
+        return [msgspec.msgpack.encode(part_of(decision, case.names)) for case in cases.values()]
+
+    return settle
+
+
+def _case(kind: str, count: int) -> Case:
+    """Return what is known of devices, by the figures of an instance, and the limits of their round."""
     problem = instances.control(kind, count, 1)
     weights = 269_722
     columns = {
@@ -263,8 +300,7 @@ def _decision(kind: str, count: int, *, joint: bool) -> Callable[[], object]:
     limits = {"deadline_s": float(np.max(problem.deadline_s)), "round_joules": problem.energy_joules}
     limits |= {"local_steps": float(problem.tau), "gradients": 4.0, "model_bytes": 4.0 * weights}
     ladder = tuple((share, round(4 * weights * min(1.0, 1.3 * share))) for share in HcefOptions().levels())
-    case, table = Case(tuple(figures), limits, figures, ladder), OptimizerPlan(name="hcef", options={"joint": joint})
-    return lambda: decide(table, case)
+    return Case(tuple(figures), limits, figures, ladder)
 
 
 def conic_s(problem: Bandwidth) -> float:
