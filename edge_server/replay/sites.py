@@ -80,6 +80,10 @@ class DecidedNeighbours:
         """Return the state after a gossip step."""
         return await self.others.mix(number, state)
 
+    async def leave(self) -> None:
+        """Tell them that the run has ended here."""
+        await self.others.leave()
+
 
 async def play_sites(
     plan: Plan,

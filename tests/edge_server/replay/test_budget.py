@@ -114,14 +114,14 @@ def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_take
 
 def test_each_site_must_keep_to_its_part_of_the_joules(tmp_path):
     """Two devices at 10 J a round and one at 40 J: the budget would do for all, and its third does not for the one."""
-    device = '[[device]]\nname = "{}"\ncompute = {{ kind = "given", seconds = 5.0 }}\npower = {{ kind = "given", busy_w = {} }}'
+    device = '[[device]]\nname = "{}"\ncompute_s = 5.0\npower = {{ kind = "given", busy_w = {} }}'
     fleet = "\n".join(device.format(name, watts) for name, watts in (("a", 2.0), ("b", 2.0), ("c", 8.0)))
     sites = '[sites]\nclusters = { cheap = ["a", "b"], dear = ["c"] }'
     more = f"{fleet}\n{sites}\n[budget]\njoules = "
     plan = make_plan(tmp_path, rounds=2, cohort="min_devices = 1", more=f"{more}150.0")
     folders = {site: tmp_path / site for site in ("cheap", "dear")}
     with pytest.raises(
-        Infeasible, match="site dear, whose part .*: budget.joules: 50 J cannot be met: .* at least 80 J"
+        Infeasible, match=r"site dear, whose part .*: budget.joules: 50 J cannot be met: .* at least 80 J"
     ):
         replay_sites(plan, folders)
 

@@ -36,7 +36,6 @@ class Script:
     begun: list[int] = field(default_factory=list)
     going: asyncio.Event = field(default_factory=asyncio.Event)
     open: asyncio.Event = field(default_factory=asyncio.Event)
-
     left: int = 0
 
     async def begin(self, number: int) -> None:
