@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
-KILLS, SEED, LIMIT_S = 6, 663, 300.0  # every kind is among them, three after a mark; `make chaos` makes 200
+KILLS, SEED, LIMIT_S = 4, 24849, 300.0  # every kind is among them, two after a mark; `make chaos` makes 200
 EARLY_SEED = 125  # the first kill is as soon as the server was started
 TOWNS_SEED = 488  # four kinds, a coordinator at some moment and a server in a gossip
 
