@@ -154,8 +154,8 @@ class ChaosStudy:
 
     async def _strike(self, kill: Kill, *, marked: bool) -> None:
         """Kill and start again; where the victim is away, or past its mark's phase, the moment is still to come."""
-        if kill.victim == "coordinator":
-            self._news()  # a moment that has to do with nothing waits for no word
+        if not marked:
+            self._news()  # which trainer runs, and who coordinates: nothing was waited for
         site, device = self._place(kill)
         by = process_of(kill.victim)
         name = {"server": SERVER, "broker": BROKER}.get(by, device)
