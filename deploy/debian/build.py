@@ -51,7 +51,8 @@ class Package:
         others: Packages of our distribution that it does not need.
         wheels: What it brings along.
         home: Of its versions.
-        user: As which its service runs.
+        user: As which its services run.
+        services: Their names.
         config: What the operator wrote, which goes with a purge alone.
         groups: Those that read sensors, which the user joins.
     """
@@ -62,6 +63,7 @@ class Package:
     wheels: tuple[str, ...]
     home: str
     user: str
+    services: tuple[str, ...]
     config: str
     groups: str = ""
 
@@ -73,11 +75,16 @@ class Package:
 
 AGENT = Package(
     *("fieldfleet-agent", "device-agent", ("edge_server",), LIGHT),
-    *("/opt/fieldfleet", "fieldfleet", "/etc/fieldfleet/agent.toml", "video powercap"),
+    *("/opt/fieldfleet", "fieldfleet", ("fieldfleet-agent",), "/etc/fieldfleet/agent.toml", "video powercap"),
 )
 SERVER = Package(
     *("fieldfleet-server", "edge-server", (), LIGHT + TABLES),
-    *("/opt/fieldfleet-server", "fieldfleet-server", "/etc/fieldfleet/site"),
+    *(
+        "/opt/fieldfleet-server",
+        "fieldfleet-server",
+        ("fieldfleet-server", "fieldfleet-enrolment"),
+        "/etc/fieldfleet/server.toml /etc/fieldfleet/plan.toml /etc/fieldfleet/site",
+    ),
 )
 
 
@@ -210,6 +217,7 @@ def laid_of(package: Package) -> dict[str, str]:
         }
     return {
         "systemd/fieldfleet-server.service": f"{units}/fieldfleet-server.service",
+        "systemd/fieldfleet-enrolment.service": f"{units}/fieldfleet-enrolment.service",
         "systemd/mosquitto.conf": f"{units}/mosquitto.service.d/fieldfleet.conf",
         "gateway/server.toml": f"{doc}/server.toml",
         "gateway/trial.toml": f"{doc}/trial.toml",
@@ -229,7 +237,8 @@ def write_control(root: Path, package: Package, target: Target) -> None:
         "SIZE": str(size),
         "HOME": f"{package.home}/{target.version}",
         "VERSIONS": package.home,
-        "SERVICE": package.name,
+        "PACKAGE": package.name,
+        "SERVICES": " ".join(package.services),
         "USER": package.user,
         "STATE": f"/var/lib/{package.user}",
         "CONFIG": package.config,

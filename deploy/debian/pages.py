@@ -18,7 +18,7 @@ FILES = {
         "/opt/fieldfleet": "the agent's versions, and what `device-agent setup` brought",
     },
     "edge-server": {
-        "/etc/fieldfleet/site/server.toml": "what the service runs with",
+        "/etc/fieldfleet/server.toml": "what the service runs with",
         "/var/lib/fieldfleet-server": "runs, releases and readings, as far as server.toml says so",
         "/opt/fieldfleet-server": "the server, and what `edge-server setup` brought",
     },

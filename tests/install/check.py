@@ -136,7 +136,7 @@ def write_site(system: System, port: int) -> None:
 
 def learn(system: System, *, again: bool) -> None:
     """Run the agent as its service does, and a server until its plan is done; check that a round was learned from."""
-    words = ["run", "--config", "/etc/fieldfleet/site/server.toml", *["--again"] * again]
+    words = ["run", "--config", "/etc/fieldfleet/server.toml", *["--again"] * again]
     shown = ["show", "--format", "json", "--data-dir", "/var/lib/fieldfleet-server/runs"]
     agent = ("device-agent", "run", "--config", "/etc/fieldfleet/agent.toml")
     with system.running(*agent, user="fieldfleet", log=system.share / "agent.log"):
