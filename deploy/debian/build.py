@@ -74,17 +74,25 @@ class Package:
 
 
 AGENT = Package(
-    *("fieldfleet-agent", "device-agent", ("edge_server",), LIGHT),
-    *("/opt/fieldfleet", "fieldfleet", ("fieldfleet-agent",), "/etc/fieldfleet/agent.toml", "video powercap"),
+    name="fieldfleet-agent",
+    command="device-agent",
+    others=("edge_server",),
+    wheels=LIGHT,
+    home="/opt/fieldfleet",
+    user="fieldfleet",
+    services=("fieldfleet-agent",),
+    config="/etc/fieldfleet/agent.toml",
+    groups="video powercap",
 )
 SERVER = Package(
-    *("fieldfleet-server", "edge-server", (), LIGHT + TABLES),
-    *(
-        "/opt/fieldfleet-server",
-        "fieldfleet-server",
-        ("fieldfleet-server", "fieldfleet-enrolment"),
-        "/etc/fieldfleet/server.toml /etc/fieldfleet/plan.toml /etc/fieldfleet/site",
-    ),
+    name="fieldfleet-server",
+    command="edge-server",
+    others=(),
+    wheels=LIGHT + TABLES,
+    home="/opt/fieldfleet-server",
+    user="fieldfleet-server",
+    services=("fieldfleet-server", "fieldfleet-enrolment"),
+    config="/etc/fieldfleet/server.toml /etc/fieldfleet/plan.toml /etc/fieldfleet/site",
 )
 
 

@@ -7,6 +7,7 @@ mosquitto, on loopback. Wheels come from a folder, as on a site without internet
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -14,9 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from socket import create_server
+from socket import create_connection, create_server
 
 import numpy as np
 
@@ -98,40 +99,77 @@ def fetch_wheels(arch: str, purposes: tuple[str, ...]) -> Path:
     return folder
 
 
-@contextmanager
-def broker(folder: Path) -> Iterator[int]:
-    """Run a broker on loopback; yield its port."""
+def free_port() -> int:
+    """Return a port of loopback that nobody uses."""
     with create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    conf = folder / "mosquitto.conf"
+        port: int = free.getsockname()[1]
+    return port
+
+
+def await_port(port: int) -> None:
+    """Wait until somebody listens at a port of loopback."""
+    limit = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit:
+        with suppress(OSError), create_connection(("127.0.0.1", port), timeout=5):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"nobody listens at {port}")
+
+
+@contextmanager
+def plain_site(system: System) -> Iterator[None]:
+    """Run a broker of this machine for an emulated board, whose server is this checkout."""
+    port, conf = free_port(), system.share / "mosquitto.conf"
     conf.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
-    process = subprocess.Popen(
-        [shutil.which("mosquitto") or "/usr/sbin/mosquitto", "-c", str(conf)], stderr=subprocess.DEVNULL
-    )
+    write_agent(system, f'device = "pi-01"\nsite = "lab"\n[broker]\nport = {port}\n')
+    where = f'plan = "{system.share}/plan.toml"\ndata_dir = "{system.share}/runs"'
+    (system.share / "server.toml").write_text(f'{where}\nsite = "lab"\n[broker]\nport = {port}\n')
+    command = [shutil.which("mosquitto") or "/usr/sbin/mosquitto", "-c", str(conf)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        yield port
+        await_port(port)
+        yield
     finally:
         process.terminate()
         process.wait(60)
 
 
-def write_site(system: System, port: int) -> None:
-    """Write what an operator would: the files of board and gateway, a plan, some examples."""
+@contextmanager
+def secure_site(system: System, steps: Steps) -> Iterator[None]:
+    """Make a site with its CA on the fresh system, run its broker, and have the board join by a token."""
+    port, enrolment, site = free_port(), str(free_port()), "/etc/fieldfleet/site"
+    system.run("edge-server", "site", "init", "--name", "lab", "--address", "localhost", "--port", str(port))
+    shutil.copy(system.share / "plan.toml", system.root / site[1:])
+    steps.done("made a site", 1)
+    service = ("edge-server", "enrolment-service", "--port", enrolment)
+    with system.running("mosquitto", "-c", f"{site}/mosquitto.conf", user="mosquitto", log=system.share / "broker.log"):
+        await_port(port)
+        with system.running(*service, user="fieldfleet-server", log=system.share / "enrolment.log"):
+            await_port(int(enrolment))
+            told = system.run("edge-server", "enrol", "pi-01", "--port", enrolment, "--csv")
+            token = next(cell for row in csv.reader(told.splitlines()) for cell in row if cell.startswith("ff1,"))
+            (system.share / "token").write_text(token)
+            (system.share / "token").chmod(0o644)
+            write_agent(system, "")
+            system.run("device-agent", "join", "--token-file", "/share/token", user="fieldfleet")
+        steps.done("joined by a token", 2)
+        yield
+
+
+def write_agent(system: System, more: str) -> None:
+    """Write the board's file; `more` is what a board that joins need not say."""
+    head, _, broker = more.partition("[")
+    told = f'{head}state_dir = "/var/lib/fieldfleet"\n[data]\nsource = "npz"\npath = "/share/examples.npz"\n'
+    (system.root / "etc/fieldfleet/agent.toml").write_text(told + ("[" + broker if broker else ""))
+
+
+def write_examples(system: System) -> None:
+    """Write a plan and some examples of a board."""
     examples = np.random.default_rng(0)
     inputs = examples.normal(size=(64, 16)).astype(np.float32)
     np.savez(system.share / "examples.npz", x=inputs, y=(inputs.sum(1) > 0).astype(np.int64))
     (system.share / "examples.npz").chmod(0o644)
     (system.share / "plan.toml").write_text(PLAN)
-    config = system.root / "etc/fieldfleet"
-    (config / "site").mkdir(parents=True, exist_ok=True)
-    agent = ['device = "pi-01"', 'site = "lab"', 'state_dir = "/var/lib/fieldfleet"', f"[broker]\nport = {port}"]
-    data = '[data]\nsource = "npz"\npath = "/share/examples.npz"'
-    (config / "agent.toml").write_text("\n".join([*agent, data, ""]))
-    where = "/var/lib/fieldfleet-server/runs" if system.arch == "amd64" else str(system.share / "runs")
-    plan = "/share/plan.toml" if system.arch == "amd64" else str(system.share / "plan.toml")
-    server = [f'plan = "{plan}"', f'data_dir = "{where}"', 'site = "lab"', f"[broker]\nport = {port}", ""]
-    for place in (config / "site/server.toml", system.share / "server.toml"):
-        place.write_text("\n".join(server))
 
 
 def learn(system: System, *, again: bool) -> None:
@@ -165,7 +203,7 @@ def check(arch: str) -> None:
     steps.done("packages are built and wheels fetched")
     with ExitStack() as stack:
         system = stack.enter_context(fresh(arch))
-        port = stack.enter_context(broker(system.share))
+        site = stack.enter_context(ExitStack())
         place_packages(system, packages, wheels, purposes)
         before, accounts = system.files(), system.accounts()
         steps.done(f"a fresh {arch} system")
@@ -175,7 +213,8 @@ def check(arch: str) -> None:
             words = ["device-agent", "setup", "train"] if side == "agent" else ["edge-server", "setup"]
             system.run(*words, "--from", "/share/wheels")
             steps.done(f"set up to {purpose}", 1)
-        write_site(system, port)
+        write_examples(system)
+        site.enter_context(secure_site(system, steps) if arch == "amd64" else plain_site(system))
         learn(system, again=False)
         steps.done("a round was learned", 2)
         steps.done(f"so far {time.monotonic() - steps.begun:.0f} s and {steps.commands} commands of an operator")
@@ -183,6 +222,7 @@ def check(arch: str) -> None:
         steps.done("upgraded: files of the operator, state and what was set up are kept")
         learn(system, again=True)
         steps.done("a round was learned by the new version")
+        site.close()
         system.run("apt-get", "-q", "-y", "purge", *(f"fieldfleet-{side}" for side in sides))
         left = sorted(system.files() - before)
         assert not left, f"a purge leaves {left[:20]}"
