@@ -13,6 +13,7 @@ import msgspec
 
 from edge_server.fleet.tables import absences_table, devices_table, model_lines, plot, readings_table, short_text
 from edge_server.fleet.view import Device, Look, device_rows, watch_site
+from edge_server.gateway.denied import read_denied
 from edge_server.journal.report_history import FILE, KeptReport, latest_reports, reading_history
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError, CorruptFile, Unreachable
@@ -60,7 +61,7 @@ async def _show(options: argparse.Namespace) -> None:
         return await _repeat(options, path, None)
     try:
         async with watch_site(config.broker, config.site) as look:
-            return await _repeat(options, path, look)
+            return await _repeat(options, path, look, config.gateway)
     except Unreachable as error:
         if not path.is_file():
             raise
@@ -68,7 +69,7 @@ async def _show(options: argparse.Namespace) -> None:
     return await _repeat(options, path, None)
 
 
-async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) -> None:
+async def _repeat(options: argparse.Namespace, path: Path, look: Look | None, gateway: str = "") -> None:
     while True:
         now_utc_s = utc_seconds()
         kept = _kept(path, required=look is None)
@@ -76,6 +77,7 @@ async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) ->
         found = (
             [msgspec.structs.replace(one, models=look.models.get(one.device, ())) for one in found] if look else found
         )
+        found = _without_revoked(found, gateway)
         if options.device:
             found = _only(found, options.device)
         if options.format == "json":
@@ -87,6 +89,18 @@ async def _repeat(options: argparse.Namespace, path: Path, look: Look | None) ->
         if not options.watch:
             return
         await asyncio.sleep(options.watch)
+
+
+def _without_revoked(found: list[Device], gateway: str) -> list[Device]:
+    """Show who was revoked as away: the broker goes on retaining its birth, and nobody may take that back."""
+    if not gateway:
+        return found
+    try:
+        denied = read_denied(Path(gateway))
+    except ConfigError as error:
+        log.debug("who is revoked cannot be read: %s", error)
+        return found
+    return [msgspec.structs.replace(one, online=False) if one.device in denied else one for one in found]
 
 
 def _kept(path: Path, *, required: bool) -> Mapping[str, KeptReport]:

@@ -17,6 +17,7 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
+from edge_server.gateway.state import SiteAccount, SiteState, write_state
 from edge_server.journal.report_history import FILE, KeptReport, ReportHistory, latest_reports
 from edge_server.journal.sqlite import JOURNAL, salvageable_records
 from shared.protocol import wire
@@ -108,6 +109,11 @@ def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
         assert "~ corrected" in out
         watts = report(Random(1), 100.0, "here").readings["power.total_watts"].value
         assert f" {watts:.2f}~ " in lines["here"]
+        config.write_text(json.dumps({**json.loads(config.read_text()), "gateway": "."}))
+        for denied in (False, True):  # the birth of who was revoked is retained still
+            write_state(config.parent, SiteState(site=SITE, accounts={"here": SiteAccount(denied=denied)}))
+            code, out, _ = run(monkeypatch, capsys, "--config", config, "--format", "json")
+            assert [one["online"] for one in json.loads(out)["devices"]] == [False, not denied]
 
 
 @pytest.mark.broker

@@ -121,7 +121,9 @@ def make_site(path: Path) -> LiveSite:
     """Make the folder of site `roof` on a free port of loopback."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     folder = SiteFolder(path / "site", user, user)
-    initialise(folder, Wanted("roof", ("gateway.local",), free_port(), "127.0.0.1", free_port()), now())
+    port = free_port()
+    own_port = next(one for one in iter(free_port, None) if one != port)
+    initialise(folder, Wanted("roof", ("gateway.local",), port, "127.0.0.1", own_port), now())
     return LiveSite(folder)
 
 
