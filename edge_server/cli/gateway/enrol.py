@@ -252,9 +252,10 @@ def serve(options: argparse.Namespace) -> int:
     """Answer boards until SIGTERM or SIGINT comes.
 
     Raises:
-        ConfigError: There is no such site, its files are not in order, or the port is taken.
+        ConfigError: There is no such site, its files are not in order or open to others, or the port is taken.
     """
     site = EnrolmentSite(options.folder, options.days)
+    site.require_private()
     asyncio.run(_serve(site, options.host, options.port))
     return 0
 

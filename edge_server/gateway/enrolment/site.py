@@ -12,12 +12,14 @@ from pathlib import Path
 
 from edge_server.gateway.authority import Issued, Subject, fingerprint, issue
 from edge_server.gateway.certificate_files import authority_id
+from edge_server.gateway.enrolment.ledger import FILE as LEDGER
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, edit_ledger
 from edge_server.gateway.enrolment.rate_limit import RateLimit
 from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteFacts
-from edge_server.gateway.state import SiteState, locked, read_state, with_signed, write_state
+from edge_server.gateway.state import FILE, SiteState, locked, read_state, with_signed, write_state
 from shared.errors import ConfigError
 from shared.runtime.clock import monotonic, utc_seconds
+from shared.transport.tls import find_openness
 
 MAX_DAYS = 36_500.0
 
@@ -112,6 +114,17 @@ class EnrolmentSite:
         """Return the files of the service's own certificate and key, and of the root."""
         gateway = self.folder / "gateway"
         return gateway / "enrolment.crt", gateway / "enrolment.key", self.folder / "ca" / "root.crt"
+
+    def require_private(self) -> None:
+        """Refuse to begin with secrets that others can read, or put others in their place.
+
+        Raises:
+            ConfigError: One of them can be.
+        """
+        service_key = self.pair()[1]
+        for path in (self.folder / "ca" / "site.key", service_key, self.folder / FILE, self.folder / LEDGER):
+            if path.exists() and (too_open := find_openness(path)):
+                raise ConfigError(too_open)
 
     def _read(self, *parts: str) -> bytes:
         path = self.folder.joinpath(*parts)

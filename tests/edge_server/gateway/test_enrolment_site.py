@@ -230,3 +230,18 @@ def test_a_terminal_shows_a_code_that_says_the_token(site, capsys, tmp_path):
 def test_without_a_site_it_is_said_what_to_do(tmp_path: Path):
     with pytest.raises(ConfigError, match="site init"):
         EnrolmentSite(tmp_path).registrar()
+
+
+@pytest.mark.parametrize("name", ["ca/site.key", "gateway/enrolment.key", "state.json"])
+def test_the_service_does_not_begin_with_secrets_that_others_can_read(site, capsys, name):
+    path = site.folder / name
+    path.chmod(0o644)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["edge-server", "enrolment-service", "--folder", str(site.folder)])
+            with pytest.raises(SystemExit) as ended:
+                command_line.main()
+    finally:
+        path.chmod(0o600)
+    assert ended.value.code == 2
+    assert f"chmod 600 {path}" in capsys.readouterr().err
