@@ -128,6 +128,9 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     """
     try:
         descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        if os.geteuid() == 0:  # root may come first, and the service's user takes turns with it
+            about = folder.stat()
+            os.fchown(descriptor, about.st_uid, about.st_gid)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}; run this as the owner of the site's folder") from error
     try:

@@ -189,6 +189,7 @@ def test_root_gives_each_file_to_who_needs_it(tmp_path):
     initialise(site, ROOF, NOW)
     owners = {one: (tmp_path / "site" / one).owner() for one in contents(tmp_path / "site")}
     assert owners["gateway/server.key"] == "daemon"
-    assert {owners[one] for one in ("gateway/edge-server.key", "ca/site.key", "state.json")} == {"nobody"}
+    services = ("gateway/edge-server.key", "ca/site.key", "state.json", ".state.lock")
+    assert {owners[one] for one in services} == {"nobody"}
     assert owners["ca/root.key"] == "root"
     assert "user daemon\n" in (tmp_path / "site/mosquitto.conf").read_text()
