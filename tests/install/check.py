@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from shutil import which
 from socket import create_connection, create_server
 
 import numpy as np
@@ -70,22 +71,18 @@ class Steps:
 
 def build_packages(arch: str) -> dict[str, dict[str, Path]]:
     """Return the packages by version and side; this version, and the next one to upgrade to."""
-    out = BUILD / "deb"
-    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(BUILD / "deb" / arch, ignore_errors=True)
     built: dict[str, dict[str, Path]] = {}
     for version in ("", "99.0"):
-        told = ["--version", version] if version else []
-        command = [
-            sys.executable,
-            "deploy/debian/build.py",
-            "--out",
-            str(out / (version or "this")),
-            "--arch",
-            arch,
-            *told,
-        ]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        files = (out / (version or "this")).glob("*.deb")
+        out = BUILD / "deb" / arch / (version or "this")
+        told = ["--out", str(out), "--arch", arch, *(["--version", version] if version else [])]
+        subprocess.run(
+            [sys.executable, "deploy/debian/build.py", *told], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        )
+        files = sorted(out.glob("*.deb"))
+        if which("lintian"):  # Debian's own judge of packages
+            command = ["lintian", "--fail-on", "error,warning", *map(str, files)]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         built[version] = {path.name.removeprefix("fieldfleet-").partition("_")[0]: path for path in files}
     return built
 
@@ -124,7 +121,7 @@ def plain_site(system: System) -> Iterator[None]:
     write_agent(system, f'device = "pi-01"\nsite = "lab"\n[broker]\nport = {port}\n')
     where = f'plan = "{system.share}/plan.toml"\ndata_dir = "{system.share}/runs"'
     (system.share / "server.toml").write_text(f'{where}\nsite = "lab"\n[broker]\nport = {port}\n')
-    command = [shutil.which("mosquitto") or "/usr/sbin/mosquitto", "-c", str(conf)]
+    command = [which("mosquitto") or "/usr/sbin/mosquitto", "-c", str(conf)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         await_port(port)
