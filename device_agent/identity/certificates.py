@@ -16,6 +16,11 @@ from cryptography.x509.oid import NameOID
 from shared.errors import EnrolmentFailed
 
 MOST_CHAIN = 8
+UNREADABLE = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
+)
+"""What `cryptography` raises of certificates and keys that are none."""
 OTHER_CA = 3
 
 
@@ -44,7 +49,7 @@ def is_key(key: bytes) -> bool:
     """Tell whether a file's content is a key that can be used: a power cut may have left half of one."""
     try:
         _private(key)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except UNREADABLE:
         return False
     return True
 
@@ -61,7 +66,7 @@ def trusted_chain(pem: bytes, root: bytes) -> bytes:
     """
     try:
         offered = x509.load_pem_x509_certificates(pem)[:MOST_CHAIN]
-    except ValueError:
+    except UNREADABLE:
         offered = []
     pinned = [one for one in offered if one.fingerprint(hashes.SHA256()) == root]
     if not pinned:
@@ -91,7 +96,7 @@ def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -
         names = [one.value for one in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         signed = any(_is_issued_by(found, ca) for ca in x509.load_pem_x509_certificates(chain))
         ours = found.public_key() == _private(key).public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         raise _wrong(str(error)) from error
     if not signed:
         raise _wrong("it is not signed by the site's CA")
@@ -107,7 +112,7 @@ def _wrong(why: str) -> EnrolmentFailed:
 def _is_ca_of(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     try:
         is_ca = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (ValueError, x509.ExtensionNotFound):
+    except UNREADABLE:
         return False
     return is_ca and _is_issued_by(certificate, root)
 
@@ -115,7 +120,7 @@ def _is_ca_of(certificate: x509.Certificate, root: x509.Certificate) -> bool:
 def _is_issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except UNREADABLE:
         return False
     return True
 

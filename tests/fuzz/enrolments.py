@@ -1,4 +1,4 @@
-"""Requests to the enrolment service, byte by byte as a connection would bring them, and tokens as people copy them.
+"""Requests to the enrolment service as they are read off a connection, CAs that boards are shown, and tokens.
 
 Whatever comes: an answer, and no certificate but for a token whose secret came, to the key that signed the request,
 under the token's name; or anew to a key that has one.
@@ -16,16 +16,18 @@ from random import Random
 
 import msgspec
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
+from device_agent.identity.certificates import trusted_chain
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.registrar import Answer, Request, refusal
 from edge_server.gateway.enrolment.service import read_request_of
 from edge_server.gateway.enrolment.tokens import KeptToken, digest_of
-from shared.errors import ConfigError, WireError
+from shared.errors import ConfigError, EnrolmentFailed, WireError
 from shared.protocol.enrolment import MOST_HEAD, JoinAnswer, Refusal, RenewAnswer, Token, format_token, parse_token
-from tests.edge_server.gateway.enrolments import NOW, Gateway, new_key, public_of, request_of
+from tests.edge_server.gateway.enrolments import NOW, Gateway, authorities, new_key, public_of, request_of
 from tests.fuzz.trees import cut_and_spliced, damaged
 
 OPEN, CLOSED, LATE, WITHDRAWN = "aaaaaa", "bbbbbb", "cccccc", "dddddd"
@@ -140,7 +142,10 @@ def mutate(data: bytes, random: Random) -> bytes:
         return cut_and_spliced(data, random)
     try:
         tree = json.loads(body)
-        if random.random() < 0.5:
+        which = random.random()
+        if which < 0.3 and "token" in tree:
+            tree["token"], tree["secret"] = random.choice([*SECRETS.items(), (OPEN, SECRETS[CLOSED])])
+        elif which < 0.6 and "request" in tree:
             tree["request"] = _rotten(tree["request"], random)
         else:
             tree = damaged(deepcopy(tree), random)
@@ -157,6 +162,25 @@ def _rotten(pem: str, random: Random) -> str:
     for _ in range(random.randint(1, 3)):
         der[random.randrange(len(der))] = random.randrange(256)
     return "\n".join([lines[0], base64.b64encode(bytes(der)).decode(), lines[-1], ""])
+
+
+def chain_seeds() -> list[bytes]:
+    """Return what a gateway shows to whoever asks: its own CA certificates, alone and among others."""
+    _, root, _, site = authorities()
+    return [site + root, root, root + site, b"text\n" + site + root]
+
+
+def read_chain(data: bytes) -> str:
+    """What a board takes of it: the root that its token names and what that signed, or nothing."""
+    root = x509.load_pem_x509_certificate(authorities()[1])
+    try:
+        taken = x509.load_pem_x509_certificates(trusted_chain(data, root.fingerprint(SHA256())))
+    except EnrolmentFailed:
+        return "another CA"
+    assert taken[-1] == root
+    for one in taken:
+        one.verify_directly_issued_by(root)
+    return "accepted"
 
 
 def token_seeds() -> list[bytes]:

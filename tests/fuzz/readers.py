@@ -77,6 +77,7 @@ READERS: Mapping[str, Reader] = {
     "enrolment": Reader(
         enrolments.seeds, enrolments.read, enrolments.mutate, 64, 1 << 20, notices="cut", longest=4096, places=60
     ),
+    "chain of CAs": Reader(enrolments.chain_seeds, enrolments.read_chain, bytes_besides=1 << 20, places=60),
     "token": Reader(enrolments.token_seeds, enrolments.read_token, notices="cut"),
     "npz": _of_file("npz", "cut"),
     "idx": _of_file("idx", "length"),

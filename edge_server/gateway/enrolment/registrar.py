@@ -278,7 +278,7 @@ def public_key_of(certificate: bytes) -> bytes:
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
         return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         return b""
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import csv
 import io
+import logging
+import os
+import re
+import signal
+import socket
+import ssl
 import stat
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +25,7 @@ import segno
 from cryptography import x509
 
 from edge_server import __main__ as command_line
+from edge_server.cli.gateway import enrol as enrol_command
 from edge_server.fleet.broker import free_port
 from edge_server.gateway import authority
 from edge_server.gateway.enrolment import ledger as ledgers
@@ -245,3 +254,32 @@ def test_the_service_does_not_begin_with_secrets_that_others_can_read(site, caps
         path.chmod(0o600)
     assert ended.value.code == 2
     assert f"chmod 600 {path}" in capsys.readouterr().err
+
+
+def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, caplog):
+    options = argparse.Namespace(folder=site.folder, days=365.0, host="127.0.0.1", port=0)
+    secured = ssl.create_default_context(cadata=(site.folder / "ca" / "root.crt").read_text())
+    answers = []
+
+    def ask(port: int) -> None:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=60) as sock,
+            secured.wrap_socket(sock, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(b"GET /ca.pem HTTP/1.1\r\n\r\n")
+            answers.append(b"".join(iter(lambda: connection.recv(4096), b"")))
+
+    def go():
+        while not (found := re.search(r"on port (\d+)", caplog.text)):
+            threading.Event().wait(0.01)
+        try:
+            ask(int(found[1]))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # the command heeds it, since it listens
+
+    with caplog.at_level(logging.INFO):
+        thread = threading.Thread(target=go, daemon=True)
+        thread.start()
+        assert enrol_command.serve(options) == 0
+        thread.join()
+    assert answers[0].startswith(b"HTTP/1.1 200 OK")
