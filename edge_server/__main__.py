@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, Command] = {
     "revoke": site_command.revoke,
     "enrol": gateway_commands.enrol,
     "enrolment-service": gateway_commands.enrolment_service,
+    "doctor": gateway_commands.doctor,
     "setup": commands.setup,
 }
 

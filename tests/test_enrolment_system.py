@@ -18,7 +18,6 @@ from device_agent.config import load
 from device_agent.identity import credentials
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.renewal import Renewal, show_certificate
-from device_agent.measurement.reach import find_refusal
 from edge_server import __main__ as server_command
 from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
@@ -31,6 +30,7 @@ from shared.protocol.topics import topic
 from shared.runtime.clock import utc_seconds
 from shared.transport.base import Presence
 from shared.transport.mqtt import MqttTransport
+from shared.transport.reach import find_refusal
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
 
 GUARD_S = 120.0

@@ -12,12 +12,12 @@ from device_agent.exchange.state_files import writable
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import Membership
 from device_agent.identity.join import Join
-from device_agent.measurement.reach import find_refusal
 from shared.errors import ConfigError, EnrolmentFailed
 from shared.protocol.enrolment import MOST_TOKEN, Token, parse_token
 from shared.protocol.topics import topic
 from shared.runtime.processes import keep_private
 from shared.transport.base import Broker
+from shared.transport.reach import find_refusal
 
 USUAL = Path("/etc/fieldfleet/agent.toml")
 INSTEAD = "-"

@@ -8,7 +8,6 @@ time, which comes over a connection that has been verified. Deadlines are monoto
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,38 +15,18 @@ from pathlib import Path
 
 from device_agent.identity.credentials import FOLDER
 from shared.errors import Unwritable
-from shared.runtime.clock import Clock, monotonic, utc_seconds
+from shared.runtime.clock import Clock, is_synchronised, monotonic, utc_seconds
 from shared.runtime.durable import replace_file
 
 log = logging.getLogger(__name__)
 
 WRITTEN_UTC_S = 1_793_491_200.0
 """2026-11-01: it is later than that wherever this program runs."""
-TIMESYNCD = Path("/run/systemd/timesync/synchronized")
-TIMEX_WORDS = 64
-"""Room for struct timex of adjtimex(2)."""
-TIME_ERROR = 5
-"""What adjtimex(2) returns of a clock that nobody keeps right."""
 SEEN = "site_time"
 AHEAD_S = 7 * 86_400.0
 """So far a gateway's clock may be ahead and do no harm: as far back its authorities are valid from their making."""
 AGREES_S = 3600.0
 """Clocks that are no further apart are both right, for the purpose of dates."""
-
-
-def is_kept_right() -> bool | None:
-    """Return whether a time server keeps this machine's clock right; None where the kernel does not say."""
-    timex = (ctypes.c_long * TIMEX_WORDS)()  # its first word, 0, says that nothing is to be changed
-    try:
-        state = ctypes.CDLL(None).adjtimex(timex)
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != TIME_ERROR
-
-
-def is_synchronised() -> bool:
-    """Tell whether this machine's clock is right for certain, by systemd-timesyncd's word or the kernel's."""
-    return TIMESYNCD.exists() or is_kept_right() is True
 
 
 @dataclass

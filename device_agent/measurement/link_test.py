@@ -23,7 +23,7 @@ import msgspec
 
 from device_agent.config import AgentConfig
 from device_agent.identity.clock_floor import BoardClock
-from device_agent.measurement.reach import IN_USE, find_refusal, holding_off
+from device_agent.measurement.reach import IN_USE, holding_off
 from device_agent.probes.base import ProbeResult, describe_absence
 from shared.errors import NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
@@ -31,6 +31,7 @@ from shared.protocol.topics import topic
 from shared.runtime.executor import background
 from shared.transport.base import Inbox
 from shared.transport.mqtt import MqttTransport
+from shared.transport.reach import find_refusal
 from shared.transport.tcp_info import Counts, Traffic
 
 log = logging.getLogger(__name__)

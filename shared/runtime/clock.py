@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import selectors
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds; only differences mean anything."""
 
 monotonic: Clock = time.monotonic
+
+TIMESYNCD = Path("/run/systemd/timesync/synchronized")
+TIMEX_WORDS = 64
+"""Room for struct timex of adjtimex(2)."""
+TIME_ERROR = 5
+"""What adjtimex(2) returns of a clock that nobody keeps right."""
 
 
 def utc_stamp() -> str:
@@ -31,6 +39,21 @@ def utc_of_stamp(stamp: str) -> float | None:
 def utc_seconds() -> float:
     """Return calendar seconds since 1970, for what outlives a restart; no deadline or measured duration uses it."""
     return time.time()  # noqa: TID251 - with the above
+
+
+def is_kept_right() -> bool | None:
+    """Return whether a time server keeps this machine's clock right; None where the kernel does not say."""
+    timex = (ctypes.c_long * TIMEX_WORDS)()  # its first word, 0, says that nothing is to be changed
+    try:
+        state = ctypes.CDLL(None).adjtimex(timex)
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != TIME_ERROR
+
+
+def is_synchronised() -> bool:
+    """Tell whether this machine's clock is right for certain, by systemd-timesyncd's word or the kernel's."""
+    return TIMESYNCD.exists() or is_kept_right() is True
 
 
 class _JumpingSelector(selectors.DefaultSelector):

@@ -20,9 +20,9 @@ from device_agent.commands.diagnosis.board_text import format_figure
 from device_agent.commands.diagnosis.checks import Check
 from device_agent.config import AgentConfig, BoardConfig, MeterConfig
 from device_agent.hardware.tools import LIVE_ROOT
-from device_agent.identity.clock_floor import BoardClock, is_kept_right
+from device_agent.identity.clock_floor import BoardClock
 from device_agent.measurement import calibration_file
-from device_agent.measurement.reach import find_distrust, find_refusal, holding_off
+from device_agent.measurement.reach import holding_off
 from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_probe
 from device_agent.probes.power import source as power
@@ -31,9 +31,10 @@ from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, CorruptFile, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
-from shared.runtime.clock import monotonic
+from shared.runtime.clock import is_kept_right, monotonic
 from shared.runtime.support.install import is_packaged
 from shared.runtime.support.table import read_table, this_system
+from shared.transport.reach import find_distrust, find_refusal
 
 SMOKE_TEST_S = 180.0
 

@@ -1,4 +1,4 @@
-"""Command lines of `enrol` and `enrolment-service`; what they do is imported when they are run."""
+"""Command lines of `enrol`, `enrolment-service` and `doctor`; what they do is imported when they are run."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     enrol_arguments(verbs.add_parser("enrol", help="make a one-time token by which a board joins; list, withdraw them"))
     help_ = "answer boards that join, and those that renew their certificates, over HTTPS"
     service_arguments(verbs.add_parser("enrolment-service", help=help_))
+    help_ = "say what keeps this gateway from its work, or soon will, and how to mend it"
+    doctor_arguments(verbs.add_parser("doctor", help=help_))
+
+
+def doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `edge-server doctor`."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the server's file; default: the site's own")
+    add_folder(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+    help_ = "first mend what can be mended without harm: modes of secrets, files that `site init` makes anew"
+    parser.add_argument("--fix", action="store_true", help=help_)
 
 
 def enrol_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,3 +120,10 @@ def enrolment_service(options: argparse.Namespace) -> int:
 
     processes.configure("info", options.verbose)
     return command.serve(options)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Say what keeps this gateway from its work."""
+    from edge_server.cli.gateway import doctor as command  # noqa: PLC0415 - as above
+
+    return command.doctor(options)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,11 +138,12 @@ def _check(options: argparse.Namespace) -> int:
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=1).decode() + "\n")
     else:
-        write_text(sys.stdout, _table(findings))
+        write_text(sys.stdout, findings_table(findings))
     return EXIT_BAD if any(one.state == "bad" for one in findings) else 0
 
 
-def _table(findings: list[Finding]) -> TextTable:
+def findings_table(findings: Sequence[Finding]) -> TextTable:
+    """Return findings as people read them."""
     columns = [TextColumn(), TextColumn("what"), TextColumn("is so", least=30), TextColumn("mend", least=20)]
     return TextTable(columns, [[MARKS[one.state], one.about, one.told, one.mend] for one in findings])
 

@@ -13,13 +13,14 @@ from device_agent.commands.diagnosis.checks import check_broker
 from device_agent.commands.diagnosis.examine import examine_broker
 from device_agent.config import AgentConfig
 from device_agent.measurement.link_test import Schedule, probe_link
-from device_agent.measurement.reach import IN_USE, find_refusal, holding_off
+from device_agent.measurement.reach import IN_USE, holding_off
 from edge_server.fleet.broker import free_port, running
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
+from shared.transport.reach import find_refusal
 from tests.certificates import Authority
 from tests.machine import configured
 

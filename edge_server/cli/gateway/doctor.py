@@ -1,0 +1,133 @@
+"""`edge-server doctor`: what keeps a gateway from its work, or soon will, and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from edge_server.cli.gateway import examine
+from edge_server.cli.gateway.site import EXIT_BAD, findings_table, utc_now
+from edge_server.gateway.check import Finding, check_site
+from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.site_folder import open_folder
+from edge_server.gateway.state import FILE, read_state
+from edge_server.plan.server_config import ServerConfig, load
+from shared.errors import ConfigError
+from shared.runtime import processes
+from shared.runtime.text_table import write_text
+from shared.transport.tls import find_openness
+
+EXIT_CONFIG = 2
+PRIVATE = 0o600
+CONFIGURATION = "configuration"
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Look at everything, after the mends if asked to; return 0, 1 for faults, 2 for the server's file.
+
+    Raises:
+        ConfigError: There is neither a site nor a server's file.
+    """
+    processes.configure("warning", options.verbose)
+    config, findings = read_config(options)
+    site = find_site(options.folder, config)
+    if site is None and options.config is None:
+        raise ConfigError(f"{options.folder}: no site is there; name its --folder, or a server's file by --config")
+    mended = mend(site, config) if options.fix else []
+    findings += asyncio.run(look(site, config))
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode([*mended, *findings]), indent=1).decode() + "\n")
+    else:
+        write_text(sys.stdout, findings_table([*mended, *findings]), summary(findings))
+    wrong = {one.about for one in findings if one.state == "bad"}
+    return EXIT_CONFIG if CONFIGURATION in wrong else EXIT_BAD if wrong else 0
+
+
+def read_config(options: argparse.Namespace) -> tuple[ServerConfig | None, list[Finding]]:
+    """Return the server's file, named or a site's own, and what is to be said of it."""
+    path = options.config
+    if path is None:  # `site check` says what is wrong with a site's own
+        with suppress(ConfigError):
+            return load(options.folder / "server.toml"), []
+        return None, []
+    try:
+        config = load(path)
+    except ConfigError as error:
+        return None, [examine.bad(CONFIGURATION, str(error), f"correct {path}")]
+    return config, [examine.good(CONFIGURATION, f"{path}: site {config.site}")]
+
+
+def find_site(folder: Path, config: ServerConfig | None) -> Path | None:
+    """Return the folder of the site; None where there is none.
+
+    Args:
+        folder: Where it usually is, or was said to be.
+        config: Of the server, which may name it.
+    """
+    told = Path(config.gateway) if config and config.gateway else folder
+    return told if (told / FILE).is_file() else None
+
+
+async def look(site: Path | None, config: ServerConfig | None) -> list[Finding]:
+    """Return what was found.
+
+    Args:
+        site: Folder of the site; None to look at broker and machine alone.
+        config: Of the server; None where it has none that can be read.
+    """
+    found: list[Finding] = []
+    if site is None:
+        told = "none is in use: certificates, access list and who may connect are not looked at"
+        found.append(examine.advice("site", told, "`edge-server site init` makes one, whose broker knows everybody"))
+    else:
+        found += await check_site(open_folder(site), utc_now())
+        found += examine.examine_certificates(read_state(site), utc_now())
+    if config:
+        found += await examine.examine_broker(config)
+        found += examine.examine_secrets(config) if site is None else []
+        if running := examine.running_configuration(config.broker.port):
+            found += examine.examine_limits(running[1], str(running[0]))
+    return [*found, *examine.examine_machine(config, has_site=site is not None)]
+
+
+def mend(site: Path | None, config: ServerConfig | None) -> list[Finding]:
+    """Mend what can be mended without harm: modes of secrets, and files that `site init` makes anew.
+
+    Args:
+        site: Folder of the site; None for none.
+        config: Of the server; None for none.
+    """
+    secrets = examine.secret_files(config) if config else []
+    if site:
+        secrets += [*site.glob("ca/*.key"), *site.glob("gateway/*.key"), site / FILE]
+    done = [one for path in dict.fromkeys(secrets) if (one := _close(path))]
+    if site:
+        folder = open_folder(site)
+        try:
+            initialise(folder, Wanted(), utc_now())
+        except (ConfigError, OSError) as error:
+            done.append(examine.advice("--fix", f"the site's files stay as they are: {error}", ""))
+        if folder.changed:
+            told = f"made anew: {', '.join(folder.changed)}"
+            done.append(examine.advice("--fix", told, "`edge-server site reload` has a running broker take them"))
+    return done
+
+
+def _close(path: Path) -> Finding | None:
+    with suppress(OSError):
+        if find_openness(path):
+            path.chmod(PRIVATE)
+            return examine.good("--fix", f"{path} is its owner's alone now")
+    return None
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return how many of each kind there are."""
+    counts = {state: sum(one.state == state for one in findings) for state in ("bad", "advice", "good")}
+    return f"{counts['bad']} faults, {counts['advice']} to look at, {counts['good']} in order"

@@ -1,0 +1,208 @@
+"""What `edge-server doctor` looks at beside a site's own files: broker, limits, ends of certificates, clock, disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from edge_server.fleet.broker import open_door
+from edge_server.gateway.broker_files import MOST_PACKET_BYTES
+from edge_server.gateway.check import Finding
+from edge_server.gateway.reload import PROGRAM
+from edge_server.gateway.state import SiteState
+from edge_server.plan.server_config import ServerConfig
+from shared.protocol.enrolment import USUAL_PORT
+from shared.protocol.topics import topic
+from shared.runtime.clock import is_synchronised
+from shared.transport.base import Broker
+from shared.transport.reach import find_refusal
+from shared.transport.tls import find_openness
+
+DAY_S, MIB = 86_400.0, 1 << 20
+SOON_DAYS = 60.0
+"""Before the end of a board's certificate: with the usual year it renews 120 days before that."""
+LEAST_FREE, LITTLE_FREE = 64 * MIB, 1024 * MIB
+LEAST_QUEUED = 1000
+"""Messages that mosquitto keeps for a client that is slow, by its own default."""
+CONNECT_S = 2.0
+
+
+def good(about: str, told: str) -> Finding:
+    """Return a finding of what is as it should be."""
+    return Finding(about=about, state="good", told=told)
+
+
+def bad(about: str, told: str, mend: str) -> Finding:
+    """Return a finding of what keeps the site from its work.
+
+    Args:
+        about: What.
+        told: What is so.
+        mend: What to do.
+    """
+    return Finding(about=about, state="bad", told=told, mend=mend)
+
+
+def advice(about: str, told: str, mend: str) -> Finding:
+    """Return a finding of what works and may not for long.
+
+    Args:
+        about: What.
+        told: What is so.
+        mend: What to do.
+    """
+    return Finding(about=about, state="advice", told=told, mend=mend)
+
+
+def examine_certificates(state: SiteState, now: datetime) -> Iterator[Finding]:
+    """Look for certificates of boards and peers that have ended, or end soon.
+
+    Args:
+        state: Of the site.
+        now: UTC.
+    """
+    looked = 0
+    for name, account in sorted(state.accounts.items()):
+        valid = [one for one in account.certificates if not one.revoked and one.role in ("device", "peer")]
+        if account.denied or not valid:
+            continue
+        looked += 1
+        left = max(one.not_after_utc_s for one in valid) - now.timestamp()
+        about = f"certificate of {name}"
+        if left <= 0:
+            mend = f"switch it on: it renews by itself for 180 days, then by `edge-server devices approve {name}`"
+            yield advice(about, f"ended {-left / DAY_S:.0f} days ago", mend)
+        elif left < SOON_DAYS * DAY_S:
+            mend = "is the board on, and does it reach the enrolment service? By now it should have renewed"
+            yield advice(about, f"ends in {left / DAY_S:.0f} days", mend)
+    if looked:
+        yield good("certificates", f"{looked} boards and peers have one; ends that are near are told")
+
+
+async def examine_broker(config: ServerConfig) -> list[Finding]:
+    """Connect as the server does, and publish where it may and nobody listens.
+
+    Args:
+        config: Of the server.
+    """
+    broker = config.broker
+    place = f"{broker.host}:{broker.port}"
+    name, where = f"{config.site}._doctor-{os.getpid()}", topic(config.site, "_doctor", "ack")
+    refusal = await find_refusal(broker, name, where, dates=is_synchronised())
+    found = [
+        bad("server's connection", f"{place}: {refusal}", "start the broker, or correct [broker]; its log says more")
+        if refusal
+        else good("server's connection", f"{place} takes the server")
+    ]
+    if told := open_door(broker):
+        problem, _, mend = told.partition("; ")
+        found.append(advice("server's connection", problem, mend))
+    return found
+
+
+def examine_secrets(config: ServerConfig) -> Iterator[Finding]:
+    """Look whether others can read what the server's file names as secret."""
+    for path in secret_files(config):
+        try:
+            too_open = find_openness(path)
+        except OSError as error:
+            yield bad(str(path), error.strerror or str(error), "bring it back, or let the server's user read it")
+            continue
+        if too_open:
+            yield bad(str(path), "can be read or replaced by others", f"chmod 600 {path}")
+
+
+def secret_files(config: ServerConfig) -> list[Path]:
+    """Return keys and passwords' files that a server's file names, of its own broker and of peers'."""
+    brokers: list[Broker] = [config.broker, *(peer.broker for peer in config.peer)]
+    keys = [one.tls.key for one in brokers if one.tls and one.tls.key]
+    return [Path(one) for one in dict.fromkeys([*keys, *(one.password_file for one in brokers if one.password_file)])]
+
+
+def examine_limits(lines: Iterable[str], source: str) -> Iterator[Finding]:
+    """Look whether a broker's settings leave room for what the server has under way.
+
+    Args:
+        lines: Of mosquitto's configuration.
+        source: Where they stand.
+    """
+    told = {words[0]: words[1] for line in lines if len(words := line.split()) > 1}
+    least = {"max_queued_messages": LEAST_QUEUED, "max_packet_size": MOST_PACKET_BYTES, "max_queued_bytes": 64 * MIB}
+    wrong = {name: most for name, most in least.items() if 0 < _number(told.get(name, "0")) < most}
+    for name, most in wrong.items():
+        yield bad(f"broker's {name}", f"{told[name]} in {source}: frames are lost", f"set {name} {most} there, or more")
+    if not wrong:
+        yield good("broker's limits", f"{source} leaves room for frames that wait")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def running_configuration(port: int) -> tuple[Path, list[str]] | None:
+    """Return file and lines of the mosquitto of this machine that listens on a port; None where that cannot be seen."""
+    for one in psutil.net_connections("tcp"):
+        if one.status != psutil.CONN_LISTEN or one.laddr.port != port or one.pid is None:
+            continue
+        try:
+            process = psutil.Process(one.pid)
+            words = process.cmdline()
+            if process.name() == PROGRAM and "-c" in words[:-1]:
+                path = Path(process.cwd(), words[words.index("-c") + 1])
+                return path, _with_included(path.read_text().splitlines())
+        except (psutil.Error, OSError, ValueError):
+            continue
+    return None
+
+
+def _with_included(lines: list[str]) -> list[str]:
+    """Return lines of a configuration with those of the files that it includes, as Debian's does."""
+    folders = [Path(words[1]) for line in lines if len(words := line.split()) > 1 and words[0] == "include_dir"]
+    files = [path for folder in folders for path in sorted(folder.glob("*.conf"))]
+    return [*lines, *(line for path in files for line in path.read_text().splitlines())]
+
+
+def examine_machine(config: ServerConfig | None, *, has_site: bool) -> Iterator[Finding]:
+    """Look at this machine: clock, disk, and who answers boards that join.
+
+    Args:
+        config: Of the server; None where it has none that can be read.
+        has_site: Whether boards join here.
+    """
+    if is_synchronised():
+        yield good("clock", "is synchronised")
+    else:
+        mend = "`timedatectl set-ntp true`; certificates are signed by this clock, and boards without one follow it"
+        yield advice("clock", "nothing says that it is right", mend)
+    if config:
+        yield _disk(Path(config.data_dir))
+        if not Path(config.plan).is_file():
+            yield advice("plan", f"{config.plan} is not there", "write one before `edge-server run`")
+    if has_site:
+        yield _enrolment_service()
+
+
+def _disk(folder: Path) -> Finding:
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    if not os.access(there, os.W_OK):
+        return bad("disk", f"{there} may not be written", "run this as the server's user, or give it the folder")
+    free = shutil.disk_usage(there).free
+    told, mend = f"{free / MIB:.0f} MiB free for {folder}", "make room, or `edge-server runs` to remove some"
+    if free < LEAST_FREE:
+        return bad("disk", told, mend)
+    return advice("disk", told, mend) if free < LITTLE_FREE else good("disk", told)
+
+
+def _enrolment_service() -> Finding:
+    try:
+        socket.create_connection(("127.0.0.1", USUAL_PORT), CONNECT_S).close()
+    except OSError:
+        told = f"nobody answers at port {USUAL_PORT}: boards can neither join nor renew their certificates"
+        return advice("enrolment service", told, "start `edge-server enrolment-service`, where it has no other port")
+    return good("enrolment service", f"somebody answers at port {USUAL_PORT}")

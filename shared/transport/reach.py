@@ -1,0 +1,78 @@
+"""Whether a broker serves whoever asks: by a connection of its own, or by the way there alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import msgspec
+
+from shared.errors import Unreachable
+from shared.transport.base import Broker
+from shared.transport.mqtt_connection import NO_ANSWER, Connection, Incoming
+from shared.transport.tcp_info import Traffic
+from shared.transport.tls import context, explain, handshake
+
+PATIENCE_S = 5.0
+
+
+def find_distrust(broker: Broker, patience_s: float = PATIENCE_S, *, dates: bool = True) -> str:
+    """Return why no connection to a broker can be made, by TCP and TLS alone; nothing where one can.
+
+    Args:
+        broker: Its address.
+        patience_s: Seconds for the name and TCP, and again for TLS.
+        dates: Whether this machine's clock may judge the dates of certificates.
+    """
+    try:
+        with socket.create_connection((broker.host, broker.port), patience_s) as sock:
+            if broker.tls:
+                made, name = context(broker.tls, dates=dates), broker.tls.server_name or broker.host
+                handshake(made, sock, name, patience_s).close()
+    except Unreachable as error:
+        return str(error)
+    except (OSError, ValueError) as error:
+        return str(explain(error, broker.tls, broker.host) if broker.tls else error)
+    return ""
+
+
+async def find_refusal(
+    broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S, *, dates: bool = True
+) -> str:
+    """Connect, subscribe to `topic` and publish nothing to it; return why the broker refuses, or nothing.
+
+    No session is left there. As the agent would, it falls back to MQTT 3.1.1 where 5 is not known; only under 5 does a
+    broker tell that it drops what we publish.
+
+    Args:
+        broker: Its address.
+        client_id: A name that no other client uses.
+        topic: One without other subscribers.
+        patience_s: Seconds for the name and TCP, and again for MQTT.
+        dates: Whether this machine's clock may judge the dates of certificates.
+    """
+    once = msgspec.structs.replace(broker, session_expiry_s=0)
+    said = await _try_broker(once, client_id, topic, patience_s, dates=dates)
+    if broker.version != 3 and (NO_ANSWER in said or "nsupported protocol" in said):  # noqa: PLR2004 - MQTT's number
+        return await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s, dates=dates)
+    return said
+
+
+async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float, *, dates: bool) -> str:
+    connection = Connection(broker, client_id, None, Incoming(lambda *_: None, Traffic()), dates=dates)
+    try:
+        async with asyncio.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
+            await connection.open(patience_s)
+            for deed, answer in (
+                ("subscribing", connection.subscribe([topic])),
+                ("publishing", connection.send(topic, b"", qos=1, retain=False)),
+            ):
+                if answer and (reason := (await connection.settled(answer))[0]):
+                    return f"denies {deed} to {topic}: {reason}"
+    except Unreachable as error:
+        return str(error)
+    except TimeoutError:
+        return f"{NO_ANSWER} within {2 * patience_s:g} s"
+    finally:
+        connection.close()
+    return ""

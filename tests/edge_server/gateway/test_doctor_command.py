@@ -1,0 +1,118 @@
+"""`edge-server doctor` as an operator types it: at a site, without one, and what `--fix` mends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+
+import pytest
+
+from edge_server.cli.gateway import examine
+from edge_server.fleet import broker
+from edge_server.gateway.authority import Issued
+from edge_server.gateway.state import SiteState, with_signed
+from edge_server.plan.server_config import ServerConfig
+from shared.transport.base import Broker
+from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
+from tests.edge_server.processes import captured
+
+
+def examined(*words):
+    """Return the exit code and what is not good, by what it is about."""
+    ended = captured("doctor", *words, "--format", "json")
+    found = json.loads(ended.out)
+    return ended.code, {one["about"]: one for one in found if one["state"] != "good"}, found
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_site_in_order_has_no_fault_and_a_stopped_broker_is_one(tmp_path):
+    async def scene():
+        async with live_site(tmp_path) as site:
+            site.enrol("pi-03")
+            code, _, found = await asyncio.to_thread(examined, "--folder", site.path)
+            assert code == 0, found
+            goods = {one["about"] for one in found if one["state"] == "good"}
+            assert goods >= {"acl", "broker", "broker's limits", "certificates", "disk", "keys", "server's connection"}
+        code, wrong, _ = await asyncio.to_thread(examined, "--folder", site.path)
+        assert code == 1
+        assert {name for name, one in wrong.items() if one["state"] == "bad"} == {"broker", "server's connection"}
+        ended = await asyncio.to_thread(captured, "doctor", "--folder", site.path)
+        assert "2 faults" in ended.out
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+
+
+@pytest.mark.broker
+def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
+    path, word = tmp_path / "server.toml", tmp_path / "word"
+    word.write_text("pass")
+    word.chmod(0o644)
+
+    async def scene():
+        async with broker.running(tmp_path) as running:
+            path.write_text(
+                f'plan = "plan.toml"\n[broker]\nport = {running.port}\nuser = "us"\npassword_file = "{word}"\n'
+            )
+            code, wrong, found = await asyncio.to_thread(
+                examined, "--config", path, "--folder", tmp_path / "none", "--fix"
+            )
+            assert (code, word.stat().st_mode & 0o777) == (0, 0o600), found
+            assert {"site", "plan"} <= set(wrong)
+            word.chmod(0o644)
+            assert (await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none"))[0] == 1
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+    path.write_text("plan = 7\n")
+    assert examined("--config", path, "--folder", tmp_path / "none")[0] == 2
+    assert captured("doctor", "--folder", tmp_path / "none").code == 2
+
+
+def test_what_can_be_mended_without_harm_is(tmp_path):
+    site = make_site(tmp_path)
+    before = (site.path / "acl").read_bytes()
+    (site.path / "acl").write_bytes(b"topic readwrite #\n")
+    (site.path / "gateway/probe.key").chmod(0o644)
+    (site.path / "gateway/server.crt").unlink()
+    _, wrong, _ = examined("--folder", site.path)
+    assert {"acl", "gateway/probe.key", "gateway/server.crt"} <= set(wrong)
+    _, wrong, _ = examined("--folder", site.path, "--fix")
+    assert {"acl", "gateway/probe.key", "gateway/server.crt"} & set(wrong) == set()
+    assert "site reload" in wrong["--fix"]["mend"]
+    assert (site.path / "acl").read_bytes() == before
+
+
+@pytest.mark.parametrize(("days", "words"), [(400, ""), (20, "ends in 20 days"), (-3, "ended 3 days ago")])
+def test_ends_of_certificates_that_are_near(days, words):
+    issued = Issued(b"", 7, now() + timedelta(days=days))
+    state = with_signed(SiteState(site="roof"), "pi-03", issued, authority="1", key="2")
+    found = {one.about: one for one in examine.examine_certificates(state, now())}
+    told = found.get("certificate of pi-03")
+    assert (told.told if told else "") == words
+    assert "certificates" in found
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("max_queued_messages 0", "broker's limits"),
+        ("max_queued_messages 10", "broker's max_queued_messages"),
+        ("max_packet_size 1000", "broker's max_packet_size"),
+        ("max_queued_bytes 1000", "broker's max_queued_bytes"),
+    ],
+)
+def test_limits_that_lose_frames(line, name):
+    [found] = examine.examine_limits(["listener 1883", line], "a file")
+    assert (found.about, found.state) == (name, "good" if name.endswith("limits") else "bad")
+
+
+def test_a_secret_that_is_gone_is_told(tmp_path):
+    config = ServerConfig(plan="p", broker=Broker(user="us", password_file=str(tmp_path / "none")))
+    assert [one.state for one in examine.examine_secrets(config)] == ["bad"]
+
+
+def test_settings_of_included_files_count(tmp_path):
+    (tmp_path / "own.conf").write_text("max_queued_messages 10\n")
+    lines = examine._with_included([f"include_dir {tmp_path}"])
+    assert [one.state for one in examine.examine_limits(lines, "a file")] == ["bad"]
