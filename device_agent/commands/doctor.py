@@ -13,6 +13,7 @@ import msgspec
 from device_agent.commands.diagnosis import examine, record_board
 from device_agent.commands.diagnosis.board_text import format_columns
 from device_agent.commands.diagnosis.checks import Check, check_data
+from device_agent.commands.diagnosis.identity import examine_identity, mend_modes
 from device_agent.commands.diagnosis.serving import examine_serving
 from device_agent.config import AgentConfig, BoardConfig, load
 from device_agent.hardware.files import is_folder
@@ -33,6 +34,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
+    help_ = "first mend what can be mended without harm: modes of the key and the password's file"
+    parser.add_argument("--fix", action="store_true", help=help_)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
 
 
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """Print each check as it is done; return 0 where nothing is bad, 1 where something is, 2 for the configuration."""
     checks: list[Check] = []
     in_colour = sys.stdout.isatty()
-    for check in run_checks(options.config, options.root):
+    for check in run_checks(options.config, options.root, fix=options.fix):
         checks.append(check)
         if options.format == "table":
             _print(_format_check(check, terminal_columns(sys.stdout), in_colour=in_colour))
@@ -52,8 +55,13 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_CONFIG if "config" in bad else EXIT_BAD if bad else 0
 
 
-def run_checks(path: Path | None, root: Path | None) -> Iterator[Check]:
+def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> Iterator[Check]:
     """Yield all checks; without a configuration those that need none, of a recorded board what its files show.
+
+    Args:
+        path: Of the configuration; None for none.
+        root: Of a recorded board; None for this machine.
+        fix: Whether to mend first what can be mended without harm.
 
     Raises:
         ConfigError: The root is no folder.
@@ -75,6 +83,9 @@ def run_checks(path: Path | None, root: Path | None) -> Iterator[Check]:
         if config.data:
             read = config.data.path
             yield check_data(read, is_readable=not read or os.access(read, os.R_OK))
+        if fix:
+            yield from mend_modes(config.broker)
+        yield from examine_identity(config)
         yield examine.examine_broker(config)
 
 

@@ -105,6 +105,19 @@ def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -
     return Dates(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
 
 
+def dates_in(pem: bytes) -> Dates:
+    """Return the dates of the first certificate of a file.
+
+    Raises:
+        EnrolmentFailed: It holds none.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise EnrolmentFailed(f"holds no certificate ({error})", code=OTHER_CA) from error
+    return Dates(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
+
+
 def _wrong(why: str) -> EnrolmentFailed:
     return EnrolmentFailed(f"the gateway gave a certificate that cannot be used: {why}; look at its log", code=OTHER_CA)
 

@@ -101,7 +101,7 @@ def test_a_configuration_with_a_mistake_ends_with_2_and_the_board_is_examined_al
     path = tmp_path / "agent.toml"
     if content is not None:
         path.write_text(content)
-    options = argparse.Namespace(config=path, root=grow(tmp_path / "board", LAPTOP), format="json")
+    options = argparse.Namespace(config=path, root=grow(tmp_path / "board", LAPTOP), format="json", fix=False)
     assert command.run(options) == 2
     checks = {check.name: check for check in msgspec.json.decode(capsys.readouterr().out, type=list[Check])}
     assert checks["config"].state == "bad"
