@@ -7,6 +7,7 @@ process alone, so that they go with it.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -112,11 +113,11 @@ class System:
             log: File that it writes to.
         """
         with log.open("ab") as output:
-            process = subprocess.Popen(self.command(words, user), stdout=output, stderr=output)
+            process = subprocess.Popen(self.command(words, user), stdout=output, stderr=output, start_new_session=True)
         try:
             yield process
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)  # proot does not pass it on to what it runs
             process.wait(120)
 
     def files(self) -> set[str]:
@@ -156,6 +157,7 @@ def fresh(arch: str) -> Iterator[System]:
     if arch != "arm64":
         for place, source in (("proc", "/proc"), ("sys", "/sys"), ("dev", "/dev"), ("share", str(share))):
             subprocess.run(["mount", "--rbind", source, str(merged / place)], check=True)
+    (merged / "etc/hosts").write_text("127.0.0.1 localhost\n")  # as an installer writes it
     policy = merged / "usr/sbin/policy-rc.d"  # nothing that is installed starts by itself
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
