@@ -28,7 +28,7 @@ from edge_server.sites.pledges import Book, Key, Purse, leader
 from shared.errors import WireError
 from shared.protocol.messages import Message
 from shared.protocol.peers import MOST_ASKED, Joules, Ruling, Telemetry
-from shared.runtime.clock import Clock
+from shared.runtime.clock import Clock, left_s
 from shared.runtime.executor import Worker
 
 log = logging.getLogger(__name__)
@@ -165,10 +165,10 @@ class Coordination:
         own, began = await self._pledge(case, key), self.clock()
         while key not in self._decided and self._book.term == key[1]:
             self._news.clear()
-            heard, over_s = self._heard.get(key, {}), self.clock() - began
-            left = {one: self._patience_s(one, key) - over_s for one in self.links.away if one not in heard}
-            self._silent |= {peer for peer, left_s in left.items() if left_s <= 0}
-            if not (waits := {peer: left_s for peer, left_s in left.items() if self._may_be(peer)}):
+            silent = [peer for peer in self.links.away if peer not in self._heard.get(key, {})]
+            left = {peer: left_s(began + self._patience_s(peer, key), self.clock()) for peer in silent}
+            self._silent |= {peer for peer, seconds in left.items() if seconds <= 0}
+            if not (waits := {peer: seconds for peer, seconds in left.items() if self._may_be(peer)}):
                 await self._settle(case, own, key)
                 break
             for peer in waits:
@@ -239,11 +239,11 @@ class Coordination:
         log.debug("phase asking run=%s round=%d", self.us.run, key[0])
         while (ruling := self._rulings.get(key)) is None:
             self._news.clear()
-            left_s = until - self.clock()
-            if left_s <= 0 or self.links.is_gone(lead) or self._book.term != key[1]:
+            seconds = left_s(until, self.clock())
+            if seconds <= 0 or self.links.is_gone(lead) or self._book.term != key[1]:
                 return None
             await self.links.say(lead, "telemetry", msgspec.structs.replace(asked, asks=self._asks(lead, key)))
-            await self._wait(min(OFFER_S, left_s))
+            await self._wait(min(OFFER_S, seconds))
         if ruling.decision:
             return self._ours(read_decision(ruling.decision), case, key, lead)
         if ruling.reason != LATE:

@@ -28,7 +28,7 @@ from shared.protocol.clip import NAME, printable
 from shared.protocol.messages import Message, Transfer, Want
 from shared.protocol.payload import digest
 from shared.protocol.peers import EdgeWord, ModelOffer
-from shared.runtime.clock import Clock
+from shared.runtime.clock import Clock, left_s
 from shared.runtime.executor import Worker, background
 from shared.transfer import frames
 from shared.transfer.receiver import Policy, Receiver
@@ -209,17 +209,16 @@ class Gossip:
     async def _settle_all(self, started: float) -> None:
         while open_ones := [peer for peer, edge in self._edges.items() if edge.on is None]:
             self._news.clear()
-            gone_s = self.clock() - started
-            left = [self._patience_s(peer) - gone_s for peer in open_ones]
-            for peer, left_s in zip(open_ones, left, strict=True):
+            left = {peer: left_s(started + self._patience_s(peer), self.clock()) for peer in open_ones}
+            for peer, seconds in left.items():
                 if why := self.links.objection(peer):
                     self._edges[peer] = verdicts.refuse(self._edges[peer], why)
-                judged = verdicts.judge(self._edges[peer], is_late=left_s <= 0)
+                judged = verdicts.judge(self._edges[peer], is_late=seconds <= 0)
                 if judged.on is not None:
                     await self._conclude(peer, judged)
                     self._news.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, min(left))):
+                async with asyncio.timeout(min(left.values())):
                     await self._news.wait()
 
     def _patience_s(self, peer: str) -> float:

@@ -22,6 +22,21 @@ TIMEX_WORDS = 64
 TIME_ERROR = 5
 """What adjtimex(2) returns of a clock that nobody keeps right."""
 
+ROUNDING_S = 1e-6
+"""What is left of a wait could be less than any clock moves by, and would be waited for without end."""
+MOST_TURNS = 2_000_000
+"""Of a virtual loop at one moment, before that counts as a wait that never ends; a large replay takes thousands."""
+
+
+def left_s(until: float, now: float) -> float:
+    """Return the seconds from now until a moment; 0 once it is there, but for the rounding of floats.
+
+    Time to wait is never counted up from a beginning: of 60 - (70.1 - 10.1) something may be left at 70.1 that added to
+    70.1 is 70.1. And a loop's timers may go off a little early.
+    """
+    left = until - now
+    return left if left > ROUNDING_S else 0.0
+
 
 def utc_stamp() -> str:
     """Return the calendar time for names of runs and log lines; no duration or deadline is derived from it."""
@@ -60,11 +75,17 @@ class _JumpingSelector(selectors.DefaultSelector):
     """Never waits: where a real selector would sleep, the loop's time moves instead."""
 
     now = 0.0
+    turns = 0
     before: Callable[[], bool] | None = None
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout == 0:  # there is something left to do at this moment: nobody need ask the system first
-            return []
+            self.turns += 1
+            if self.turns < MOST_TURNS:
+                return []
+        turns, self.turns = self.turns, 0
+        if turns >= MOST_TURNS:
+            raise RuntimeError(f"virtual time stands still at {self.now!r} s: something waits anew without end")
         ready: list[Any] = super().select(0)
         if not ready and self.before and self.before():
             return ready

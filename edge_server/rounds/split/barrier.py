@@ -15,9 +15,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from edge_server.rounds.split.device_session import DeviceSession, Event
-
-ROUNDING_S = 1e-6
-"""What is left of a sum of floats could be less than any clock moves by, and would be waited for without end."""
+from shared.runtime.clock import left_s
 
 
 class Reply(Enum):
@@ -137,8 +135,7 @@ class Barrier:
         """Return the seconds until the open step is due; 0 if it is, infinite while nothing says so."""
         if not self._begun:
             return math.inf
-        left_s = self._since + self.deadline_s - now
-        return left_s if self._waited_for and left_s > ROUNDING_S else 0.0
+        return left_s(self._since + self.deadline_s, now) if self._waited_for else 0.0
 
     def serve(self) -> tuple[list[str], list[str]]:
         """Go on to the next step.

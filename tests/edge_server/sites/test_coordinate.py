@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from itertools import product
+from random import Random
 
 import pytest
 
@@ -15,6 +16,7 @@ from edge_server.sites.cases import ROUND_JOULES, merged, pack_case, read_case
 from edge_server.sites.coordinate import GRACE_S
 from shared.errors import WireError
 from shared.protocol.measurements import Cost
+from shared.runtime import clock as virtual_clock
 from tests.edge_server.harness import virtual
 from tests.edge_server.sites.towns import DEADLINE_S, Country, Town, country
 
@@ -233,6 +235,22 @@ def test_the_same_is_answered_to_who_asks_again(tmp_path):
     one = virtual(routine())
     assert len(one.of("a", Coordinated)) == 1
     assert len(one.of("b", Pledged)) == len(one.of("b", Granted)) == 1
+
+
+def test_a_deadline_passes_whenever_it_began(tmp_path, monkeypatch):
+    """Also where floats leave a rest of it that is less than time moves by; in virtual time that was for ever."""
+    monkeypatch.setattr(virtual_clock, "MOST_TURNS", 20_000)
+
+    async def routine(began: float) -> float:
+        await asyncio.sleep(began)
+        a = await land(tmp_path).start("a")
+        assert (await asked(a, 1)).coordinator == "a"
+        await a.stack.aclose()
+        return clock() - began
+
+    draws = Random(1)
+    took = [virtual(routine(draws.uniform(0, 100))) for _ in range(20)]
+    assert took == pytest.approx([DEADLINE_S] * 20, abs=1e-5)
 
 
 def test_nobody_there_a_site_decides_alone_with_its_own_joules(tmp_path, caplog):

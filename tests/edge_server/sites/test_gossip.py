@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from random import Random
 
 import pytest
 
@@ -18,6 +19,7 @@ from shared.protocol import payload, wire
 from shared.protocol.messages import Transfer, Want
 from shared.protocol.peers import EdgeWord, Hello, ModelOffer
 from shared.protocol.topics import peer_topic
+from shared.runtime import clock as virtual_clock
 from shared.transport.simulated_link import Rate
 from tests.edge_server.harness import virtual
 from tests.edge_server.sites.towns import DEADLINE_S, Country, Town, country, model_of
@@ -81,6 +83,24 @@ def test_a_neighbour_that_never_comes_costs_one_deadline(tmp_path):
     first, second = virtual(routine())
     assert first < 5.0
     assert DEADLINE_S <= second < DEADLINE_S + 5.0
+
+
+def test_a_deadline_passes_whenever_it_began(tmp_path, monkeypatch):
+    """Also where floats leave a rest of it that is less than time moves by; in virtual time that was for ever."""
+    monkeypatch.setattr(virtual_clock, "MOST_TURNS", 20_000)
+
+    async def routine() -> list[float]:
+        one, took, draws = country(tmp_path, "abc", ["ab", "bc"]), [], Random(1)
+        b = await one.start("b")
+        for number in range(1, 21):
+            await asyncio.sleep(draws.random())
+            began = clock()
+            assert await b.exchange(number) == {}
+            took.append(clock() - began)
+        await b.stack.aclose()
+        return took
+
+    assert virtual(routine()) == pytest.approx([2 * DEADLINE_S] * 20, abs=1e-5)
 
 
 def test_nobody_waits_for_a_site_whose_run_has_ended(tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
+from contextlib import suppress
+from random import Random
 
 import pytest
 
@@ -39,6 +42,32 @@ def test_timers_fire_at_their_time_and_in_order(virtually):
 
     virtually(all_three())
     assert woken == [(1.0, 1.0), (2.5, 2.5), (4.0, 4.0)]
+
+
+def test_what_is_waited_for_without_end_is_an_error(virtually, monkeypatch):
+    """A wait that time need not move for, again and again, is found out; time that moves in between is none."""
+    monkeypatch.setattr(clock, "MOST_TURNS", 1000)
+
+    async def waits(seconds: float) -> None:
+        for _ in range(3000):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await asyncio.Event().wait()
+
+    virtually(waits(1e-3))
+    with pytest.raises(RuntimeError, match=r"stands still at 0\.0 s: something waits anew"):
+        virtually(waits(0.0))
+
+
+def test_what_is_left_is_nothing_or_more_than_time_moves_by():
+    """Whenever the wait began; counted up from there, a fifth of these left what no clock shows."""
+    draws = Random(1)
+    for _ in range(10_000):
+        began, wait_s = draws.uniform(0, 100), draws.choice([2.0, 60.0, 4000.0])
+        for now in (began, began + wait_s / 3, began + wait_s, math.nextafter(began + wait_s, 0)):
+            left = clock.left_s(began + wait_s, now)
+            assert now + left > now or left == 0.0
+        assert clock.left_s(began + wait_s, began + wait_s) == 0.0
 
 
 def test_timeouts_are_virtual(virtually):
