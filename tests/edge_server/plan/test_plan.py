@@ -67,6 +67,11 @@ def test_the_demo_plan_can_be_used():
         ({"more": '[codec]\nname = "zip"'}, "codec", "known: chain, dense, float16, masked, quantize"),
         ({"more": '[codec]\nname = "topk"\noptions = { share = 0.0 }'}, "topk", "share must be above 0"),
         ({"more": '[codec]\nname = "topk"\noptions = { share = "x" }'}, "topk", "share is 'x'; give a number;"),
+        (
+            {"more": '[codec]\nname = "topk"\noptions = { exact = "1.weight, 9.bias" }'},
+            "codec.exact",
+            "'9.bias'; known: ",
+        ),
         ({"more": '[codec]\nname = "quantize"\noptions = { bits = 2.5 }'}, "bits is 2.5", "give a whole number;"),
         ({"more": '[codec]\nname = "topk"', "algorithm": 'name = "fedselect"'}, "topk", "choose another codec"),
         ({"more": '[cut_codec]\nname = "topk"'}, "cut_codec", "choose another codec"),
