@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "join": "become a device of a site by a one-time token",
     "probe": "show what this board measures",
     "doctor": "say what keeps this board from measuring and training, and how to mend it",
+    "support-bundle": "write one file for whoever helps, without what is secret",
     "setup": "bring PyTorch or ONNX Runtime onto a board that has the agent's package",
     "calibrate": "fit this board's power model with real training; about four minutes",
     "bench-inference": "measure what a served model takes on this board: latency, throughput, joules",

@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, Command] = {
     "enrol": gateway_commands.enrol,
     "enrolment-service": gateway_commands.enrolment_service,
     "doctor": gateway_commands.doctor,
+    "support-bundle": gateway_commands.support_bundle,
     "setup": commands.setup,
 }
 

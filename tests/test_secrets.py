@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import tarfile
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from device_agent import __main__ as agent_command
 from device_agent.config import load
 from edge_server.fleet import broker
 from edge_server.plan.plan import share
@@ -24,11 +26,13 @@ from edge_server.plan.server_config import load as load_server
 from edge_server.rounds.check_plan import load as load_plan
 from shared.protocol.enrolment import parse_token
 from shared.runtime.processes import terminate
+from tests.device_agent.commands.test_doctor import FINE
 from tests.edge_server.gateway.sites import LiveSite, needs_mosquitto
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import TINY, captured, folder_of, started, until
 from tests.edge_server.sites.test_peers_config import hashed
-from tests.test_enrolment_system import agent_file, whole_site
+from tests.machine import grow
+from tests.test_enrolment_system import agent_file, typed, whole_site
 
 PATIENCE_S = 180.0
 PRIVATE = 0o600
@@ -70,9 +74,18 @@ class Canaries:
         for path in sorted(folder.rglob("*")):
             leaks = self.found_in(str(path).encode())
             if path.is_file() and path.resolve() not in self.homes:
-                leaks |= self.found_in(path.read_bytes())
+                leaks |= self.found_in(content_of(path))
             found += [f"{path.relative_to(folder)}: {one}" for one in sorted(leaks)]
         return found
+
+
+def content_of(path: Path) -> bytes:
+    """Return what is in a file, and in the files that are packed into it."""
+    if not path.name.endswith(".tar.gz"):
+        return path.read_bytes()
+    with tarfile.open(path) as archive:
+        parts = [archive.extractfile(one) for one in archive.getmembers()]
+        return b"\n".join([*(name.encode() for name in archive.getnames()), *(part.read() for part in parts if part)])
 
 
 @dataclass
@@ -195,6 +208,30 @@ class Scene:
                 until(lambda: self.seen.look() and server.poll() is not None, "the run ends", PATIENCE_S)
             assert server.returncode == 0, log.read_text()
 
+    def bundle(self, site: LiveSite, libraries: Path) -> None:
+        """Write a bundle on each side, of logs in which somebody else has written all secrets."""
+        token, own = (self.folder / "token").read_text().strip(), self.agent.parent / "state/identity/current"
+        keys = {"pi-03": own / "device.key", "edge-server": site.folder.gateway("edge-server.key")}
+        for user, password in self.passwords.items():
+            told = [f"it is {password}, is it?", f"joins by {token}", keys[user].read_text(), "the end"]
+            (self.folder / f"{user}.log").write_text("\n".join(told))
+            self.canaries.homes.add(self.folder / f"{user}.log")
+        for name in ("agent.log", "pi-03.log"):
+            here, out = self.agent.parent / "agent.json", self.folder / f"board-{name}.tar.gz"
+            words = ("support-bundle", "--config", here, "--out", out, "--log", self.folder / name)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTHONPATH", str(libraries))
+                code, said, why = typed(agent_command.main, *words)
+            assert code == 0, why
+            self.said.append(said + why)
+            assert b"the end" in content_of(out) or name == "agent.log"
+        logs = [
+            word for name in ("server.log", "strict.log", "edge-server.log") for word in ("--log", self.folder / name)
+        ]
+        places = ("--config", self.server, "--folder", site.path, "--out", self.folder / "server.tar.gz")
+        self.call("support-bundle", *places, *logs)
+        assert b"the end" in content_of(self.folder / "server.tar.gz")
+
     def call(self, *words: object) -> None:
         """Have a command of the server say what it says."""
         ended = captured(*words)
@@ -202,14 +239,20 @@ class Scene:
         self.said.append(ended.out + ended.err)
 
 
+@pytest.fixture
+def libraries(tmp_path) -> Path:
+    """Return a folder of libraries that the doctor has tried at once."""
+    return grow(tmp_path / "libraries", FINE)
+
+
 @needs_mosquitto
 @pytest.mark.broker
 @pytest.mark.slow
-def test_secrets_are_nowhere_but_in_their_own_files(tmp_path):
-    """Neither in logs, records, traces and settings, nor in command lines and environments of what ran."""
+def test_secrets_are_nowhere_but_in_their_own_files(tmp_path, libraries):
+    """Neither in logs, records, traces, settings and bundles, nor in command lines and environments of what ran."""
     scene = Scene(tmp_path)
     for user in ("pi-03", "edge-server"):
-        scene.passwords[user] = secrets.token_hex(12)
+        scene.passwords[user] = secrets.token_urlsafe(15)
         scene.canaries.add(f"password of {user}", scene.passwords[user].encode())
 
     async def story() -> None:
@@ -223,6 +266,7 @@ def test_secrets_are_nowhere_but_in_their_own_files(tmp_path):
                 )
                 await asyncio.to_thread(scene.call, "devices", "--config", scene.server, "--format", "json")
                 await asyncio.to_thread(scene.call, "enrol", "--list", "--folder", site.path)
+                await asyncio.to_thread(scene.bundle, site, libraries)
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE_S * 3))
     assert all(scene.seen.has(word) for word in ("device_agent", "edge_server", "--token-file", "mosquitto"))

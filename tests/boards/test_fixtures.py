@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from device_agent.commands.diagnosis import record_board
+from shared.runtime.diagnosis.redaction import redact
 from tests.boards.compare import Expected, compare
 
 BOARDS = Path(__file__).parent.parent / "fixtures" / "boards"
@@ -35,4 +36,4 @@ def test_a_folder_names_nobody(name) -> None:
     for path in sorted((BOARDS / name).rglob("*")):
         if path.is_file():
             content = path.read_text()
-            assert record_board.redact(content) == content, path
+            assert redact(content) == content, path

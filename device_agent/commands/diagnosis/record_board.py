@@ -6,10 +6,8 @@ The folder is a test fixture at once: `root/` with the files that probes read an
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -25,17 +23,7 @@ from device_agent.probes.throttle import FIRMWARE_COPIES
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Lack
-
-MAC = re.compile(r"(?:[0-9A-Fa-f]{2}[:-]){5,}[0-9A-Fa-f]{2}")
-NAMED_AFTER_MAC = re.compile(r"\b(enx|wlx|wwx)[0-9A-Fa-f]{12}")
-UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
-LONG_HEX = re.compile(r"[0-9A-Fa-f]{16,}")
-IPV4 = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
-IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]{0,40}:[0-9A-Fa-f:.]{0,20}")
-LABELLED = re.compile(
-    r"^(.{0,200}?(?:serial|ssid|hostname|uuid)[^:=\n]{0,40}[:=][ \t]*|[ \t]*ssid[ \t]+)\S.*$",
-    re.IGNORECASE | re.MULTILINE,
-)
+from shared.runtime.diagnosis.redaction import redact
 
 ROOT, EXPECTED = "root", "expected.json"
 MAX_FILE_BYTES = 64 << 10
@@ -80,50 +68,6 @@ PATHS = (
 
 FIRMWARE_QUESTIONS = ("measure_clock arm", "measure_temp", "get_throttled", "pmic_read_adc")
 RADIO_QUESTIONS = (("link",), ("station", "dump"))
-
-
-def redact(text: str, private: Iterable[str] = ()) -> str:
-    """Return `text` without serial numbers, MAC and IP addresses, network names, UUIDs and machine ids.
-
-    Each is replaced by zeros of its form, or by a dash after its label, so that what parses the text goes on to parse.
-
-    Args:
-        text: Of a file, of a command, or of a path.
-        private: Words that must go too, such as the host's name; only where they stand alone, for `raspberrypi` is
-            also half of `raspberrypi,4-model-b`.
-    """
-    text = LABELLED.sub(r"\1-", text)
-    text = UUID.sub("00000000-0000-0000-0000-000000000000", text)
-    text = MAC.sub("00:00:00:00:00:00", text)
-    text = NAMED_AFTER_MAC.sub(r"\g<1>000000000000", text)
-    text = LONG_HEX.sub(_mask_digest, text)
-    text = IPV4.sub(_mask_ipv4, text)
-    text = IPV6.sub(_mask_ipv6, text)
-    for word in private:
-        if word:
-            text = re.sub(rf"(?<![\w,.-]){re.escape(word)}(?![\w,.-])", "host", text)
-    return text
-
-
-def _mask_digest(match: re.Match[str]) -> str:
-    digits = match[0]
-    return digits if digits.isdecimal() else "0" * len(digits)  # a counter may be as long, but has no letters
-
-
-def _mask_ipv4(match: re.Match[str]) -> str:
-    try:
-        ipaddress.IPv4Address(match[0])
-    except ValueError:
-        return match[0]
-    return "0.0.0.0"  # noqa: S104 - an address that is nobody's
-
-
-def _mask_ipv6(match: re.Match[str]) -> str:
-    try:
-        address = ipaddress.IPv6Address(match[0].rstrip("."))
-    except ValueError:
-        return match[0]
-    return match[0] if address.is_unspecified else "::"  # `0::` begins every line of a control group
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

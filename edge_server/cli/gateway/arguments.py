@@ -1,4 +1,4 @@
-"""Command lines of `enrol`, `enrolment-service` and `doctor`; what they do is imported when they are run."""
+"""Command lines of a gateway beside `site` and `revoke`; what they do is imported when they are run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     service_arguments(verbs.add_parser("enrolment-service", help=help_))
     help_ = "say what keeps this gateway from its work, or soon will, and how to mend it"
     doctor_arguments(verbs.add_parser("doctor", help=help_))
+    help_ = "write one file for whoever helps, without what is secret"
+    bundle_arguments(verbs.add_parser("support-bundle", help=help_))
 
 
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +35,19 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     help_ = "first mend what can be mended without harm: modes of secrets, files that `site init` makes anew"
     parser.add_argument("--fix", action="store_true", help=help_)
+
+
+def bundle_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `edge-server support-bundle`."""
+    parser.description = (
+        "Write one tar.gz with versions, settings, what doctor finds, what runs came to, lists of files and the ends "
+        "of logs; without keys, passwords, tokens, addresses and serial numbers. Look into it before you send it."
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the server's file; default: the site's own")
+    add_folder(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: server-bundle-TIME.tar.gz here")
+    help_ = "a log whose end goes in too; repeat for more; default: those of the services, of the journal"
+    parser.add_argument("--log", type=Path, action="append", default=[], metavar="FILE", help=help_)
 
 
 def enrol_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,3 +142,11 @@ def doctor(options: argparse.Namespace) -> int:
     from edge_server.cli.gateway import doctor as command  # noqa: PLC0415 - as above
 
     return command.doctor(options)
+
+
+def support_bundle(options: argparse.Namespace) -> int:
+    """Write one file for whoever helps."""
+    from edge_server.cli.gateway import bundle as command  # noqa: PLC0415 - as above
+
+    processes.configure("warning", options.verbose)
+    return command.support_bundle(options)

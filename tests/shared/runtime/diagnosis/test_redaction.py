@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.commands.diagnosis.record_board import redact
+from shared.runtime.diagnosis.redaction import redact
 
 AROUND = st.text(alphabet=st.characters(codec="ascii"), max_size=20)
 HEX = st.text(alphabet="0123456789abcdefABCDEF", min_size=12, max_size=12)

@@ -1,0 +1,57 @@
+"""`device-agent support-bundle`: one file for whoever helps, without what is secret."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from device_agent.commands.diagnosis.identity import secret_files
+from device_agent.commands.doctor import run_checks
+from device_agent.config import load
+from device_agent.hardware.tools import LIVE_ROOT, run_tool
+from shared.errors import ConfigError, NoData
+from shared.runtime.clock import utc_stamp
+from shared.runtime.diagnosis.bundle import MOST_LINES, last_lines, listing, running_versions, words_in, write_bundle
+
+UNIT = "fieldfleet-agent"
+JOURNAL = ("journalctl", f"--unit={UNIT}", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Write one tar.gz with versions, settings, what doctor finds, a list of files and the end of the log; without "
+        "keys, passwords, tokens, addresses and serial numbers. Look into it before you send it."
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: agent-bundle-TIME.tar.gz here")
+    help_ = "a log whose end goes in too; default: the service's, of the journal"
+    parser.add_argument("--log", type=Path, metavar="FILE", help=help_)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the bundle; print where it is."""
+    path = options.out or Path(f"agent-bundle-{utc_stamp()}.tar.gz")
+    log = last_lines(options.log) if options.log else _journal()
+    files: dict[str, object] = {"versions.json": running_versions(), "log.txt": log}
+    secrets = set[str]()
+    if options.config:
+        try:
+            config = load(options.config)
+        except ConfigError as error:
+            files["config.txt"] = f"{error}\n"
+        else:
+            files |= {"config.json": config, "state.txt": listing(Path(config.state_dir))}
+            secrets = words_in(secret_files(config.broker))
+    files["doctor.json"] = list(run_checks(options.config, None))
+    write_bundle(path, files, secrets)
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _journal() -> str:
+    try:
+        return run_tool(LIVE_ROOT, *JOURNAL)
+    except NoData as error:
+        return f"no journal: {error}\n"

@@ -1,0 +1,71 @@
+"""`edge-server support-bundle`: one file for whoever helps, without what is secret."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from pathlib import Path
+
+from edge_server.cli.gateway.doctor import find_site, look, read_config
+from edge_server.cli.gateway.examine import secret_files
+from edge_server.journal.runs import all_runs, summarise_run
+from edge_server.plan.server_config import ServerConfig
+from shared.runtime.clock import utc_stamp
+from shared.runtime.diagnosis.bundle import MOST_LINES, last_lines, listing, running_versions, words_in, write_bundle
+
+UNITS = ("fieldfleet-server", "mosquitto")
+JOURNAL = ("journalctl", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
+PATIENCE_S = 30.0
+PUBLIC_FILES = ("mosquitto.conf", "acl")
+
+
+def support_bundle(options: argparse.Namespace) -> int:
+    """Write the bundle; print where it is.
+
+    Raises:
+        ConfigError: It is there already, or a log cannot be read.
+    """
+    path = options.out or Path(f"server-bundle-{utc_stamp()}.tar.gz")
+    config, findings = read_config(options)
+    site = find_site(options.folder, config)
+    logs = {f"log-{number}.txt": last_lines(one) for number, one in enumerate(options.log)}
+    findings += asyncio.run(look(site, config))
+    files: dict[str, object] = {"versions.json": running_versions(), "doctor.json": findings, **logs}
+    files |= _configured(config) if config else {}
+    files |= _of_site(site) if site else {}
+    if not logs:
+        files |= {f"log-{unit}.txt": asyncio.run(_journal(unit)) for unit in UNITS}
+    secrets = [*(secret_files(config) if config else []), *(site.rglob("*.key") if site else [])]
+    write_bundle(path, files, words_in(secrets))
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _configured(config: ServerConfig) -> dict[str, object]:
+    """Return what the server's file says, comments left out, and what its runs came to."""
+    runs = Path(config.data_dir)
+    found = [summarise_run(one) for one in all_runs(runs)] if runs.is_dir() else []
+    return {"config.json": config, "runs.json": found}
+
+
+def _of_site(site: Path) -> dict[str, object]:
+    """Return the files of a site that hold no secret, and a list of all."""
+    texts = {name: site / name for name in PUBLIC_FILES if (site / name).is_file()}
+    return {"site.txt": listing(site), **{f"site-{name}": path.read_text() for name, path in texts.items()}}
+
+
+async def _journal(unit: str) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(*JOURNAL, f"--unit={unit}"), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
+        )
+    except OSError as error:
+        return f"no journal: {error.strerror}\n"
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    except TimeoutError:
+        process.kill()
+        return "no journal: it does not end\n"
+    return said.decode(errors="replace")

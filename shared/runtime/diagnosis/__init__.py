@@ -1,0 +1,1 @@
+"""What both sides tell of themselves to whoever helps."""

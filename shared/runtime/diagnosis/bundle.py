@@ -1,0 +1,166 @@
+"""One file for whoever helps: what this machine runs and what is wrong with it, without what is secret or tells who."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import re
+import ssl
+import stat
+import sys
+import tarfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.runtime.diagnosis.redaction import redact
+from shared.runtime.durable import replace_file
+
+PRIVATE = 0o600
+LIBRARIES = (
+    "fieldfleet",
+    "cryptography",
+    "httptools",
+    "msgspec",
+    "numpy",
+    "onnxruntime",
+    "paho-mqtt",
+    "psutil",
+    "torch",
+)
+MOST_LINES, MOST_BYTES = 1000, 1 << 20
+"""Of one log, its end."""
+MOST_FILES = 2000
+
+PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}(?:.{0,8192}?-----END [A-Z0-9 ]{0,40}-----|.{0,8192})", re.DOTALL)
+TOKEN = re.compile(r"\bff1,[^\s'\"]+")
+LOGIN = re.compile(r"(://)[^/@\s]+@")
+LABEL = r"(?:pass(?:word|wd|phrase)?|secret|credential)s?"
+SAID = re.compile(rf"({LABEL}[\"']?\s*[:=]\s*)(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',}}]+)", re.IGNORECASE)
+IS_LABEL = re.compile(LABEL, re.IGNORECASE)
+SHORTEST = 4
+"""Of a secret that is looked for as it is: a shorter one stands everywhere."""
+
+
+def without_secrets(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return a text without keys, tokens, passwords, addresses, serial numbers and this machine's name.
+
+    Args:
+        text: Of a log, a file, a finding.
+        secrets: What is known to be secret, word by word.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "(secret)") if len(secret) >= SHORTEST else text
+    for pattern, put in ((PEM, "(PEM)"), (TOKEN, "(token)"), (LOGIN, r"\1"), (SAID, r"\1-")):
+        text = pattern.sub(put, text)
+    name = os.uname().nodename
+    return redact(text, {name, name.partition(".")[0]})
+
+
+def words_in(files: Iterable[Path]) -> set[str]:
+    """Return the lines of secret files, by which they are known wherever they stand; what cannot be read has none."""
+    found = set[str]()
+    for path in files:
+        with suppress(OSError, UnicodeDecodeError):
+            found |= {line.strip() for line in path.read_text().splitlines() if not line.startswith("-----")}
+    return found
+
+
+def _cleaned(value: object, secrets: Collection[str]) -> object:
+    """Return what is to be written as JSON, each text of it without secrets."""
+    if isinstance(value, str):
+        return without_secrets(value, secrets)
+    if isinstance(value, list):
+        return [_cleaned(one, secrets) for one in value]
+    if isinstance(value, dict):
+        return {key: "-" if IS_LABEL.fullmatch(str(key)) else _cleaned(one, secrets) for key, one in value.items()}
+    return value
+
+
+def running_versions() -> dict[str, str]:
+    """Return what this machine runs: system, interpreter, libraries."""
+    found = {
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "python": sys.version.split()[0],
+        "openssl": ssl.OPENSSL_VERSION,
+    }
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def last_lines(path: Path) -> str:
+    """Return the end of a log.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MOST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a log that this user may read") from error
+    return "\n".join(lines[-MOST_LINES:]) + "\n"
+
+
+def listing(folder: Path) -> str:
+    """Return modes, sizes and names of all files below a folder, and nothing of what is in them."""
+    return "".join(f"{line}\n" for line in _lines(folder))
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    for number, path in enumerate(sorted(folder.rglob("*"))):
+        if number == MOST_FILES:
+            yield "and more"
+            return
+        try:
+            about = path.lstat()
+        except OSError as error:
+            yield f"{path.relative_to(folder)}: {error.strerror}"
+            continue
+        yield f"{stat.filemode(about.st_mode)} {about.st_size:12d} {path.relative_to(folder)}"
+
+
+def write_bundle(path: Path, files: Mapping[str, object], secrets: Collection[str] = ()) -> None:
+    """Write texts, and what else there is as JSON, into one tar.gz for this user alone, without secrets.
+
+    Args:
+        path: Of the bundle; must not be there.
+        files: By name.
+        secrets: What is known to be secret, see `words_in`.
+
+    Raises:
+        ConfigError: It is there, or cannot be written.
+        Unwritable: The disk takes nothing more.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} is there; name another file by --out")
+    packed, top = io.BytesIO(), path.name.partition(".")[0]
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in sorted(files.items()):
+            data = _as_text(content, secrets).encode()
+            entry = tarfile.TarInfo(f"{top}/{name}")
+            entry.size, entry.mode = len(data), PRIVATE
+            archive.addfile(entry, io.BytesIO(data))
+    try:
+        replace_file(path, packed.getvalue(), mode=PRIVATE)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a file that this user may write") from error
+
+
+def _as_text(content: object, secrets: Collection[str]) -> str:
+    if isinstance(content, str):
+        return without_secrets(content, secrets)
+    cleaned = _cleaned(msgspec.to_builtins(content), secrets)
+    return msgspec.json.format(msgspec.json.encode(cleaned), indent=1).decode() + "\n"
