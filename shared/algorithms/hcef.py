@@ -27,7 +27,6 @@ which shares an example with another, f = B / N. Neither is biased; |mean|^2 alo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +57,7 @@ from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar, Value
 from shared.tensors import tree
+from shared.tensors.counts import floor_share
 from shared.tensors.tree import State, Tree
 
 STEPS, SENT = "steps", "sent"
@@ -121,7 +121,9 @@ def steps_taken(seed: int, local_steps: int, share: float, draw: Literal["trials
     """
     chance = Random(f"{seed}/steps")  # noqa: S311 - a draw, not a secret
     if draw == "even":
-        return min(local_steps, math.floor(share * local_steps + chance.random() * (1 - NEAR) + NEAR))
+        whole = floor_share(share, local_steps)
+        rest = share * local_steps - whole
+        return min(local_steps, whole + (rest + chance.random() * (1 - NEAR) + NEAR >= 1))
     return sum(chance.random() < share for _ in range(local_steps))
 
 

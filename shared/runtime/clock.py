@@ -25,7 +25,7 @@ TIME_ERROR = 5
 ROUNDING_S = 1e-6
 """What is left of a wait could be less than any clock moves by, and would be waited for without end."""
 MOST_TURNS = 2_000_000
-"""Of a virtual loop at one moment, before that counts as a wait that never ends; what the tests of sites play takes 150."""
+"""Of a virtual loop at one moment, before that counts as a wait without end; what the tests of sites play takes 150."""
 
 
 def left_s(until: float, now: float) -> float:
