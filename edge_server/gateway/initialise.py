@@ -70,15 +70,21 @@ def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
     except OSError as error:
         raise ConfigError(f"{site.path}: {error.strerror}; run this as root, or name another --folder") from error
     with locked(site.path):
+        before = read_state(site.path) if (site.path / FILE).is_file() else None
         state = _settled(site, wanted)
         make_authorities(site, state.site, now, years=(ROOT_YEARS, SITE_YEARS))
         for name in PAIRS:
             state = make_pair(site, state, name, now)
         make_broker_files(site, state)
-        server_file = site.path / "server.toml"
-        if not server_file.is_file():
-            site.put(server_file, server_toml(site.path, state).encode())
+        _make_server_file(site, before, state)
     return state
+
+
+def _make_server_file(site: SiteFolder, before: SiteState | None, state: SiteState) -> None:
+    """Write the server's file where there is none, or where nobody has edited it; `site check` tells of others."""
+    path = site.path / "server.toml"
+    if not path.is_file() or (before and path.read_bytes() == server_toml(site.path, before).encode()):
+        site.put(path, server_toml(site.path, state).encode())
 
 
 def _settled(site: SiteFolder, wanted: Wanted) -> SiteState:
@@ -124,7 +130,7 @@ def server_toml(folder: Path, state: SiteState) -> str:
     here = folder.resolve()
     data_dir = USUAL_DATA if here.is_relative_to("/etc") else str(here / "runs")
     return (
-        f"# The server of site {state.site}, made once by `edge-server site init`; edit it.\n"
+        f"# The server of site {state.site}, made by `edge-server site init`; once edited it is left alone.\n"
         f'site = "{state.site}"\n'
         f'plan = "{here / "plan.toml"}"  # what `edge-server run` does; `edge-server trial run PLAN` names its own\n'
         f'data_dir = "{data_dir}"\n'

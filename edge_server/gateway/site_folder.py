@@ -6,7 +6,7 @@
                               server's own connection (edge-server), of the probe and of one that is revoked (revoked)
     state.json                what was signed for whom
     mosquitto.conf acl crl.pem   made from the state
-    server.toml               the server's file, which people edit: written once
+    server.toml               the server's file, which people edit: made anew until they do
 
 Every file is replaced in one step. Keys are their owner's alone: the broker cannot read what signs, and what the
 broker reads, it cannot write.

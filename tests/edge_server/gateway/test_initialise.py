@@ -72,8 +72,16 @@ def test_another_address_makes_another_certificate_of_the_gateway_alone(folder):
 
 def test_another_port_is_the_brokers(folder):
     _, changed = made(folder, Wanted(port=9883, bind="127.0.0.1"))
-    assert sorted(changed) == ["mosquitto.conf", "state.json"]
+    assert sorted(changed) == ["mosquitto.conf", "server.toml", "state.json"]
     assert "listener 9883 127.0.0.1\n" in (folder / "mosquitto.conf").read_text()
+    assert load(folder / "server.toml").broker.port == 9884
+
+
+def test_a_servers_file_that_was_edited_stays(folder):
+    path = folder / "server.toml"
+    path.write_text(path.read_text() + "\nthreads = 1\n")
+    made(folder, Wanted(port=9883))
+    assert path.read_text().endswith("threads = 1\n")
 
 
 @pytest.mark.parametrize(
