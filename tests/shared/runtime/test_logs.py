@@ -69,7 +69,8 @@ def test_the_journal_adds_its_own_time_and_is_told_the_level(capfd):
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
         logging.getLogger("x").log(level, "seen")
     told = ["<7>DEBUG x seen", "<6>INFO x seen", "<4>WARNING x seen", "<3>ERROR x seen", "<2>CRITICAL x seen"]
-    assert capfd.readouterr().err.splitlines() == told
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if " x " in line] == told  # a loop of another test may say its last word here
 
 
 @pytest.mark.usefixtures("_in_a_service")
@@ -80,8 +81,10 @@ def test_the_journal_is_told_the_level_of_each_line_of_a_traceback(capfd):
     except ZeroDivisionError:
         logging.getLogger("x").exception("broke")
     lines = capfd.readouterr().err.splitlines()
-    assert len(lines) > 2
-    assert all(line.startswith("<3>") for line in lines)
+    first = lines.index("<3>ERROR x broke")
+    last = lines.index("<3>ZeroDivisionError: division by zero")
+    assert last > first + 1
+    assert all(line.startswith("<3>") for line in lines[first:last])
 
 
 @pytest.mark.usefixtures("_in_a_service")
