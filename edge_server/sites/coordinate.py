@@ -163,6 +163,8 @@ class Coordination:
         """Decide for all that tell their case in time; None where a higher term has begun meanwhile."""
         log.debug("phase leading run=%s round=%d", self.us.run, key[0])
         own, began = await self._pledge(case, key), self.clock()
+        for peer in sorted(self._silent - self._heard.get(key, {}).keys()):  # it may lead too
+            await self._call(peer, key)
         while key not in self._decided and self._book.term == key[1]:
             self._news.clear()
             silent = [peer for peer in self.links.away if peer not in self._heard.get(key, {})]

@@ -253,6 +253,30 @@ def test_a_deadline_passes_whenever_it_began(tmp_path, monkeypatch):
     assert took == pytest.approx([DEADLINE_S] * 20, abs=1e-5)
 
 
+def test_two_sites_that_each_lead_find_each_other_again(tmp_path):
+    """Each let the other's deadline pass, as where both start slowly or a link was cut: neither waits for it any more.
+
+    What they said meanwhile is lost.
+    """
+
+    async def routine() -> list[list[Decision]]:
+        one = land(tmp_path, "ab")
+        a = await one.start("a")
+        alone = await asked(a, 1)
+        b = await one.start("b")
+        b.ways["a"].connected.clear()
+        found = [[alone, await asked(b, 1)]]
+        b.ways["a"].connected.set()
+        found += [await asyncio.gather(asked(a, number), asked(b, number)) for number in range(2, 5)]
+        for town in (a, b):
+            await town.stack.aclose()
+        return found
+
+    found = virtual(routine())
+    assert [one.coordinator for one in found[0]] == ["a", "b"]
+    assert [one.coordinator for one in found[-1]] == ["b", "b"]
+
+
 def test_nobody_there_a_site_decides_alone_with_its_own_joules(tmp_path, caplog):
     async def routine() -> Decision:
         one = land(tmp_path)
