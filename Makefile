@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Three processes, since many a test waits for another process; each test file in one of them, in the order of
 # tests/conftest.py: the long ones first, so that none is left to one process at the end.
-TEST := $(BIN)/python -m pytest -q -rs -n 4 --dist loadfile --no-loadscope-reorder
+TEST := $(BIN)/python -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder
 # Hundreds of processes start in the tests: each would compile our sources anew where a machine forbids bytecode on disk.
 export PYTHONDONTWRITEBYTECODE :=
 # An environment that was copied or moved along with its checkout points to the old place: set-up makes it anew.

@@ -107,6 +107,7 @@ TEAR: list[Callable[[Path, Random], None]] = [
     lambda place, random: cut(place / JOURNAL, random),
     lambda place, random: flip(place / JOURNAL, random),
     drop_rows,
+    lambda place, random: (place / JOURNAL).write_bytes((place / JOURNAL).read_bytes()[: random.randrange(1024)]),
 ]
 
 
