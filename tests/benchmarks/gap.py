@@ -24,13 +24,13 @@ import cpu
 import msgspec
 import netns
 from measure import Figure, NotRun, Row, told
-from rich.console import Console
 
 from edge_server.fleet.broker import mosquitto
 from edge_server.plan.plan import devices, share
 from edge_server.replay.comparison.compare import Gap
 from edge_server.replay.comparison.compare_text import lines, table
 from edge_server.rounds.check_plan import load
+from shared.runtime.text_table import write_text
 
 ROUNDS, HIDDEN = int(os.environ.get("ROUNDS", "6")), int(os.environ.get("HIDDEN", "4000"))
 PATIENCE_S = 400.0
@@ -198,10 +198,7 @@ def run(*, quick: bool = False) -> list[Row]:
         folder.mkdir(parents=True, exist_ok=True)
         recorded = live(folder, text=text_of(rounds, hidden))
         found, took_s = replayed(folder)
-    console = Console(width=120)
-    console.print(table(found))
-    for line in lines(found):
-        console.print(line, highlight=False)
+    write_text(sys.stdout, table(found.spreads), *lines(found))
     live_s = sum(one.recorded for one in found.pairs if one.figure == "round_s")
     other = 2 * rounds * len(BOARDS) - found.updates.same - found.starts.same
     frames = [one for one in found.spreads if one.figure in ("bytes_up", "bytes_down")]
