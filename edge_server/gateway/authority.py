@@ -27,8 +27,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shared.errors import ConfigError, WireError
+from shared.protocol.packages import SIGNER_NAME
 
-Role = Literal["device", "peer", "server", "probe", "gateway"]
+Role = Literal["device", "peer", "server", "probe", "gateway", "packages"]
 
 BACKDATED = timedelta(days=7)
 """How far a gateway's clock may have been ahead when it made a CA, or fall behind later."""
@@ -48,9 +49,11 @@ _FORMS: Mapping[Role, str] = {
     "server": "edge-server",
     "probe": "probe",
     "gateway": "gateway",
+    "packages": SIGNER_NAME,
 }
 _PURPOSES: Mapping[Role, x509.ObjectIdentifier] = dict.fromkeys(_FORMS, ExtendedKeyUsageOID.CLIENT_AUTH) | {
-    "gateway": ExtendedKeyUsageOID.SERVER_AUTH  # and nobody else's: a device cannot pass for the gateway
+    "gateway": ExtendedKeyUsageOID.SERVER_AUTH,  # and nobody else's: a device cannot pass for the gateway
+    "packages": ExtendedKeyUsageOID.CODE_SIGNING,  # nor can who signs packages pass for anybody at the broker
 }
 
 
@@ -59,7 +62,7 @@ class Subject:
     """Whom a certificate is for.
 
     Attributes:
-        name: Common name, of its role's form: a device's own, `_peer-<site>`, or the role itself.
+        name: Common name, of its role's form: a device's own, `_peer-<site>`, `_packages`, or the role itself.
         role: Organisational unit.
         site: Organisation.
         addresses: Names and IP addresses under which a gateway is reached.

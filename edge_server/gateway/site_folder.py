@@ -3,7 +3,8 @@
     ca/root.key root.crt      signs site CAs; the key belongs elsewhere, off the gateway
     ca/site.key site.crt      signs everybody; chain.pem has both certificates, as boards get them
     gateway/                  key and certificate of the broker (server), of the enrolment service (enrolment), of the
-                              server's own connection (edge-server), of the probe and of one that is revoked (revoked)
+                              server's own connection (edge-server), of the probe, of one that is revoked (revoked),
+                              and of who signs packages (packages)
     state.json                what was signed for whom
     mosquitto.conf acl crl.pem   made from the state
     server.toml               the server's file, which people edit: made anew until they do
@@ -42,6 +43,7 @@ from edge_server.gateway.state import (
     write_state,
 )
 from shared.errors import ConfigError
+from shared.protocol.packages import SIGNER_NAME
 from shared.protocol.topics import PEER
 from shared.runtime.durable import replace_file
 
@@ -57,6 +59,7 @@ PAIRS: Mapping[str, tuple[str, Role]] = {
     "edge-server": ("edge-server", "server"),
     "probe": ("probe", "probe"),
     "revoked": ("probe", "probe"),
+    "packages": (SIGNER_NAME, "packages"),
 }
 """Pairs in `gateway/`: common name and role. All are valid as long as their CA, whose key lies on the same machine."""
 
