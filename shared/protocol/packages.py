@@ -174,7 +174,7 @@ def read_manifest(data: bytes) -> PackageManifest:
     if len(data) > MOST_SIGNED:
         raise WireError(f"a manifest of {len(data)} bytes, more than {MOST_SIGNED}", reason="malformed")
     try:
-        found = msgspec.json.decode(data, type=_Format).format
+        found = msgspec.json.decode(data, type=_ManifestFormat).format
         if found > FORMAT:
             told = f"the manifest is of format {found}, and this version reads up to {FORMAT}"
             raise ConfigError(f"{told}: install the package by hand, `sudo apt install ./FILE.deb`")
@@ -183,7 +183,7 @@ def read_manifest(data: bytes) -> PackageManifest:
         raise WireError(f"no manifest of a package: {error}", reason="malformed") from error
 
 
-class _Format(msgspec.Struct):
+class _ManifestFormat(msgspec.Struct):
     format: int = FORMAT
 
 
