@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_agent.build import compose
+from device_agent.agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.exchange import outbox
 from device_agent.trainer.interface import Job

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.build import compose
+from device_agent.agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.exchange import outbox
 from device_agent.measurement.link_meter import LinkMeter

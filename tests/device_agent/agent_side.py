@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from device_agent.agent import Agent
+from device_agent.agent.lifecycle import Agent
 from device_agent.exchange import outbox
 from device_agent.exchange import outbox as files
 from device_agent.exchange.download import Download

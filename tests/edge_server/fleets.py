@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 import pytest
 import torch
 
-from device_agent.build import compose
+from device_agent.agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.config import LinkConfig as AgentLink
 from device_agent.exchange.split_session import Exchange

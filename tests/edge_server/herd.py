@@ -11,7 +11,7 @@ import time
 import uuid
 from pathlib import Path
 
-from device_agent.build import compose
+from device_agent.agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.trainer.interface import Job
 from shared.data.spec import Data

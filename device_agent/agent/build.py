@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from device_agent.agent import Agent
+from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox

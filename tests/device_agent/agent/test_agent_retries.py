@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.agent import MAX_ATTEMPTS
+from device_agent.agent.lifecycle import MAX_ATTEMPTS
 from device_agent.exchange import outbox as files
 from device_agent.trainer.interface import Job
 from shared.errors import TaskFailed, TrainerDied

@@ -35,7 +35,7 @@ from shared.runtime.executor import background
 from shared.transfer import frames
 from shared.transport.base import Inbox, Transport
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)  # chaos reads lines of that name
 
 MAX_ATTEMPTS = 3
 """How often one task is trained when trainers die of it."""

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from device_agent.agent import TRANSITIONS, Event, Phase, follow
+from device_agent.agent.lifecycle import TRANSITIONS, Event, Phase, follow
 
 PHASES, EVENTS = get_args(Phase), get_args(Event)
 # What a device does, told a second time and in another form than the table: (phase, event) -> phase.

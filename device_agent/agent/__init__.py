@@ -1,0 +1,1 @@
+"""The agent itself, and how it is composed from its configuration."""
