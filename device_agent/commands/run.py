@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from device_agent.agent.lifecycle import Agent
 from device_agent.agent.build import compose, compose_reporter
+from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.state_files import writable
 from device_agent.identity.clock_floor import BoardClock

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from device_agent.agent.lifecycle import Agent
 from device_agent.agent.build import compose
+from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
