@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,11 @@ def follow(phase: Phase, event: Event) -> Phase:
 
 @dataclass
 class Agent:
-    """One device; everything it works with is handed in."""
+    """One device; everything it works with is handed in.
+
+    Attributes:
+        busy: Tells the updater, while the block lasts, that a task runs.
+    """
 
     device: str
     site: str
@@ -83,6 +87,7 @@ class Agent:
     reporter: Reporter
     measuring: Measuring | None = None
     keeps_own: bool = False
+    busy: Callable[[], AbstractContextManager[None]] = nullcontext
     phase: Phase = "idle"
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _newest: Task | None = None
@@ -159,7 +164,7 @@ class Agent:
         try:
             if task.measure_s:
                 await self._rest()
-            with self._mark_busy(full_rate=False):
+            with self.busy(), self._mark_busy(full_rate=False):
                 # Perhaps for one that an earlier process of ours began this very task with.
                 await self.trainer.ready(task)
                 if not self._waits and not self.outbox.has(task.run, task.round, task.params.digest):

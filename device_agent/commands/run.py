@@ -10,6 +10,7 @@ import signal
 import uuid
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,9 @@ from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.measurement.tuning.plan import Target
 from device_agent.trainer.beside_serving import choose_share, format_share
 from device_agent.trainer.process import TrainerProcess
+from device_agent.upgrade.proof import Proving, hold_busy
+from device_agent.upgrade.record import find_home, running_version
+from device_agent.upgrade.state_formats import check_formats
 from shared.data.classes import class_names
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
@@ -61,20 +65,37 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class AgentLife:
+    """What happens once in the life of an agent.
+
+    Attributes:
+        stopping: Set when it is told to stop.
+        heard: Set when the broker took its first report.
+    """
+
+    stopping: asyncio.Event
+    heard: asyncio.Event
+
+
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
     folder = writable(Path(config.state_dir), "name a folder this user may write")
     serving = _compose_serving(config, folder)
-    stopping = asyncio.Event()
+    stopping, home = asyncio.Event(), find_home()
+    proving = Proving(home, folder, running_version(home) if home else "")
+    life = AgentLife(stopping, proving.heard)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
-        async with supervised(), background(keep_lock(lock), *(serving.running() if serving else [])):
+        check_formats(folder)
+        beside = serving.running() if serving else []
+        async with supervised(), background(keep_lock(lock), proving.run(), *beside):
             if serving and config.data is None:
                 logger.info("this board serves models and takes no tasks: its file has no [data]")
-                await _serve_alone(config, folder, serving, stopping)
+                await _serve_alone(config, folder, serving, life)
             else:
-                await _train(config, folder, serving, stopping)
+                await _train(config, folder, serving, life)
     logger.info("stopped")
 
 
@@ -87,19 +108,19 @@ def _compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
     return compose_serving(config, config.serve, folder)
 
 
-async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing, stopping: asyncio.Event) -> None:
+async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing, life: AgentLife) -> None:
     """Report, and take part in rollouts, until told to stop; the site's server gives such a board no tasks."""
     session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex, trains=False, state=SERVES)
     board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         async with _transport(config, folder, session).running() as transport:
             reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
-            reporter.instance = session.instance
+            reporter.instance, reporter.heard = session.instance, life.heard
             releases = serving.compose_releases(transport, session.instance)
             renewing = _renewing(config, folder)
             tops = serving.asking_tops(transport, session.instance)
             async with background(reporter.run(), releases.run(), *renewing), tops:
-                await stopping.wait()
+                await life.stopping.wait()
 
 
 def _transport(config: AgentConfig, folder: Path, session: Session) -> MqttTransport:
@@ -116,7 +137,7 @@ def _renewing(config: AgentConfig, folder: Path) -> list[Coroutine[Any, Any, Non
     return [Renewal(folder, clock, partial(show_certificate, clock=clock), config.broker).run()]
 
 
-async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None, stopping: asyncio.Event) -> None:
+async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None, life: AgentLife) -> None:
     """Serve tasks of the site's server until told to stop."""
     data = config.examples
     _require_examples(data)
@@ -143,7 +164,7 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
         share.cpus,
     )
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-        await _run_agent(config, board, session, (trainer, serving), stopping)
+        await _run_agent(config, board, session, (trainer, serving), life)
 
 
 def _require_examples(data: Data) -> None:
@@ -172,19 +193,20 @@ async def _run_agent(
     board: Board,
     session: Session,
     works: tuple[TrainerProcess, BoardServing | None],
-    stopping: asyncio.Event,
+    life: AgentLife,
 ) -> None:
     folder, (trainer, serving) = Path(config.state_dir), works
     async with _transport(config, folder, session).running() as transport:
         agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
-        agent.reporter.instance = session.instance
+        agent.reporter.instance, agent.reporter.heard = session.instance, life.heard
+        agent.busy = partial(hold_busy, folder)
         if serving and serving.own:
             agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
             serving.own.changed.set()  # there may be one of a trainer that outlived its agent
         releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
         beside = [*releases, *_renewing(config, folder)]
         living = asyncio.create_task(_live(agent, *beside), name="agent")
-        stop = asyncio.create_task(stopping.wait(), name="stop")
+        stop = asyncio.create_task(life.stopping.wait(), name="stop")
         try:
             async with serving.asking_tops(transport, session.instance) if serving else nullcontext():
                 await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -45,6 +45,7 @@ class Reporter:
         power: Samples the board's power, where something tells it.
         instance: That of this process's Status.
         charge: Adds the joules between two moments to a cost, as the figure of that name; None: as the power log knows.
+        heard: Set once the broker took a report.
     """
 
     transport: Transport
@@ -57,6 +58,7 @@ class Reporter:
     power: PowerLog | None = None
     instance: str = ""
     charge: Charge | None = None
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
     _spent: Spent | None = None
     _told: bool = False
     _earlier: deque[Spent] = field(default_factory=lambda: deque(maxlen=MAX_EARLIER))
@@ -122,6 +124,7 @@ class Reporter:
         except Unreachable as error:
             log.debug("no report: %s", error)
             return False
+        self.heard.set()
         self._told = self._spent is told.spent
         self._earlier = deque([one for one in self._earlier if one not in earlier], maxlen=MAX_EARLIER)
         return True
