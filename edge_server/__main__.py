@@ -16,6 +16,7 @@ from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
 from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
 from edge_server.cli.gateway import arguments as gateway_commands
+from edge_server.cli.gateway import packages as packages_command
 from edge_server.cli.gateway import site as site_command
 from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
@@ -53,6 +54,7 @@ COMMANDS: Mapping[str, Command] = {
     "revoke": site_command.revoke,
     "enrol": gateway_commands.enrol,
     "enrolment-service": gateway_commands.enrolment_service,
+    "packages": packages_command.packages,
     "doctor": gateway_commands.doctor,
     "support-bundle": gateway_commands.support_bundle,
     "setup": commands.setup,

@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from edge_server.gateway.authority import public_key_of
 from edge_server.gateway.broker_files import broker_conf
 from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair, key_in
+from edge_server.gateway.packages.store import package_faults, read_index
 from edge_server.gateway.probe_access import faults
 from edge_server.gateway.reload import RELOAD_LOCK, broker_door, find_broker
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses
@@ -70,7 +71,7 @@ async def check_site(site: SiteFolder, now: datetime) -> list[Finding]:
         ConfigError: There is no site, or its state cannot be read.
     """
     look = _Look(site, read_state(site.path), now)
-    checks: tuple[Check, ...] = (_authorities, _pairs, _modes, _broker_files, _server_file)
+    checks: tuple[Check, ...] = (_authorities, _pairs, _modes, _broker_files, _server_file, _packages)
     found = [finding for check in checks for finding in _guarded(check, look)]
     return found + await _broker(look)
 
@@ -187,6 +188,17 @@ def _server_file(look: _Look) -> Iterator[Finding]:
         )
     else:
         yield _good("server.toml", f"reads; broker at {broker.host}:{broker.port}")
+
+
+def _packages(look: _Look) -> Iterator[Finding]:
+    bad = list(package_faults(look.site.path))
+    for about, told in bad:
+        yield _bad(about, told, "`edge-server packages remove VERSION`, then `packages add` it anew")
+    index = read_index(look.site.path)
+    if not bad and (index.releases or index.wheels):
+        newest = [f"agent {one.version} is the newest" for one in index.manifests()[-1:]]
+        wheels = [f"{len(index.wheels)} wheels for boards' setup"] * bool(index.wheels)
+        yield _good("packages", f"signed by this site and whole; {', '.join([*newest, *wheels])}")
 
 
 async def _broker(look: _Look) -> list[Finding]:

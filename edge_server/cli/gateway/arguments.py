@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from edge_server.cli.gateway.packages import packages_arguments
 from edge_server.cli.gateway.site import add_folder
 from edge_server.gateway.enrolment.tokens import MOST_TTL_S
 from shared.errors import ConfigError
@@ -20,6 +21,8 @@ APPROVE = "approve"
 def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the commands of a gateway."""
     enrol_arguments(verbs.add_parser("enrol", help="make a one-time token by which a board joins; list, withdraw them"))
+    help_ = "versions of the agent, and what boards set themselves up with, as this gateway offers them"
+    packages_arguments(verbs.add_parser("packages", help=help_))
     help_ = "answer boards that join, and those that renew their certificates, over HTTPS"
     service_arguments(verbs.add_parser("enrolment-service", help=help_))
     help_ = "say what keeps this gateway from its work, or soon will, and how to mend it"

@@ -1,0 +1,241 @@
+"""What a gateway offers to its boards: packages taken in, signed, listed, and found damaged where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+import threading
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from edge_server.__main__ import build_parser
+from edge_server.cli.gateway.packages import packages
+from edge_server.gateway.check import check_site
+from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.packages.deb import DebFacts, read_deb
+from edge_server.gateway.packages.store import (
+    INDEX,
+    PACKAGES,
+    WHEELS,
+    PackageIndex,
+    add_packages,
+    add_wheels,
+    package_faults,
+    read_index,
+    remove_packages,
+)
+from edge_server.gateway.site_folder import SiteFolder
+from edge_server.gateway.state import locked, read_state
+from shared.errors import ConfigError
+from shared.protocol.packages import find_build, verify
+from tests.edge_server.gateway.packages_of import archive, deb, packed, put_deb
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+@pytest.fixture
+def site(tmp_path):
+    folder = SiteFolder(tmp_path / "site")
+    initialise(folder, Wanted("roof", ("gateway.local",)), NOW)
+    return folder
+
+
+def run(*words):
+    return packages(build_parser().parse_args(["packages", *map(str, words)]))
+
+
+def test_a_package_says_what_it_is(tmp_path):
+    path = put_deb(tmp_path, "0.4.0", "arm64", "3.13")
+    assert read_deb(path) == DebFacts("0.4.0", "arm64", "3.13", {"journal": 1, "releases": 2})
+
+
+def test_a_version_from_before_there_were_forms_of_state(tmp_path):
+    path = put_deb(tmp_path, formats="x = 1\n")
+    assert read_deb(path).formats == {}
+
+
+BROKEN = {
+    "nothing": b"",
+    "no-archive": b"#!/bin/sh\n" * 20,
+    "cut": deb()[:-100],
+    "cut-early": deb()[:400],
+    "leads-out": deb("../../etc"),
+    "no-data": archive({"debian-binary": b"2.0\n", "control.tar.xz": packed({"./control": "Package: x\n"})}),
+    "server": deb(name="fieldfleet-server"),
+    "other-processor": deb(arch="riscv64"),
+    "no-tar": archive({"debian-binary": b"2.0\n", "control.tar.xz": b"x" * 99, "data.tar.xz": b"y" * 99}),
+    "formats-that-run": deb(formats="FORMATS = __import__('os').system('false')\n"),
+    "formats-of-words": deb(formats="FORMATS = {'journal': 'new'}\n"),
+    "size-none": b"!<arch>\n" + b"control.tar.xz".ljust(48) + b"-12".ljust(10) + b"`\n",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_package_of_the_agent_is_refused_and_nothing_is_taken_in(site, tmp_path, name):
+    path = tmp_path / f"{name}.deb"
+    path.write_bytes(BROKEN[name])
+    with pytest.raises(ConfigError, match=r"make deb|not of its form"):
+        add_packages(site, [put_deb(tmp_path / "good"), path])
+    assert read_index(site.path) == PackageIndex()
+
+
+def test_packages_of_one_version_are_signed_together_and_boards_find_theirs(site, tmp_path):
+    paths = [put_deb(tmp_path, arch=arch, filling=arch.encode()) for arch in ("arm64", "amd64")]
+    [manifest] = add_packages(site, paths)
+    assert (manifest.version, manifest.serial, manifest.site) == ("0.4.0", 1, "roof")
+    assert manifest.formats == {"journal": 1, "releases": 2}
+    [signed] = read_index(site.path).releases
+    assert verify(signed, site.ca("root.crt").read_bytes()) == manifest
+    for path, arch in zip(paths, ("arm64", "amd64"), strict=True):
+        build = find_build(manifest, arch, "3.11")
+        kept = site.path / PACKAGES / build.file
+        assert kept.read_bytes() == path.read_bytes()
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o644
+    assert list(package_faults(site.path)) == []
+
+
+def test_versions_are_counted_and_no_number_comes_twice(site, tmp_path):
+    for version in ("0.4.0", "0.4.1"):
+        add_packages(site, [put_deb(tmp_path, version)])
+    add_packages(site, [put_deb(tmp_path, "0.4.0", "amd64")])  # one more of a version that is there
+    assert [(one.version, one.serial, len(one.builds)) for one in read_index(site.path).manifests()] == [
+        ("0.4.0", 1, 2),
+        ("0.4.1", 2, 1),
+    ]
+    remove_packages(site, "0.4.1")
+    [again] = add_packages(site, [put_deb(tmp_path, "0.4.1")])
+    assert again.serial == 3
+
+
+def test_the_same_package_again_changes_nothing(site, tmp_path):
+    path = put_deb(tmp_path)
+    add_packages(site, [path])
+    before = read_index(site.path)
+    add_packages(site, [path])
+    assert read_index(site.path) == before
+
+
+def test_a_version_never_changes(site, tmp_path):
+    add_packages(site, [put_deb(tmp_path)])
+    with pytest.raises(ConfigError, match="never changes"):
+        add_packages(site, [put_deb(tmp_path, filling=b"another")])
+    with pytest.raises(ConfigError, match="another form"):
+        add_packages(site, [put_deb(tmp_path, arch="amd64", formats="FORMATS = {'journal': 9}\n")])
+    assert list(package_faults(site.path)) == []
+
+
+def test_what_is_removed_is_gone_and_what_is_not_there_is_told(site, tmp_path):
+    add_packages(site, [put_deb(tmp_path)])
+    remove_packages(site, "0.4.0")
+    assert [path.name for path in (site.path / PACKAGES).iterdir()] == [INDEX]
+    with pytest.raises(ConfigError, match="packages add"):
+        remove_packages(site, "0.4.0")
+
+
+def test_wheels_are_taken_in_once_and_never_change(site, tmp_path):
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name in ("torch-2.10.0-cp311-cp311-manylinux_2_28_aarch64.whl", "numpy-2.4.6-py3-none-any.whl"):
+        (folder / name).write_bytes(name.encode())
+    assert len(add_wheels(site, folder)) == 2
+    assert add_wheels(site, folder) == []
+    assert [one.file[:5] for one in read_index(site.path).wheels] == ["numpy", "torch"]
+    (folder / "numpy-2.4.6-py3-none-any.whl").write_bytes(b"another")
+    with pytest.raises(ConfigError, match="another content"):
+        add_wheels(site, folder)
+    with pytest.raises(ConfigError, match="no wheels"):
+        add_wheels(site, tmp_path / "nothing")
+
+
+def test_faults_of_files_and_signatures_are_found(site, tmp_path):
+    add_packages(site, [put_deb(tmp_path)])
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "a-1-py3-none-any.whl").write_bytes(b"whole")
+    add_wheels(site, tmp_path / "wheels")
+    folder = site.path / PACKAGES
+    (folder / WHEELS / "a-1-py3-none-any.whl").write_bytes(b"half")
+    [path] = folder.glob("*.deb")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert [told for told, _ in package_faults(site.path)] == [
+        f"{PACKAGES}/{path.name}",
+        f"{PACKAGES}/{WHEELS}/a-1-py3-none-any.whl",
+    ]
+    data = json.loads((folder / INDEX).read_text())
+    data["releases"][0]["signature"] = "AAAA"
+    (folder / INDEX).write_text(json.dumps(data))
+    assert (f"{PACKAGES}/0.4.0") in [told for told, _ in package_faults(site.path)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format":2}', '{"releases":[{"manifest":"AAAA","signature":"","certificates":""}]}']
+)
+def test_an_index_that_is_none_says_so(site, text):
+    (site.path / PACKAGES).mkdir()
+    (site.path / PACKAGES / INDEX).write_text(text)
+    with pytest.raises(ConfigError, match="index"):
+        read_index(site.path)
+
+
+def test_a_site_from_before_there_were_packages_gets_its_signer_by_init(site, tmp_path):
+    """Files and state as a fieldfleet before packages left them: `site init` makes what signs, and no more."""
+    for ending in ("key", "crt"):
+        site.gateway(f"packages.{ending}").unlink()
+    state = json.loads((site.path / "state.json").read_text())
+    del state["accounts"]["_packages"]
+    (site.path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match="site init"):
+        add_packages(site, [put_deb(tmp_path)])
+    again = SiteFolder(site.path)
+    initialise(again, Wanted(), NOW)
+    assert sorted(again.changed) == ["gateway/packages.crt", "gateway/packages.key"]
+    assert "_packages" in read_state(site.path).accounts
+    assert add_packages(again, [put_deb(tmp_path)])
+
+
+def test_site_check_looks_at_them(site, tmp_path):
+    def told():
+        findings = asyncio.run(check_site(site, NOW))
+        return [(one.state, one.told) for one in findings if one.about.startswith("packages")]
+
+    assert told() == []
+    add_packages(site, [put_deb(tmp_path)])
+    [(state, words)] = told()
+    assert (state, "agent 0.4.0 is the newest" in words) == ("good", True)
+    [path] = (site.path / PACKAGES).glob("*.deb")
+    path.unlink()
+    [(state, words)] = told()
+    assert (state, words) == ("bad", "is gone, or not what was signed")
+
+
+def test_the_command_adds_lists_and_removes(site, tmp_path, capsys):
+    folder = ("--folder", site.path)
+    assert run("list", *folder) == 0
+    assert "packages add" in capsys.readouterr().out
+    assert run("add", put_deb(tmp_path), put_deb(tmp_path, arch="amd64"), *folder) == 0
+    assert "signed for site roof" in " ".join(capsys.readouterr().out.split())
+    assert run("list", *folder) == 0
+    assert "amd64 with Python 3.11, arm64 with Python 3.11" in " ".join(capsys.readouterr().out.split())
+    assert run("list", "--format", "json", *folder) == 0
+    [release] = msgspec.json.decode(capsys.readouterr().out)["releases"]
+    assert release["version"] == "0.4.0"
+    assert run("remove", "0.4.0", *folder) == 0
+    assert read_index(site.path).releases == ()
+
+
+def test_two_who_add_at_once_take_turns(site, tmp_path):
+    """Who holds the lock is waited for, so that no manifest is lost; here it is seen that the lock is taken."""
+    done = threading.Event()
+
+    def add():
+        add_packages(site, [put_deb(tmp_path)])
+        done.set()
+
+    with locked(site.path, ".packages.lock"):
+        adding = threading.Thread(target=add)
+        adding.start()
+        assert not done.wait(0.2)
+    adding.join(60)
+    assert done.is_set()
