@@ -23,7 +23,7 @@ from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.revoke import revoke
+from edge_server.gateway.revocation.revoke import revoke
 from shared.errors import ConfigError
 from shared.protocol.enrolment import parse_token
 from shared.protocol.topics import topic

@@ -13,7 +13,7 @@ import msgspec
 
 from edge_server.fleet.tables import absences_table, devices_table, model_lines, plot, readings_table, short_text
 from edge_server.fleet.view import Device, Look, device_rows, watch_site
-from edge_server.gateway.denied import read_denied
+from edge_server.gateway.revocation.denied import read_denied
 from edge_server.journal.report_history import FILE, KeptReport, latest_reports, reading_history
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError, CorruptFile, Unreachable

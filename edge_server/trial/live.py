@@ -21,7 +21,7 @@ from edge_server.fleet.history import history_of
 from edge_server.fleet.hub import Server
 from edge_server.fleet.membership import Muster
 from edge_server.fleet.single_server import require_single_server
-from edge_server.gateway.denied import watch_denied
+from edge_server.gateway.revocation.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds

@@ -19,7 +19,7 @@ from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
 from edge_server.gateway.enrolment.tokens import KeptToken, make_token, without_earlier, without_old
-from edge_server.gateway.revoke import readmit
+from edge_server.gateway.revocation.revoke import readmit
 from edge_server.gateway.site_folder import open_folder
 from edge_server.gateway.state import SiteState, read_state
 from shared.errors import ConfigError

@@ -205,7 +205,7 @@ def revoke(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: There is no such site, or no such device was enrolled there.
     """
-    from edge_server.gateway import revoke as revoking  # noqa: PLC0415
+    from edge_server.gateway.revocation import revoke as revoking  # noqa: PLC0415
 
     done = asyncio.run(revoking.revoke(open_site(options), options.name, utc_now()))
     return show_reloaded(done, f"{options.name} is revoked: its session is gone, and nothing in its name passes")

@@ -34,7 +34,7 @@ from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.enrolment.tokens import make_token
 from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.revoke import revoke
+from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.site_folder import SiteFolder, open_folder
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError

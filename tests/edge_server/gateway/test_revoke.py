@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from edge_server.gateway import revoke as revoking
 from edge_server.gateway.probe_access import call
 from edge_server.gateway.reload import Reloaded
-from edge_server.gateway.revoke import readmit, revoke
+from edge_server.gateway.revocation import revoke as revoking
+from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.processes import terminate

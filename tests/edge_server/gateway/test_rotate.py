@@ -11,7 +11,7 @@ from cryptography import x509
 from edge_server.gateway import rotate
 from edge_server.gateway.probe_access import call, shown_certificate
 from edge_server.gateway.reload import Reloaded, reload_broker
-from edge_server.gateway.revoke import revoke
+from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.rotate import Rotated, finish_ca, rotate_ca, rotate_server
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable
