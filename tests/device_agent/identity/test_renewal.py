@@ -152,7 +152,7 @@ def test_later_the_operator_must_approve_it(tmp_path):
 
 def test_a_revoked_board_renews_nothing(tmp_path):
     joined = Joined(tmp_path)
-    joined.gateway.revocation.revoke(load_pem_private_key((joined.board.used / KEY).read_bytes(), None))
+    joined.gateway.revoke(load_pem_private_key((joined.board.used / KEY).read_bytes(), None))
     joined.gateway.now = NOW + DUE
     assert failure(joined.looks).reason == "revoked"
     joined.gateway.now = NOW + 366 * DAY_S

@@ -163,7 +163,7 @@ def test_a_certificate_is_renewed_for_its_own_key_alone():
     assert again.not_valid_after_utc > found.not_valid_after_utc
     for peered, key in ((peer, KEYS[1]), (b"", KEYS[0])):
         assert reason(gateway.post("/renew", {"request": request_of(key).decode()}, peer=peered)) == "request"
-    gateway.revocation.revoke(KEYS[0])
+    gateway.revoke(KEYS[0])
     assert reason(gateway.post("/renew", {"request": request_of(KEYS[0]).decode()}, peer=peer)) == "revoked"
 
 
@@ -178,7 +178,7 @@ def test_after_its_end_the_same_key_renews_for_half_a_year_then_the_operator_mus
     gateway.ledger.approved["pi-03"] = key
     assert certificate(gateway.post("/renew-expired", body)).public_key() == found.public_key()
     assert gateway.ledger.pending == gateway.ledger.approved == {}
-    gateway.revocation.revoke(KEYS[0])
+    gateway.revoke(KEYS[0])
     assert reason(gateway.post("/renew-expired", body)) == "revoked"
 
 
