@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import pwd
 import sys
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -90,8 +92,9 @@ def agent_file(folder: Path, text: str = "") -> Path:
     return path
 
 
-async def join(path: Path, token: str) -> tuple[int, str, str]:
-    return await asyncio.to_thread(typed, agent_command.main, "join", "-", "--config", path, stdin=f"{token}\n")
+async def join(path: Path, token: str, *more: object) -> tuple[int, str, str]:
+    words = ("join", "-", "--config", path, *more)
+    return await asyncio.to_thread(typed, agent_command.main, *words, stdin=f"{token}\n")
 
 
 async def refusal(path: Path) -> str:
@@ -107,12 +110,15 @@ async def refusal(path: Path) -> str:
 def test_a_board_joins_by_a_token_is_shut_out_by_revocation_and_joins_again(tmp_path):
     async def go():
         async with whole_site(tmp_path) as (site, token):
-            path = agent_file(tmp_path / "board")
+            path = tmp_path / "board/agent.toml"  # which is made
+            path.parent.mkdir()
             line = await token("pi-03")
-            code, said, why = await join(path, line)
+            code, said, why = await join(path, line, "--data", tmp_path / "own.npz")
             assert code == 0, why
             assert parse_token(line).secret not in said + why
             config = load(path)
+            assert (config.state_dir, path.stat().st_mode & 0o777) == (str(tmp_path / "board/state"), 0o644)
+            assert (config.examples.source, config.examples.path) == ("npz", str(tmp_path / "own.npz"))
             assert (config.device, config.site, config.broker.port) == ("pi-03", "roof", site.door.port)
             assert await refusal(path) == ""
             other = agent_file(tmp_path / "other")
@@ -209,4 +215,22 @@ def test_a_token_is_read_from_where_no_process_list_shows_it(tmp_path):
         found, said, why = typed(agent_command.main, "join", "-", "--config", path, stdin=token)
         assert found == code
         assert "AAAAAAAAAA" not in said + why
-    assert typed(agent_command.main, "join", "-", "--config", tmp_path / "none.toml", stdin=line)[0] == 2
+    for place, code in (("none.toml", 5), ("none/agent.toml", 2)):  # no file but for a board that has joined
+        assert typed(agent_command.main, "join", "-", "--config", tmp_path / place, stdin=line)[0] == code
+        assert not (tmp_path / place).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is other users")
+def test_root_joins_in_the_name_of_the_agents_user():
+    with TemporaryDirectory() as name:
+        folder, nobody = Path(name), pwd.getpwnam("nobody")
+        folder.chmod(0o755)
+        path = agent_file(folder / "board")
+        (path.parent / "state").mkdir(mode=0o700)
+        os.chown(path.parent / "state", nobody.pw_uid, nobody.pw_gid)
+        line = "ff1,127.0.0.1:1,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA,aaaaaa,AAAAAAAAAAAAAAAAAAAAAA"
+        assert typed(agent_command.main, "join", "-", "--config", path, stdin=line)[0] == 5
+        assert (os.geteuid(), os.getegid()) == (0, 0)
+        made = list((path.parent / "state").rglob("*"))
+        assert len(made) > 1
+        assert {(one.stat().st_uid, one.stat().st_gid) for one in made} == {(nobody.pw_uid, nobody.pw_gid)}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from device_agent.config import AgentConfig, load_file
+from device_agent.config import load_file
 from device_agent.exchange.state_files import writable
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import Membership
@@ -15,11 +19,18 @@ from device_agent.identity.join import Join
 from shared.errors import ConfigError, EnrolmentFailed
 from shared.protocol.enrolment import MOST_TOKEN, Token, parse_token
 from shared.protocol.topics import topic
+from shared.runtime import units
+from shared.runtime.durable import replace_file
 from shared.runtime.processes import keep_private
 from shared.transport.base import Broker
 from shared.transport.reach import find_refusal
 
 USUAL = Path("/etc/fieldfleet/agent.toml")
+USUAL_STATE, OTHER_STATE = "/var/lib/fieldfleet", "state"
+"""The agent's folder: the package's own, or beside a file that lies elsewhere."""
+USUAL_EXAMPLES = Path("/srv/examples")
+SERVICE = "fieldfleet-agent"
+PUBLIC = 0o644
 INSTEAD = "-"
 
 
@@ -28,7 +39,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Become a device of a site by a one-time token. Exit codes: 0 joined; 2 the token is used, expired or unknown, "
         "or the file needs an edit; 3 the gateway is not the one that the token names; 4 a clock is wrong; 5 nobody "
-        "answers. After any of them the same again is no harm."
+        "answers. After any of them the same again is no harm. A board whose file is not there yet gets one. Root joins "
+        "in the name of the agent's user, and has systemd start the package's service."
     )
     help_ = (
         "as `edge-server enrol` printed it; better `-`, to read it from standard input: others may see command lines"
@@ -38,21 +50,97 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, default=USUAL, metavar="FILE", help="the agent's TOML file; default: %(default)s"
     )
+    help_ = "folder or .npz file of this board's examples, for a file that is not there yet; default: %(default)s"
+    parser.add_argument("--data", type=Path, default=USUAL_EXAMPLES, metavar="PATH", help=help_)
 
 
 def run(options: argparse.Namespace) -> int:
     """Join; print each step, and why where it fails."""
     keep_private()
-    config = load_file(options.config)
     token = read_token(options.token, options.token_file)
-    folder = writable(Path(config.state_dir), "name a folder this user may write")
+    is_new = not options.config.exists()
+    state_dir, device = _first(options.config) if is_new else _told(options.config)
     try:
-        found = asyncio.run(_join(token, config, folder))
+        with as_owner(state_dir):
+            folder = writable(state_dir, "name a folder this user may write")
+            found = asyncio.run(_join(token, device, folder))
     except EnrolmentFailed as error:
         sys.stderr.write(f"device-agent: {error}\n")
         return error.code
+    if is_new:
+        write_first_file(options.config, state_dir, options.data)
+        _say(f"{options.config}: written; the examples are looked for in {options.data}")
     _say(f"joined: {options.config} need not name device, site and broker; `device-agent run` is {found.device} now")
+    if options.config == USUAL and units.may_start():
+        _say(_started())
     return 0
+
+
+def _first(path: Path) -> tuple[Path, str]:
+    """Return the agent's folder, and no name, where its file is still to be written.
+
+    Raises:
+        ConfigError: This user may not write it.
+    """
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path}: is not there, and this user may not write it; run this as root, or name another")
+    return (Path(USUAL_STATE) if path == USUAL else path.absolute().parent / OTHER_STATE), ""
+
+
+def _told(path: Path) -> tuple[Path, str]:
+    """Return the agent's folder and the board's name, where it has one, by its file."""
+    config = load_file(path)
+    return Path(config.state_dir), config.device
+
+
+@contextmanager
+def as_owner(folder: Path) -> Iterator[None]:
+    """Be the user whom a folder belongs to while the block lasts, where root runs this: what it writes is the agent's.
+
+    Args:
+        folder: Of the agent; where it is not there, root stays root.
+    """
+    owner = folder.stat() if os.geteuid() == 0 and folder.is_dir() else None
+    if owner is None or owner.st_uid == 0:
+        yield
+        return
+    ours = os.getegid(), os.getgroups()
+    os.setgroups([owner.st_gid])
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(ours[0])
+        os.setgroups(ours[1])
+
+
+def write_first_file(path: Path, state_dir: Path, examples: Path) -> None:
+    """Write an agent's file with what a board needs that has joined; people edit it from then on.
+
+    Args:
+        path: Where.
+        state_dir: The agent's folder.
+        examples: Of the board, a folder or an `.npz` file; need not be there yet.
+    """
+    source = "npz" if examples.suffix == ".npz" else "folder"
+    text = (
+        "# This board's agent, made by `device-agent join`, which knows device, site and broker. All that may stand\n"
+        "# here is in device_agent/README.md; examples are in /usr/share/doc/fieldfleet-agent/examples.\n"
+        f"state_dir = {json.dumps(str(state_dir))}\n"
+        "\n"
+        "[data]  # this board's own examples, which never leave it\n"
+        f'source = "{source}"  # digits, idx, npz, folder, csv\n'
+        f"path = {json.dumps(str(examples.absolute()))}\n"
+    )
+    replace_file(path, text.encode(), mode=PUBLIC)
+
+
+def _started() -> str:
+    """Have the package's service take up what the board is now; return what became of it."""
+    refusal = units.restart(SERVICE)
+    return f"{SERVICE} does not run: {refusal}" if refusal else f"{SERVICE} runs"
 
 
 def read_token(told: str, file: Path | None) -> Token:
@@ -79,14 +167,14 @@ def read_token(told: str, file: Path | None) -> Token:
     return parse_token(sys.stdin.readline(2 * MOST_TOKEN))
 
 
-async def _join(token: Token, config: AgentConfig, folder: Path) -> Membership:
+async def _join(token: Token, device: str, folder: Path) -> Membership:
     clock = BoardClock.of(folder)
 
     async def prove(broker: Broker, membership: Membership) -> str:
         name, own = f"{membership.site}.{membership.device}", (membership.site, membership.device)
         return await find_refusal(broker, f"{name}.join", topic(*own, "probe"), dates=clock.may_judge())
 
-    return await Join(token, folder, config.device, clock, prove, _say).run()
+    return await Join(token, folder, device, clock, prove, _say).run()
 
 
 def _say(line: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.errors import ConfigError
-from shared.runtime import processes
+from shared.runtime import processes, units
 from shared.runtime.clock import utc_seconds
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 EXIT_BAD = 1
 USUAL_FOLDER = Path("/etc/fieldfleet/site")
+SERVICES = ("mosquitto", "fieldfleet-enrolment")
+"""What systemd starts once there is a site in its usual place: Debian's broker, and who answers boards."""
 MARKS = {"good": "ok", "advice": "note", "bad": "FAULT"}
 
 
@@ -107,12 +109,23 @@ def _init(options: argparse.Namespace) -> int:
         write_text(sys.stdout, f"site {state.site} in {folder.path} is as it was: nothing was changed")
         return 0
     lines = [f"site {state.site} in {folder.path}: wrote {', '.join(folder.changed)}"]
-    write_text(sys.stdout, *lines, *_next_steps(folder, state, is_new=not before))
-    return 0
+    runs = not before and folder.path == USUAL_FOLDER and units.may_start()
+    refusal = units.restart(*SERVICES) if runs else ""
+    if refusal:
+        sys.stderr.write(f"edge-server: {' and '.join(SERVICES)} are not both running: {refusal}\n")
+    write_text(sys.stdout, *lines, *_next_steps(folder, state, is_new=not before, runs=runs and not refusal))
+    return EXIT_BAD if refusal else 0
 
 
-def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool) -> list[str]:
-    """Return what to do, now that files of a site were written."""
+def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool, runs: bool) -> list[str]:
+    """Return what to do, now that files of a site were written.
+
+    Args:
+        folder: Of the site.
+        state: Of the site.
+        is_new: Whether there was none before.
+        runs: Whether systemd runs its broker and its enrolment service by now.
+    """
     if not is_new:
         wants = "another port of the broker wants a restart of it"
         return [f"next: `edge-server site reload` has a running broker take them; {wants}"]
@@ -121,11 +134,13 @@ def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool) -> list[s
     root = fingerprint(folder.ca("root.crt").read_bytes()).hex()
     where = f" --folder {folder.path}" if folder.path != USUAL_FOLDER else ""
     debian = "Debian's, with a site in its usual place: `systemctl restart mosquitto`"
+    own = f"start mosquitto with {folder.path / 'mosquitto.conf'} ({debian})"
+    started = f"{' and '.join(SERVICES)} run: `edge-server enrol NAME` makes a token for a board" if runs else own
     return [
         f"boards reach it at {', '.join(state.addresses)}, port {state.port}; its root is {root}",
         "next:",
         f"1. move {folder.ca('root.key')} to a medium that is kept elsewhere: only rotating the CA needs it",
-        f"2. start mosquitto with {folder.path / 'mosquitto.conf'} ({debian})",
+        f"2. {started}",
         f"3. `edge-server site check{where}`",
         f"4. write a plan and name it in {folder.path / 'server.toml'}",
     ]

@@ -6,10 +6,11 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shared.errors import ConfigError
+from shared.runtime import units
 from shared.runtime.support.fetch import Say
 from shared.runtime.support.install import WHEELS, find_extras, install, is_current, name_of, require_disk
 from shared.runtime.support.table import (
@@ -23,6 +24,11 @@ from shared.runtime.support.table import (
     this_system,
 )
 
+SERVICES: Mapping[Purpose, str] = {
+    "train": "fieldfleet-agent",
+    "infer": "fieldfleet-agent",
+    "server": "fieldfleet-server",
+}
 TORCH_INDEX = "FIELDFLEET_TORCH_INDEX"
 PIP_WHEELS = Path("/usr/share/python-wheels")
 """Where Debian's python3-pip-whl puts pip, which is asked for its index alone."""
@@ -67,8 +73,16 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
     require_disk(extras, choice, downloads=not options.folders)
     os.umask(0o022)  # what is brought is for the service's user to read
     install(choice, purpose, extras, list(_sources(options, choice, extras)), say)
-    say(f"{WANTED[purpose]}: in place; a running service takes it up when it is restarted")
+    say(f"{WANTED[purpose]}: in place; {_taken_up(SERVICES[purpose])}")
     return 0
+
+
+def _taken_up(service: str) -> str:
+    """Have a service that runs take up what was brought; return what is to be said of that."""
+    if not units.may_start():
+        return "a running service takes it up when it is restarted"
+    refusal = units.restart(service, verb="try-restart")
+    return f"{service} did not start again: {refusal}" if refusal else f"{service} takes it up, if it runs"
 
 
 def _serves_too(extras: Path) -> bool:

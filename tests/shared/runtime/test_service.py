@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.runtime import units
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.service import ALIVE, READY, STOPPING, Supervisor, find_supervisor, supervised
 
@@ -124,3 +125,23 @@ def test_a_socket_that_is_gone_is_logged_and_nothing_else(tmp_path, caplog):
     in_virtual_time(story)
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert Path(tmp_path / "gone").exists() is False
+
+
+def test_services_are_started_where_systemd_runs_and_what_it_says_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "RUNNING", tmp_path)
+    assert units.may_start() == (os.geteuid() == 0)
+    monkeypatch.setattr(units, "RUNNING", tmp_path / "none")
+    assert not units.may_start()
+    monkeypatch.setattr(units, "SYSTEMCTL", str(tmp_path / "systemctl"))
+    assert "No such file" in units.restart("a")
+    (tmp_path / "systemctl").write_text(f"""#!/bin/sh
+echo "$*" >> {tmp_path}/asked
+case $3 in b) echo "Unit b.service
+  not found." >&2; exit 5 ;; c) exit 4 ;; esac
+""")
+    (tmp_path / "systemctl").chmod(0o755)
+    assert units.restart("a", "d", verb="try-restart") == ""
+    assert units.restart("b") == "Unit b.service not found."
+    assert "code 4" in units.restart("c")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == [f"--no-ask-password {told}" for told in ("try-restart a d", "restart b", "restart c")]
