@@ -39,7 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Become a device of a site by a one-time token. Exit codes: 0 joined; 2 the token is used, expired or unknown, "
         "or the file needs an edit; 3 the gateway is not the one that the token names; 4 a clock is wrong; 5 nobody "
-        "answers. After any of them the same again is no harm. A board whose file is not there yet gets one. Root joins "
+        "answers. After any of them the same again is no harm. A file that is not there yet is written. Root joins "
         "in the name of the agent's user, and has systemd start the package's service."
     )
     help_ = (
