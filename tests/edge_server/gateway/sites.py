@@ -60,9 +60,8 @@ class LiveSite:
         """Sign a certificate for a board, or a peer; return the path of its pair without the ending."""
         key = make_key()
         with locked(self.path):
-            state, chain = sign(
-                self.folder, read_state(self.path), Subject(name, role, "roof"), public_key_of(key), now()
-            )
+            state = read_state(self.path)
+            state, chain = sign(self.folder, state, Subject(name, role, state.site), public_key_of(key), now())
             write_state(self.path, state)
         pair = self.path.parent / f"{name}-{hashlib.sha256(key).hexdigest()[:8]}"
         pair.with_suffix(".key").write_bytes(key)
@@ -121,13 +120,22 @@ class LiveSite:
         return True
 
 
-def make_site(path: Path) -> LiveSite:
-    """Make the folder of site `roof` on a free port of loopback."""
+def make_site(
+    path: Path, name: str = "roof", *, address: str = "gateway.local", at: datetime | None = None
+) -> LiveSite:
+    """Make the folder of a site on a free port of loopback.
+
+    Args:
+        path: In which it is made.
+        name: Of the site.
+        address: Under which boards reach it, beside those of this machine.
+        at: What its gateway's clock reads; None for this machine's.
+    """
     user = pwd.getpwuid(os.geteuid()).pw_name
     folder = SiteFolder(path / "site", user, user)
     port = free_port()
     own_port = next(one for one in iter(free_port, None) if one != port)
-    initialise(folder, Wanted("roof", ("gateway.local",), port, "127.0.0.1", own_port), now())
+    initialise(folder, Wanted(name, (address,), port, "127.0.0.1", own_port), at or now())
     return LiveSite(folder)
 
 
