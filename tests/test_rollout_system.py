@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -34,6 +34,7 @@ from shared.errors import ConfigError, CorruptFile
 from shared.protocol.update import ENDED
 from shared.transport.base import Broker
 from tests.device_agent.agent_side import is_alive
+from tests.edge_server.gateway.sites import make_site
 from tests.edge_server.processes import ROOT, Forked, captured, forked, started, until
 from tests.edge_server.release.spoilt import publish_changed
 
@@ -267,17 +268,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     (folder / "demo.toml").write_text(text)
     plan = load(folder / "demo.toml", folder)
     with asyncio.Runner() as runner, ExitStack() as ending:
-        stack = AsyncExitStack()
-        running = runner.run(stack.enter_async_context(broker.running(folder)))
-        ending.callback(lambda: runner.run(stack.aclose()))
-        config, port = folder / "server.json", {"port": running.port}
-        told = {"plan": "demo.toml", "threads": 1, "broker": port, "data_root": str(folder)}
+        gateway = make_site(folder / "gateway", "lab")
+        gateway.tell_refusals()
+        runner.run(gateway.start())
+        ending.callback(lambda: runner.run(gateway.stop()))
+        config, own = folder / "server.json", gateway.for_server()
+        told = {"plan": "demo.toml", "threads": 1, "broker": own, "data_root": str(folder)}
         config.write_bytes(msgspec.json.encode(told))
         site = Site(folder, config, {name: Board(name, broker.free_port(), folder / f"{name}.json") for name in BOARDS})
         for index, device in enumerate(plan.device):
             board = site.boards[device.name]
-            keys = {"device": board.name, "state_dir": str(folder / board.name), "broker": port, "report_s": 1.0}
-            keys |= {"serve": {"port": board.port}, "trainer": {"threads": 1}}
+            keys = {"device": board.name, "state_dir": str(folder / board.name), "report_s": 1.0}
+            keys |= {"broker": gateway.for_board(board.name), "serve": {"port": board.port}, "trainer": {"threads": 1}}
             if board.name in TRAINING:
                 keys["data"] = msgspec.to_builtins(share(plan, plan.device, index))
             board.path.write_bytes(msgspec.json.encode(keys))
@@ -287,18 +289,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             assert process.wait(HANG_S) == 0, (folder / "server.log").read_text()
         made = captured("release", "create", "last", "--config", config, "--name", "digits")
         assert made.code == 0, made.err
-        runner.run(all_there(running.port))
+        runner.run(all_there(own))
         site.first = find_release(site.runs, "digits")
         site.expected["1"] = site.probes(site.first)["outputs"]
         first = site.roll_out(site.first)
         assert (first.outcome, set(first.taken)) == ("finished", set(BOARDS))
         assert len(first.waves[0]) == 1  # the canary
         yield site
+        assert gateway.refusals() == []
 
 
-async def all_there(port: int) -> None:
+async def all_there(own: Broker) -> None:
     """Wait until all boards have said at the broker that they serve."""
-    async with asyncio.timeout(HANG_S), watch_site(Broker(port=port), "lab") as look:
+    async with asyncio.timeout(HANG_S), watch_site(own, "lab") as look:
         while set(look.models) != set(BOARDS) or len(look.fleet.online) < len(BOARDS):  # noqa: ASYNC110 - it comes from the broker
             await asyncio.sleep(0.05)
 

@@ -39,6 +39,16 @@ PEER, PEERS = "_peer-", "_peers"
 ANY = "+"
 ALL_BELOW = "#"
 
+CHANNELS = frozenset(
+    {
+        *("status", "report", "want", "update", "features", "lacks", "release", "infer", "log"),  # of a device
+        *("task", "model", "ack", "gradient", "offer", "parts", "inferred"),  # to devices
+        "probe",  # of a device, to itself
+        *("gossip", "telemetry", "round", "gossiped", "decision"),  # between servers
+    }
+)
+"""All there are. Whoever adds one says in the gateway's table of access who may use it, else brokers deny it to all."""
+
 _LEVELS = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -49,8 +59,13 @@ def topic(site: str, device: str, channel: str) -> str:
     Args:
         site: Id of the site.
         device: Id of the device, or `ANY`.
-        channel: One of the channels of this file.
+        channel: One of `CHANNELS`.
+
+    Raises:
+        ValueError: It is none.
     """
+    if channel not in CHANNELS:
+        raise ValueError(f"channel {channel!r}: not one of the protocol's")
     return f"{ROOT}/{site}/{device}/{channel}"
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import (
     AbstractContextManager,
-    AsyncExitStack,
     ExitStack,
     contextmanager,
     redirect_stderr,
@@ -31,7 +30,6 @@ import msgspec
 import pytest
 
 from edge_server.__main__ import main
-from edge_server.fleet import broker
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import checkpoint_path
 from edge_server.journal.sqlite import JOURNAL, read
@@ -40,6 +38,7 @@ from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from shared.tensors import file
 from shared.tensors.tree import State
+from tests.edge_server.gateway.sites import LiveSite, make_site
 from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import require_equal
 
@@ -194,20 +193,29 @@ def final(folder: Path, number: int) -> dict[str, Any]:
 
 @dataclass
 class Fleet:
-    """A broker with agents a and b as processes: they wait for whatever server comes."""
+    """A site with agents a and b as processes: they wait for whatever server comes.
+
+    Everybody has a certificate of the site's, and its broker its access list.
+    """
 
     folder: Path
     runner: asyncio.Runner
-    stack: AsyncExitStack
-    running: broker.PrivateBroker
+    site: LiveSite
     data: str
     more: dict[str, dict[str, object]] = field(default_factory=dict)
+    brokers: dict[str, object] = field(default_factory=dict)
     agents: dict[str, ExitStack] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
+    @property
+    def own(self) -> dict[str, object]:
+        """What a server's file says of the broker."""
+        told: dict[str, object] = msgspec.to_builtins(self.site.for_server())
+        return told
+
     def config(self, path: Path, **keys: object) -> Path:
-        """Write a file for a process."""
-        path.write_text(json.dumps({"broker": {"port": self.running.port}, **keys}))
+        """Write a file for a process: a server's, unless its broker is given."""
+        path.write_text(json.dumps({"broker": self.own, **keys}))
         return path
 
     def agent(self, name: str) -> None:
@@ -217,6 +225,7 @@ class Fleet:
         data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
         keys = {"device": name, "state_dir": str(self.folder / name), "data": data, "trainer": {"threads": 1}}
         keys["log_level"] = "debug"  # what its trainer does is seen there alone
+        keys |= {"broker": self.brokers.setdefault(name, msgspec.to_builtins(self.site.for_board(name)))}
         keys |= self.more.get(name, {})
         self.agents[name] = stack = ExitStack()
         path = self.config(self.folder / f"{name}.json", **keys)
@@ -233,11 +242,10 @@ class Fleet:
 
     def replace_broker(self) -> None:
         """End the broker as a power cut does, and start one that remembers nothing."""
-        self.running.process.kill()
-        self.runner.run(self.stack.aclose())
-        self.stack = AsyncExitStack()
-        port = self.running.port
-        self.running = self.runner.run(self.stack.enter_async_context(broker.running(self.folder, port=port)))
+        assert self.site.process
+        self.site.process.kill()
+        self.runner.run(self.site.stop())
+        self.runner.run(self.site.start())
 
 
 @dataclass
@@ -300,7 +308,7 @@ class Field:
 
 @contextmanager
 def waiting(folder: Path, data: str = TINY["data"], **more: dict[str, object]) -> Iterator[Fleet]:
-    """Run a broker with two agents that wait for a server, while the block lasts.
+    """Run a site with two agents that wait for a server, while the block lasts; nothing that anybody says is refused.
 
     Args:
         folder: Theirs.
@@ -308,9 +316,10 @@ def waiting(folder: Path, data: str = TINY["data"], **more: dict[str, object]) -
         **more: What else an agent's file says, by its name.
     """
     with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        running = runner.run(stack.enter_async_context(broker.running(folder)))
-        here = Fleet(folder, runner, stack, running, data, more)
+        site = make_site(folder, "lab")
+        site.tell_refusals()
+        runner.run(site.start())
+        here = Fleet(folder, runner, site, data, more)
         for name in "ab":
             here.agent(name)
         try:
@@ -318,4 +327,5 @@ def waiting(folder: Path, data: str = TINY["data"], **more: dict[str, object]) -
         finally:
             for name in "ab":
                 here.agents[name].close()
-            runner.run(here.stack.aclose())
+            runner.run(site.stop())
+        assert site.refusals() == []

@@ -26,9 +26,9 @@ from edge_server.release.store import StoredRelease
 from shared.protocol.inference.release import ReleasePart, sha256_of, write_manifest
 from shared.protocol.update import UpdateTerms, take_offer
 from shared.runtime.executor import background
-from shared.transport.base import Broker
 from tests.device_agent.inference.light_releases import offer_of
 from tests.device_agent.inference.test_collaborative import OK, SITE, Board, serving_tops
+from tests.edge_server.gateway.sites import make_site, needs_mosquitto
 from tests.edge_server.release.halves import release_with_halves
 
 TERMS = RolloutPlan(deployment="", release="", sha256="", soak_s=0.2, max_latency_ms=1e5)
@@ -36,15 +36,17 @@ SETTINGS = InferenceSettings(port=0, socket="", memory_bytes=2 << 30, cut=CutSet
 
 
 @pytest.mark.broker
-def test_what_a_rollout_brings_is_served_by_both_halves(real, brokers, tmp_path):
-    """And so is the version before it, when that one is taken back."""
-    runs, broker = tmp_path / "runs", Broker(port=brokers("mosquitto"))
+@needs_mosquitto
+def test_what_a_rollout_brings_is_served_by_both_halves(real, tmp_path):
+    """And so is the version before it, when that one is taken back; by a site's certificates and access list."""
+    runs, site = tmp_path / "runs", make_site(tmp_path, SITE)
+    site.tell_refusals()
+    broker = site.for_server()
     released = [release_with_halves(runs, "lenet", cut=1, seed=seed) for seed in (1, 2)]
-    board = Board(tmp_path / "agent.toml", {})
-    board.config.write_text(
-        f'device = "pi"\nsite = "{SITE}"\nstate_dir = "state"\nreport_s = 1.0\n[broker]\nport = {broker.port}\n'
-        '[serve]\nport = 0\nsplit = "cut"\n'
-    )
+    board = Board(tmp_path / "agent.json", {})
+    told = {"device": "pi", "site": SITE, "state_dir": str(tmp_path / "state"), "report_s": 1.0}
+    told |= {"broker": site.for_board("pi"), "serve": {"port": 0, "split": "cut"}}
+    board.config.write_bytes(msgspec.json.encode(told))
     config = ServerConfig(plan="none.toml", site=SITE, data_dir=str(runs), broker=broker)
 
     async def answers(stored: StoredRelease) -> None:
@@ -57,6 +59,14 @@ def test_what_a_rollout_brings_is_served_by_both_halves(real, brokers, tmp_path)
         return await drive(config, lambda: begin_rollout(runs, stored, TERMS))
 
     async def check() -> None:
+        await site.start()
+        try:
+            await rolled_out_and_back()
+        finally:
+            await site.stop()
+        assert site.refusals() == []
+
+    async def rolled_out_and_back() -> None:
         async with background(serve(load(board.config))), serving_tops(broker, runs, 1):
             async with watch_site(broker, SITE) as look:
                 while "pi" not in look.models:  # noqa: ASYNC110 - what boards say comes from the broker

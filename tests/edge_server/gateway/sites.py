@@ -19,12 +19,14 @@ from edge_server.gateway.authority import Role, Subject, make_key, public_key_of
 from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.probe_access import Caller, Door, call
 from edge_server.gateway.reload import broker_door
-from edge_server.gateway.site_folder import SiteFolder, sign
+from edge_server.gateway.site_folder import SiteFolder, make_broker_files, sign
 from edge_server.gateway.state import locked, read_state, write_state
 from shared.errors import Unreachable
 from shared.runtime import malloc
 from shared.runtime.clock import utc_seconds
 from shared.runtime.processes import terminate
+from shared.transport.base import Broker
+from shared.transport.tls import Tls
 
 GUARD_S = 60.0
 """What hangs is an error."""
@@ -67,6 +69,34 @@ class LiveSite:
         pair.with_suffix(".key").write_bytes(key)
         pair.with_suffix(".crt").write_bytes(chain)
         return pair
+
+    def at(self, pair: Path, port: int) -> Broker:
+        """Return the site's broker for whoever has a pair."""
+        pair.with_suffix(".key").chmod(0o600)
+        tls = Tls(ca=str(self.folder.ca("root.crt")), cert=f"{pair}.crt", key=f"{pair}.key")
+        return Broker(host="127.0.0.1", port=port, tls=tls)
+
+    def for_board(self, name: str, role: Role = "device") -> Broker:
+        """Return the broker for a board that is enrolled now, or for another site's server."""
+        return self.at(self.enrol(name, role), read_state(self.path).port)
+
+    def for_server(self) -> Broker:
+        """Return the broker for this site's server."""
+        return self.at(self.folder.gateway("edge-server"), read_state(self.path).servers_port)
+
+    def renew_files(self) -> None:
+        """Write what the broker reads, as who is enrolled now wants it."""
+        with locked(self.path):
+            make_broker_files(self.folder, read_state(self.path))
+
+    def tell_refusals(self) -> None:
+        """Have the broker log, from its next start, what it does not take."""
+        with (self.path / "mosquitto.conf").open("a") as file:
+            file.write("log_type debug\n")
+
+    def refusals(self) -> list[str]:
+        """Return what of anybody's words the broker did not take."""
+        return [line for line in self.log().splitlines() if "Denied" in line]
 
     async def start(self) -> None:
         """Start the broker; return when it serves."""

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge_server.fleet.view import watch_site
@@ -18,10 +19,10 @@ from edge_server.gateway.access import GENERATION, OWN, ROLES, RULES, Role, acl,
 from edge_server.gateway.state import read_state
 from edge_server.release.rollout.drive import CLIENT
 from shared.errors import Unreachable
+from shared.protocol import topics as topics_module
 from shared.protocol.topics import PEERS, ROOT, SERVER, TOPS
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
-from shared.transport.tls import Tls
 from tests.edge_server.gateway.sites import GUARD_S, LiveSite, live_site, make_site, needs_mosquitto
 
 PAGE = Path(__file__).parents[3] / "shared/protocol/PROTOCOL.md"
@@ -46,6 +47,8 @@ CHANNELS = (
     "task/below",
     "",
 )
+REVOKED = "pi-09"
+"""A board that the access list denies everything, and whose certificate no list names yet: its session is there."""
 ALL = "overseer"
 """An account that the test adds to the access list, which may do everything: it says what others may hear."""
 
@@ -59,6 +62,9 @@ def test_every_channel_of_the_protocol_is_in_it_by_the_same_speakers() -> None:
     section = PAGE.read_text().partition("## Topics")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `([a-z]+)` \| ([^|]+) \|", section, re.MULTILINE)
     assert {channel for channel, _ in listed} == {one for rule in RULES for one in rule.channels} - {GENERATION}
+    assert {channel for channel, _ in listed} == topics_module.CHANNELS
+    with pytest.raises(ValueError, match="not one of the protocol's"):  # so that none is used that nobody decided on
+        topics_module.topic("roof", "pi-03", "new")
     for channel, speaker in listed:
         role = "peer" if speaker.startswith("peer") else "device" if speaker.startswith("device") else "server"
         assert any("publish" in rule.verbs(role) for rule in RULES if channel in rule.channels), (channel, speaker)  # type: ignore[arg-type]
@@ -106,10 +112,8 @@ async def guests(site: LiveSite, pairs: dict[str, Path]) -> AsyncIterator[dict[s
 
 
 def at(site: LiveSite, pair: Path, port: int) -> Broker:
-    """Return a site's broker for whoever has a pair."""
-    pair.with_suffix(".key").chmod(0o600)
-    tls = Tls(ca=str(site.folder.ca("root.crt")), cert=f"{pair}.crt", key=f"{pair}.key")
-    return Broker(host="127.0.0.1", port=port, session_expiry_s=0, tls=tls)
+    """Return a site's broker for whoever has a pair and leaves no session behind."""
+    return msgspec.structs.replace(site.at(pair, port), session_expiry_s=0)
 
 
 def topics() -> list[tuple[str, str, str]]:
@@ -118,7 +122,9 @@ def topics() -> list[tuple[str, str, str]]:
 
 
 def allowed(guest: Guest, verb: str, where: tuple[str, str, str], generation: int) -> bool:
-    """Tell what the table says."""
+    """Tell what the table says; of who was revoked and is connected still, that there is nothing."""
+    if guest.account == REVOKED:
+        return False
     site, place, channel = where
     if place == "_probe" and channel == str(generation):
         channel = GENERATION
@@ -143,11 +149,12 @@ async def heard(guests_: list[Guest], overseer: Guest) -> dict[str, set[str]]:
         for name in names:
             await overseer.transport.publish(name, b"said")
         for guest, inbox in inboxes:
-            last = next(
-                name
-                for name, where in zip(reversed(names), reversed(topics()), strict=True)
-                if allowed(guest, "hear", where, 1)
-            )
+            hearing = [name for name, where in zip(names, topics(), strict=True) if allowed(guest, "hear", where, 1)]
+            if not hearing:  # an answer of the broker's comes behind whatever it had delivered before
+                assert not await took(guest, topics()[0])
+                assert not list(inbox.taken())
+                continue
+            last = hearing[-1]
             await overseer.transport.publish(last, b"end")
             while (came := await anext(inbox)) != (last, b"end"):
                 found[guest.account].add(came[0])
@@ -157,28 +164,37 @@ async def heard(guests_: list[Guest], overseer: Guest) -> dict[str, set[str]]:
 @needs_mosquitto
 @pytest.mark.broker
 def test_every_topic_and_verb_for_every_account(tmp_path, caplog) -> None:
-    """Both sites' topics, those of the table and others, by devices, peer, server and probe; others are not let in."""
+    """Both sites' topics, those of the table and others, by devices, peer, server, probe and who was revoked.
+
+    Others are not let in: who has no certificate, a revoked one, or the same name's at another site.
+    """
     caplog.set_level(logging.CRITICAL)
-    site = make_site(tmp_path)
-    pairs = {name: site.enrol(name) for name in ("pi-03", "pi-04", ALL)} | {
+    site, other = make_site(tmp_path), make_site(tmp_path / "barn", "barn")
+    pairs = {name: site.enrol(name) for name in ("pi-03", "pi-04", REVOKED, ALL)} | {
         "_peer-attic": site.enrol("_peer-attic", "peer"),
         "edge-server": site.folder.gateway("edge-server"),
         "probe": site.folder.gateway("probe"),
     }
-    (site.path / "acl").write_text(acl("roof", ["attic"], generation=1) + f"\nuser {ALL}\ntopic readwrite #\n")
+    site.tell_refusals()
+    (site.path / "acl").write_text(
+        acl("roof", ["attic"], [REVOKED], generation=1) + f"\nuser {ALL}\ntopic readwrite #\n"
+    )
 
     async def story() -> None:
         async with live(site), guests(site, pairs) as there:
             overseer = there.pop(ALL)
             assert {guest.role for guest in there.values()} == set(ROLES)
+            refused = 0
             for guest in there.values():
                 for where in topics():
+                    refused += not allowed(guest, "publish", where, 1)
                     assert await took(guest, where) == allowed(guest, "publish", where, 1), (guest.account, where)
+            assert len(site.refusals()) == refused  # as system tests look for them
             found = await heard(list(there.values()), overseer)
             for guest in there.values():
                 expected = {"/".join((ROOT, *where)) for where in topics() if allowed(guest, "hear", where, 1)}
                 assert found[guest.account] == expected, guest.account
-            for nobody in (None, site.folder.gateway("revoked")):
+            for nobody in (None, site.folder.gateway("revoked"), *(other.enrol(name) for name in ("pi-03", "probe-3"))):
                 assert not await site.lets_in(nobody)
 
     asyncio.run(asyncio.wait_for(story(), 3 * GUARD_S))

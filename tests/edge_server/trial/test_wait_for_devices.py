@@ -52,9 +52,7 @@ def plan(folder: Path, *names: str, rounds: int = 2, **keys: str) -> Path:
 def config(fleet: Fleet, folder: Path, **keys: object) -> Path:
     """Write a server's file, whose own plan is another one."""
     path = folder / "server.json"
-    path.write_text(
-        json.dumps({"plan": "no-such.toml", "run": "old", "broker": {"port": fleet.running.port}, "threads": 1} | keys)
-    )
+    path.write_text(json.dumps({"plan": "no-such.toml", "run": "old", "broker": fleet.own, "threads": 1} | keys))
     return path
 
 
