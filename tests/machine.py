@@ -193,7 +193,7 @@ async def configured(folder: Path, *lines: str, port: int = 0) -> AsyncIterator[
             program, "-c", str(settings), stdin=DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        await broker._listening(process, port, folder / "own.log")
+        await broker.wait_until_listening(process, port, folder / "own.log")
         yield PrivateBroker(port, "mosquitto", process)
     finally:
         await terminate(process)

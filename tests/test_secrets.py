@@ -127,7 +127,7 @@ async def strict_broker(site: LiveSite, passwords: dict[str, str]) -> AsyncItera
             *(str(broker.mosquitto()), "-v", "-c", str(folder / "strict.conf")), stdout=log, stderr=log
         )
     try:
-        await broker._listening(process, port, folder / "strict.log")
+        await broker.wait_until_listening(process, port, folder / "strict.log")
         yield port
     finally:
         await terminate(process)

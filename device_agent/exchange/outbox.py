@@ -64,7 +64,7 @@ class Outbox:
         limit: Most bytes of updates that may wait.
 
     Attributes:
-        states: As above.
+        states, limit: As above.
         own_changed: Called when a newer model of the device's own lies beside its states.
 
     Raises:
@@ -72,7 +72,7 @@ class Outbox:
     """
 
     def __init__(self, folder: Path, states: Path, limit: int = LIMIT_BYTES) -> None:
-        self._folder, self.states, self._limit = folder, states, limit
+        self._folder, self.states, self.limit = folder, states, limit
         self.own_changed: Callable[[], None] = lambda: None
         self._make_folders()
         try:
@@ -96,10 +96,10 @@ class Outbox:
             TaskFailed: There are too many.
         """
         waiting = sum(file.stat().st_size for path in self._waiting() for file in path.glob("*"))
-        if waiting + size > self._limit:
+        if waiting + size > self.limit:
             raise TaskFailed(
                 f"{self._folder}: {waiting / (1 << 20):.1f} MiB wait for the server, the next update may take "
-                f"{size / (1 << 20):.1f} more: raise outbox_mb ({self._limit >> 20}), or let it reach its server"
+                f"{size / (1 << 20):.1f} more: raise outbox_mb ({self.limit >> 20}), or let it reach its server"
             )
 
     def draft(self, run: str, number: int) -> Path:

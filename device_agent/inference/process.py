@@ -135,7 +135,7 @@ class InferenceProcess:
             raise ServingRefused(str(error)) from error
         await self._up()
         await self._unload_others(name, version)
-        await self._ask(self._load_message(files), Loaded)
+        await self.request(self._load_message(files), Loaded)
         self._loaded.setdefault(name, {})[version] = files
 
     async def _unload_others(self, name: str, version: int) -> None:
@@ -144,7 +144,7 @@ class InferenceProcess:
         for one in [one for one in there if one not in (version, self._current.get(name))]:
             del there[one]
             if self.pid:
-                await self._ask(Unload(name, one), Unloaded)
+                await self.request(Unload(name, one), Unloaded)
 
     async def switch(self, name: str, version: int) -> None:
         """Have a version answer from now on.
@@ -153,7 +153,7 @@ class InferenceProcess:
             ServingRefused: It is not loaded.
         """
         await self._up()
-        await self._ask(Switch(name, version), Switched)
+        await self.request(Switch(name, version), Switched)
         self._current[name] = version
 
     def answering(self) -> list[ReleaseFiles]:
@@ -169,7 +169,7 @@ class InferenceProcess:
         await self._up()
         if files not in self.answering():
             return False
-        await self._ask(self._load_message(files), Loaded)
+        await self.request(self._load_message(files), Loaded)
         return True
 
     async def unload(self, name: str, version: int) -> None:
@@ -191,7 +191,7 @@ class InferenceProcess:
             del self._current[name]
             await self._answer_instead(name, others)
         if self.pid and version not in others:
-            await self._ask(Unload(name, version), Unloaded)
+            await self.request(Unload(name, version), Unloaded)
 
     async def _answer_instead(self, name: str, others: dict[int, ReleaseFiles]) -> None:
         """Have another version answer: one that is loaded, or the one of a folder, where a rollout's is taken back."""
@@ -205,7 +205,7 @@ class InferenceProcess:
             return
         try:
             if files:
-                await self._ask(self._load_message(files), Loaded)
+                await self.request(self._load_message(files), Loaded)
             await self.switch(name, max(others))
         except ServingDied:
             raise  # the next one begins with it
@@ -221,7 +221,7 @@ class InferenceProcess:
             ServingRefused: It is not loaded.
         """
         await self._up()
-        return await self._ask(Ask(name, version), Figures)
+        return await self.request(Ask(name, version), Figures)
 
     async def _up(self) -> None:
         """Wait until the process has what it served before."""
@@ -237,7 +237,7 @@ class InferenceProcess:
         while True:
             began = self._clock()
             try:
-                cause = await self._live()
+                cause = await self.live()
             except OSError as error:
                 cause = f"it could not be started: {error}"
             if self._clock() - began >= STEADY_S:
@@ -246,7 +246,7 @@ class InferenceProcess:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _live(self) -> str:
+    async def live(self) -> str:
         """Start the process, and hear it until it ends; return why it did."""
         self.starts += 1
         words = (*self._command, msgspec.json.encode(self._settings).decode())
@@ -329,9 +329,9 @@ class InferenceProcess:
         for name, versions in [(name, dict(versions)) for name, versions in self._loaded.items()]:
             for files in versions.values():
                 try:
-                    told = await self._ask(self._load_message(files), Loaded)
+                    told = await self.request(self._load_message(files), Loaded)
                     if self._current.get(name) == files.version:
-                        await self._ask(Switch(name, files.version), Switched)
+                        await self.request(Switch(name, files.version), Switched)
                     self.refused.pop(name, None)
                     log.info("serving %s/%d, opened in %.2f s by %s", name, files.version, told.seconds, told.provider)
                 except ServingDied:
@@ -341,8 +341,8 @@ class InferenceProcess:
                     log.warning("%s/%d is not served: %s", name, files.version, error)
         self.ready.set()
 
-    async def _ask(self, message: ToInference, kind: type[A]) -> A:
-        """Send a message, and return the answer to it.
+    async def request(self, message: ToInference, kind: type[A]) -> A:
+        """Send the process a message, and return its answer.
 
         Raises:
             ServingRefused: That is the answer.

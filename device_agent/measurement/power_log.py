@@ -41,6 +41,7 @@ class PowerLog(threading.Thread):
 
     Attributes:
         source: What it samples.
+        clock: Of its samples.
         cpu_s: CPU seconds that sampling took so far, this process's own.
     """
 
@@ -55,7 +56,7 @@ class PowerLog(threading.Thread):
     ) -> None:
         super().__init__(name="power", daemon=True)
         self.source, self.cpu_s = source, 0.0
-        self._clock, self._period_s = clock, period_s or source.period_s
+        self.clock, self._period_s = clock, period_s or source.period_s
         self._idle_period_s = max(idle_period_s, self._period_s)
         self._samples: deque[Sample] = deque(maxlen=size)
         self._idle: deque[float] = deque(maxlen=IDLE_SAMPLES)
@@ -82,10 +83,10 @@ class PowerLog(threading.Thread):
         """Sample until the block is left; a source may hang for a while, and nobody waits for it."""
         while not self._ended:
             self._wake.clear()
-            began = self._clock()
+            began = self.clock()
             with self._reading:
                 self._read()
-            self._wake.wait(max(0.0, began + self.pause_s(full_rate=self._is_busy()) - self._clock()))
+            self._wake.wait(max(0.0, began + self.pause_s(full_rate=self.is_busy()) - self.clock()))
 
     def pause_s(self, *, full_rate: bool = True) -> float:
         """Return the seconds from one read to the next."""
@@ -114,7 +115,7 @@ class PowerLog(threading.Thread):
 
     def hurry(self, seconds: float = HURRY_S) -> None:
         """Sample at full rate for so long, from now: something is going on whose end will not be announced."""
-        self._touched, self._hurried = True, self._clock() + seconds
+        self._touched, self._hurried = True, self.clock() + seconds
         self._wake.set()
 
     def mark(self) -> None:
@@ -148,7 +149,7 @@ class PowerLog(threading.Thread):
     def latest(self) -> Reading | None:
         """Return the last reading, unless it is so old that the source must have fallen silent."""
         reading = self._latest
-        fresh = reading and self._clock() - reading.at <= MAX_GAP_PERIODS * self.pause_s(full_rate=False)
+        fresh = reading and self.clock() - reading.at <= MAX_GAP_PERIODS * self.pause_s(full_rate=False)
         return reading if fresh else None
 
     def _uncertainty(self) -> float | None:
@@ -158,12 +159,13 @@ class PowerLog(threading.Thread):
             return latest.uncertainty / latest.value
         return share
 
-    def _is_busy(self) -> bool:
-        return self._busy > 0 or self._clock() < self._hurried
+    def is_busy(self) -> bool:
+        """Tell whether samples are taken at full rate."""
+        return self._busy > 0 or self.clock() < self._hurried
 
     def _read(self) -> None:
         cpu = time.thread_time()
-        idle, self._touched = not (self._occupied or self._touched or self._is_busy()), False
+        idle, self._touched = not (self._occupied or self._touched or self.is_busy()), False
         try:
             reading = self.source.read()
         except NoData as error:

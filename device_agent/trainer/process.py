@@ -155,6 +155,11 @@ class TrainerProcess:
     _idle: asyncio.TimerHandle | None = None
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
+    @property
+    def pid(self) -> int:
+        """The child's; 0 while there is none."""
+        return self._process.pid if self._process and self._process.returncode is None else 0
+
     async def ready(self, task: Task | None = None, /) -> None:
         """Wait for a trainer that an earlier agent left behind, then start our own; idle seconds count from here.
 

@@ -107,7 +107,7 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     closed = [one for one in kept if isinstance(one, RoundClosed) and one.round == number]
     costs = by_round(kept).get(number, {})
     names = [only] if only else sorted(decision.devices)
-    bought = _margins(table, decision, names)
+    bought = find_margins(table, decision, names)
     return Explanation(
         round=number,
         named=named,
@@ -136,8 +136,14 @@ def _explained(name: str, decision: Decision, buys: dict[str, float], measured: 
     )
 
 
-def _margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict[str, dict[str, float]]:
-    """Return what more would buy each device. Where there is a ladder to climb, one unit of it; else a little."""
+def find_margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> dict[str, dict[str, float]]:
+    """Return what more would buy each device. Where there is a ladder to climb, one unit of it; else a little.
+
+    Args:
+        table: The plan's optimizer.
+        decision: What it decided for a round.
+        names: The devices of which it is asked.
+    """
     what_if, options = allocator_of(table).what_if, options_of(table)
     if what_if is None:
         return {}

@@ -62,10 +62,18 @@ def run(options: argparse.Namespace) -> int:
         if edited := edited_from(Path(config.data_dir), plan):
             logger.warning("%s: begins run %s", edited, name)
     command = f"edge-server run --config {options.config}"
-    return asyncio.run(_serve(config, plan, name, command))
+    return asyncio.run(serve_run(config, plan, name, command))
 
 
-async def _serve(config: ServerConfig, plan: Plan, name: str, command: str) -> int:
+async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -> int:
+    """Serve a run under systemd's eyes, and say how it ended; return the exit code.
+
+    Args:
+        config: Where it is served.
+        plan: What it does.
+        name: Of the run.
+        command: The words that go on with it.
+    """
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
     from edge_server.journal.runs import exists  # noqa: PLC0415
     from edge_server.trial.live import serve  # noqa: PLC0415

@@ -68,7 +68,7 @@ def _here(
 
     def go(one: Plan) -> list[Found]:
         if one.sites:
-            return _sites(options, config, one, cancelled_by_signals)
+            return run_at_sites(options, config, one, cancelled_by_signals)
         return [_local(options, config, one, cancelled_by_signals)]
 
     share = options.cef_share
@@ -124,10 +124,17 @@ def _local(
     return local.folder, read(local.folder)
 
 
-def _sites(
+def run_at_sites(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> list[Found]:
-    """Run a plan with sites on this machine, each with a broker and a server of its own."""
+    """Run a plan with sites on this machine, each with a broker and a server of its own.
+
+    Args:
+        options: The command's.
+        config: Where runs lie.
+        plan: What is run.
+        cancelled_by_signals: Lets signals end the task that calls it.
+    """
     assert plan.sites
     count = len(devices(plan))
     if (asked := options.local or plan.local or count) != count:

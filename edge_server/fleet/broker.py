@@ -93,13 +93,23 @@ async def running(folder: Path, *, port: int = 0, embedded: bool = False) -> Asy
             start_new_session=True,
         )
     try:
-        await _listening(process, port, folder / "broker.log")
+        await wait_until_listening(process, port, folder / "broker.log")
         yield PrivateBroker(port, "mosquitto" if program else "embedded", process)
     finally:
         await terminate(process)
 
 
-async def _listening(process: Process, port: int, output: Path) -> None:
+async def wait_until_listening(process: Process, port: int, output: Path) -> None:
+    """Return when a broker's process takes connections.
+
+    Args:
+        process: The broker.
+        port: Of the loopback address.
+        output: Where it writes what hinders it.
+
+    Raises:
+        Unreachable: It ended first, or takes too long.
+    """
     try:
         async with asyncio.timeout(START_S):
             while process.returncode is None:

@@ -45,12 +45,12 @@ class Server:
         run: The run under way.
         broker: Set while the broker is there; None where it cannot go away.
         was_run: Tells whether a run of that name was ever ours, so that its late updates can be settled.
-        keep: Who else is told of every new report; none of them may wait.
-        seen: Likewise of every birth and death.
+        keep, seen: Who else is told of every new report, and of every birth and death; none of them may wait.
         paces: How fast features of split sessions come from each device.
         takes: Whether a device may take part.
         window_bytes: Most bytes of frames that one is asked for at once, which bounds what each says; None in replay.
         denied: Devices of which nothing is heard: they were revoked.
+        tasks: Those of the open round, by device.
         closed_topics: Where to note, for the transport, what is closed now to devices that flood it.
     """
 
@@ -74,7 +74,7 @@ class Server:
     answers: Answers = field(init=False)
     _gather: Collector | None = None
     _splitting: StepServer | None = None
-    _tasks: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
     _outgoing: defaultdict[str, list[Broadcast]] = field(default_factory=lambda: defaultdict(list))
     _used_twice: set[str] = field(default_factory=set)
     _giving: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Server:
             outgoing: Payloads, each with its audience.
             splitting: Serves the steps of a split round; None for any other.
         """
-        self._gather, self._tasks, self._splitting = gather, tasks, splitting
+        self._gather, self.tasks, self._splitting = gather, tasks, splitting
         for one in outgoing:
             for device in one.devices:
                 self._outgoing[device].append(one)
@@ -146,7 +146,7 @@ class Server:
                         self._give_soon(device)
                 yield
         finally:
-            self._gather, self._tasks, self._splitting = None, {}, None
+            self._gather, self.tasks, self._splitting = None, {}, None
             self._outgoing.clear()
 
     def admits(self, name: str, size: int) -> bool:
@@ -190,10 +190,10 @@ class Server:
     async def _give(self, device: str) -> bool:
         """Give a device its task, if there still is one; tell whether the broker was there."""
         gather = self._gather
-        if not gather or device not in self._tasks or device in gather.accepted or device in gather.failed:
+        if not gather or device not in self.tasks or device in gather.accepted or device in gather.failed:
             return True
         try:
-            await self.transport.publish(topic(self.site, device, "task"), wire.encode(self._tasks[device]))
+            await self.transport.publish(topic(self.site, device, "task"), wire.encode(self.tasks[device]))
         except Unreachable as error:
             log.debug("task waits for the broker: %s", error)
             return False
@@ -212,7 +212,7 @@ class Server:
 
     def _give_soon(self, device: str) -> None:
         """Give a device its task without waiting until it is there; not again while that is under way."""
-        if device in self._tasks and device not in self._giving:
+        if device in self.tasks and device not in self._giving:
             self._giving[device] = giving = asyncio.create_task(self._give_until_told(device), name="give")
             giving.add_done_callback(lambda _: self._giving.pop(device, None))
 

@@ -167,6 +167,7 @@ class Observing:
     Attributes:
         clock: The server's.
         extend: Records durably.
+        waiting: Records that wait for the disk.
     """
 
     clock: Clock
@@ -178,7 +179,7 @@ class Observing:
     _known: dict[str, str] = field(default_factory=dict)
     _told: dict[str, ObservedDevice] = field(default_factory=dict)
     _allowance: Allowance = field(default_factory=Allowance)
-    _heard: asyncio.Queue[AnyRecord] = field(default_factory=asyncio.Queue)
+    waiting: asyncio.Queue[AnyRecord] = field(default_factory=asyncio.Queue)
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, records: Iterable[AnyRecord], fleet: Fleet) -> None:
@@ -233,26 +234,26 @@ class Observing:
             self._put(record)
 
     def _put(self, record: AnyRecord) -> None:
-        if self._heard.qsize() < MOST:
-            self._heard.put_nowait(record)
+        if self.waiting.qsize() < MOST:
+            self.waiting.put_nowait(record)
         elif not self._is_full:
             log.warning("what devices say is lost to the run's journal until its disk takes something again")
-        self._is_full = self._heard.qsize() >= MOST
+        self._is_full = self.waiting.qsize() >= MOST
 
     async def keep(self) -> None:
         """Record what is heard, until cancelled."""
         while True:
-            batch = [await self._heard.get()]
+            batch = [await self.waiting.get()]
             try:
                 async with asyncio.timeout(BATCH_S):
                     await self._hurry.wait()
             except TimeoutError:
                 pass
-            while not self._heard.empty():
-                batch.append(self._heard.get_nowait())
+            while not self.waiting.empty():
+                batch.append(self.waiting.get_nowait())
             await self._write(batch)
             for _ in batch:
-                self._heard.task_done()
+                self.waiting.task_done()
 
     async def _write(self, batch: list[AnyRecord]) -> None:
         while True:
@@ -270,7 +271,7 @@ class Observing:
         self._hurry.set()
         try:
             async with asyncio.timeout(SETTLE_S):
-                await self._heard.join()
+                await self.waiting.join()
         except TimeoutError:
-            log.debug("%d words of devices wait for the disk", self._heard.qsize())
+            log.debug("%d words of devices wait for the disk", self.waiting.qsize())
         self._hurry.clear()

@@ -94,7 +94,11 @@ class Here:
 
 
 class Beside:
-    """Processes that take whichever batch comes next from one socket, and answer on another."""
+    """Processes that take whichever batch comes next from one socket, and answer on another.
+
+    Attributes:
+        processes: All of them, alive or not.
+    """
 
     def __init__(self, do: Do, count: int) -> None:
         """Fork `count` processes; what `do` has read by now they need not read again."""
@@ -104,10 +108,10 @@ class Beside:
         self._under_way: set[int] = set()
         self._done: dict[int, list[Ending]] = {}
         context, ours = multiprocessing.get_context("fork"), (self._orders, self._endings)
-        self._processes = [
+        self.processes = [
             context.Process(target=_serve, args=(do, taken, answers, ours), daemon=True) for _ in range(count)
         ]
-        for process in self._processes:
+        for process in self.processes:
             process.start()
         for theirs in (taken, answers):
             theirs.close()
@@ -119,7 +123,7 @@ class Beside:
         """End the processes, whatever they are at."""
         for one in (self._orders, self._endings):
             one.close()
-        for process in self._processes:
+        for process in self.processes:
             process.terminate()
             process.join()
             process.close()
@@ -143,7 +147,7 @@ class Beside:
 
     def _pass_on(self) -> None:
         """Keep every process busy, and the socket's buffer far from full."""
-        while self._backlog and len(self._under_way) < AHEAD * len(self._processes):
+        while self._backlog and len(self._under_way) < AHEAD * len(self.processes):
             number, orders = self._backlog.popleft()
             with suppress(ConnectionError):  # all are dead, which whoever waits is told
                 self._orders.send(msgspec.msgpack.encode((number, orders)))
@@ -151,12 +155,12 @@ class Beside:
 
     def _hear(self) -> None:
         """Take one answer; a process that died gives none."""
-        sentinels = [process.sentinel for process in self._processes]
+        sentinels = [process.sentinel for process in self.processes]
         answered = self._endings in wait([self._endings, *sentinels])
         data = self._endings.recv(MESSAGE_BYTES) if answered else NOBODY
         if data == NOBODY:
             gone = wait(sentinels)
-            dead = next(process for process in self._processes if process.sentinel in gone)
+            dead = next(process for process in self.processes if process.sentinel in gone)
             dead.join()
             raise FieldFleetError(
                 f"a process that trains for the replay ended with code {dead.exitcode}; -9 means killed, often for "

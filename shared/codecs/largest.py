@@ -18,7 +18,7 @@ Numbers = NDArray[Any]
 NaN above infinity."""
 
 _BIN_BITS = 12
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 """Numbers worked on at a time: what lies between two steps stays in the processor's cache."""
 
 
@@ -35,7 +35,7 @@ def find_largest(numbers: Numbers, count: int) -> Positions:
         return np.empty(0, np.int64)
     limit, equal = _last_taken(numbers, count)
     found = []
-    for start in range(0, len(numbers), _CHUNK):
+    for start in range(0, len(numbers), CHUNK):
         sizes = _sizes(numbers, start)
         kept = sizes > limit
         if equal:
@@ -48,20 +48,20 @@ def find_largest(numbers: Numbers, count: int) -> Positions:
 
 def _sizes(numbers: Numbers, start: int) -> Numbers:
     """Return the magnitudes of a chunk."""
-    return numbers[start : start + _CHUNK] & np.iinfo(numbers.dtype).max
+    return numbers[start : start + CHUNK] & np.iinfo(numbers.dtype).max
 
 
 def _last_taken(numbers: Numbers, count: int) -> tuple[int, int]:
     """Return the smallest magnitude that is taken, and how many of that very one are."""
     shift = 8 * numbers.itemsize - 1 - _BIN_BITS
     counts = np.zeros(1 << _BIN_BITS, np.int64)
-    for start in range(0, len(numbers), _CHUNK):
+    for start in range(0, len(numbers), CHUNK):
         counts += np.bincount(_sizes(numbers, start) >> shift, minlength=len(counts))
     reached = np.cumsum(counts[::-1])
     place = int(np.searchsorted(reached, count))
     number = len(counts) - 1 - place
     wanted = count - int(reached[place] - counts[number])
-    chunks = (_sizes(numbers, start) for start in range(0, len(numbers), _CHUNK))
+    chunks = (_sizes(numbers, start) for start in range(0, len(numbers), CHUNK))
     members = np.concatenate([sizes[sizes >> shift == number] for sizes in chunks])
     limit = int(np.partition(members, len(members) - wanted)[len(members) - wanted])
     return limit, wanted - int(np.count_nonzero(members > limit))

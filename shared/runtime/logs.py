@@ -47,18 +47,21 @@ class LimitRepeats(logging.Filter):
     """Lets a warning pass as often as it may; kinds are told apart by where in the code they are said.
 
     What an operator asks for, rounds and phases, is below a warning and always passes.
+
+    Attributes:
+        clock: Seconds by which it counts.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
-        self._clock = clock
+        self.clock = clock
         self._left: dict[tuple[str, int], tuple[float, float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a line is written; one that follows others that were not says how many."""
         if record.levelno < logging.WARNING:
             return True
-        kind, now = (record.name, record.lineno), self._clock()
+        kind, now = (record.name, record.lineno), self.clock()
         left, since, hidden = self._left.get(kind, (BURST, now, 0))
         left = min(BURST, left + PER_S * (now - since))
         if left < 1:

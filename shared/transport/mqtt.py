@@ -89,6 +89,7 @@ class MqttTransport:
         admits: Tells whether a large payload may come in on a topic now.
         closed: Topics of which nothing is taken, as bytes: what is still on its way when they are left costs little.
         connections: How often the broker has accepted us.
+        connection: The one in use; None while there is none.
         dates: Tells whether this machine's clock may judge the dates of certificates.
     """
 
@@ -103,8 +104,8 @@ class MqttTransport:
     admits: Admits = lambda _topic, _size: True
     closed: set[bytes] = field(default_factory=set)
     connections: int = 0
+    connection: Connection | None = None
     dates: Callable[[], bool] = lambda: True
-    _connection: Connection | None = None
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
     _heard_by: dict[str, list[Inbox]] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
@@ -127,7 +128,7 @@ class MqttTransport:
                 await self._say_goodbye()
 
     async def _say_goodbye(self) -> None:
-        if not self._born or not self._connection:
+        if not self._born or not self.connection:
             return
         try:
             async with asyncio.timeout(GOODBYE_S):
@@ -156,7 +157,7 @@ class MqttTransport:
                     await self.publish(self._born.topic, self._born.birth, retain=True)
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
-        connection, most = self._connection, self.max_payload_bytes
+        connection, most = self.connection, self.max_payload_bytes
         if connection is None:
             raise Unreachable(f"not connected to {self.broker.host}:{self.broker.port}")
         if len(payload) > most:
@@ -177,8 +178,8 @@ class MqttTransport:
         self._inboxes.append(entry)
         self._heard_by.clear()
         try:
-            if self._connection:  # else all are renewed on connecting
-                await self._tell_broker(self._connection, list(patterns))
+            if self.connection:  # else all are renewed on connecting
+                await self._tell_broker(self.connection, list(patterns))
             yield entry[1]
         finally:
             self._inboxes.remove(entry)
@@ -204,10 +205,10 @@ class MqttTransport:
         """
         gone = patterns - self._patterns()
         self._left |= gone
-        if not gone or not self._connection:
+        if not gone or not self.connection:
             return
         try:
-            answer = self._connection.unsubscribe(sorted(gone))
+            answer = self.connection.unsubscribe(sorted(gone))
         except Unreachable as error:
             log.debug("told again on reconnecting: %s", error)
         else:
@@ -225,7 +226,7 @@ class MqttTransport:
                     log.info("connected broker=%s:%s client=%s", self.broker.host, self.broker.port, self.client_id)
                     since, told = loop.time(), False
                     reason = await connection.lost
-                    anew = self._learn(connection, reason) or loop.time() - since >= self.steady_s
+                    anew = self.learn_from_end(connection, reason) or loop.time() - since >= self.steady_s
                 lasted_s, told = loop.time() - since, True
                 log.warning("lost the broker at %s after %.1f s (%s), trying again", place, lasted_s, reason)
             except Unreachable as error:
@@ -267,7 +268,7 @@ class MqttTransport:
             self.connected.set()
             yield connection
         finally:
-            self._connection = None
+            self.connection = None
             self.connected.clear()
             connection.close()
 
@@ -277,14 +278,14 @@ class MqttTransport:
         while missing := sorted(self._patterns() - renewed):  # some may be opened while we wait
             await self._open(connection, missing)
             renewed.update(missing)
-        self._connection = connection
+        self.connection = connection
         self._leave(self._left)
 
     def _take(self, topic: str, payload: bytes) -> None:
         inboxes = self._listening(topic)
         for inbox in inboxes:
             inbox.put((topic, payload))
-        if not inboxes and self._connection and topic not in self._left:
+        if not inboxes and self.connection and topic not in self._left:
             # An earlier process of ours, killed before it could unsubscribe. Not now: this is the client's callback.
             asyncio.get_running_loop().call_soon(self._leave, {topic})
 
@@ -316,7 +317,7 @@ class MqttTransport:
             self._told.add(about)
             log.error("%s", message)
 
-    def _learn(self, connection: Connection, reason: str) -> bool:
+    def learn_from_end(self, connection: Connection, reason: str) -> bool:
         """Take smaller payloads if the broker seems to have closed the connection because of a large one."""
         carried = connection.carried
         limit = apply_delivery(self._limit, carried.acknowledged)

@@ -52,6 +52,7 @@ class BoundedClient(mqtt.Client):
         passed_by: Packets that were not taken.
         read_bytes: Of all packets, as far as they were read.
         trouble: What TLS met, of which paho says nothing.
+        secured: The socket under TLS; None without.
         read_waits_for_room: Whether TLS must write before it can read on.
         write_waits_for_bytes: Whether TLS must read before it can write on.
     """
@@ -70,7 +71,7 @@ class BoundedClient(mqtt.Client):
         self._ahead, self._ahead_bytes = memoryview(b""), CHUNK_BYTES
         self.trouble: OSError | None = None
         self.read_waits_for_room = self.write_waits_for_bytes = False
-        self._secured: ssl.SSLSocket | None = None
+        self.secured: ssl.SSLSocket | None = None
         self._server_name, self._patience_s = "", 0.0
         self._is_admitted: bool | None = None
         self._topic_end = 1 << 16  # MQTT writes a topic in 64 KiB at most
@@ -89,13 +90,13 @@ class BoundedClient(mqtt.Client):
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
         assert self._ssl_context, "paho asks for this under TLS alone"
-        self._secured = handshake(self._ssl_context, tcp_sock, self._server_name, self._patience_s)
-        return self._secured
+        self.secured = handshake(self._ssl_context, tcp_sock, self._server_name, self._patience_s)
+        return self.secured
 
     @property
     def has_more(self) -> bool:
         """Whether something was read, or decrypted, that is not handled yet."""
-        return len(self._ahead) > 0 or bool(self._secured and self._secured.pending())
+        return len(self._ahead) > 0 or bool(self.secured and self.secured.pending())
 
     @property
     def is_within(self) -> bool:
@@ -155,11 +156,11 @@ class BoundedClient(mqtt.Client):
             BlockingIOError: Nothing now.
             OSError: The connection is lost.
         """
-        if not self._secured:
+        if not self.secured:
             return super()._sock_recv(size)
         self.read_waits_for_room = False
         try:
-            return self._secured.recv(min(size, RECORD_BYTES))
+            return self.secured.recv(min(size, RECORD_BYTES))
         except ssl.SSLWantReadError as wanting:
             raise BlockingIOError from wanting
         except ssl.SSLWantWriteError as wanting:
@@ -171,11 +172,11 @@ class BoundedClient(mqtt.Client):
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         """Send what the socket takes. Of what TLS did not take, paho offers the same again, as OpenSSL demands."""
-        if not self._secured:
+        if not self.secured:
             return super()._sock_send(buf)
         self.write_waits_for_bytes = False
         try:
-            return self._secured.send(buf)
+            return self.secured.send(buf)
         except ssl.SSLWantReadError as wanting:
             self.write_waits_for_bytes = True
             raise BlockingIOError from wanting

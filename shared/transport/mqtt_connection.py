@@ -71,6 +71,7 @@ class Connection:
         packet_bytes: Largest packet that the broker takes by its own word, None if it said nothing.
         carried: The large payloads that it carried.
         unwritten: What waits to be written, or for the broker's answer.
+        waits_to_write: Whether the socket takes nothing more now.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Connection:
         self.carried, self.unwritten = Carried(), SendQueue()
         self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
-        self._dials = self._reads = self._wants_to_write = self._waits_to_write = False
+        self._dials = self._reads = self._wants_to_write = self.waits_to_write = False
         self._passed = 0, 0
         self.client = client = BoundedClient(
             CallbackAPIVersion.VERSION2,
@@ -118,7 +119,7 @@ class Connection:
         except (OSError, ValueError) as error:
             tls, host = self._broker.tls, self._broker.host
             raise (explain(error, tls, host) if tls else Unreachable(str(error))) from error
-        self._begin_reading()
+        self.begin_reading()
         self._write()
         try:
             async with asyncio.timeout(patience_s):
@@ -129,7 +130,7 @@ class Connection:
         if not self._accepted.done():
             raise self._find_cause()
         self._accepted.result()
-        self._tick()
+        self.keep_alive()
 
     def _dial(self, patience_s: float) -> None:
         """Connect, and ask to be accepted. Blocks, on a thread of its own: the loop keeps off the client until then."""
@@ -245,7 +246,7 @@ class Connection:
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    def _tick(self) -> None:
+    def keep_alive(self) -> None:
         """Let the client keep the connection alive, and notice when it is not: nothing passes either way any more."""
         counts = self._traffic.counts()
         if counts and (passed := (counts.acked_bytes, counts.received_bytes)) != self._passed:
@@ -253,9 +254,9 @@ class Connection:
             self.client.note_life()
         if self.client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
             self._write()
-            self._misc = self._loop.call_later(MISC_S, self._tick)
+            self._misc = self._loop.call_later(MISC_S, self.keep_alive)
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Handle what has come, a breath of it at a time."""
         client = self.client
         until = client.read_bytes + BREATH_BYTES
@@ -278,7 +279,7 @@ class Connection:
 
     def _read_on(self) -> None:
         if self.client.has_more and self.client.socket():
-            self._read()
+            self.read()
 
     def _write(self) -> None:
         """Write what waits; watch the socket only for what it does not take now."""
@@ -296,20 +297,20 @@ class Connection:
             return
         crossed = self.client.read_waits_for_room
         waits = crossed or (self._wants_to_write and not self.client.write_waits_for_bytes)
-        if waits != self._waits_to_write:
+        if waits != self.waits_to_write:
             if waits:
                 self._loop.add_writer(sock.fileno(), self._on_room)
             else:
                 self._loop.remove_writer(sock.fileno())
-            self._waits_to_write = waits
+            self.waits_to_write = waits
         if crossed and self._reads:  # it would be readable all the time
             self._loop.remove_reader(sock.fileno())
             self._reads = False
 
     def _on_room(self) -> None:
         if self.client.read_waits_for_room:
-            self._begin_reading()
-            self._read()
+            self.begin_reading()
+            self.read()
         else:
             self._write()
 
@@ -317,20 +318,20 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._traffic.opened(sock)
 
-    def _begin_reading(self) -> None:
+    def begin_reading(self) -> None:
         """Read whatever comes from now on, unless the socket was closed meanwhile."""
         sock = self.client.socket()
         if sock and sock.fileno() >= 0 and not self._reads:
-            self._loop.add_reader(sock.fileno(), self._read)
+            self._loop.add_reader(sock.fileno(), self.read)
             self._reads = True
 
     def _on_socket_close(self, _client: object, _data: object, sock: Any) -> None:
         """Stop waiting for a socket; what was never waited for is another's number by now, perhaps."""
         if sock.fileno() >= 0 and self._reads:
             self._loop.remove_reader(sock.fileno())
-        if sock.fileno() >= 0 and self._waits_to_write:
+        if sock.fileno() >= 0 and self.waits_to_write:
             self._loop.remove_writer(sock.fileno())
-        self._reads = self._waits_to_write = False
+        self._reads = self.waits_to_write = False
 
     def _on_register_write(self, *_: object) -> None:
         self._wants_to_write = True

@@ -68,7 +68,7 @@ async def _slowdown(files: ReleaseFiles, profile: Profile, share: TrainerShare, 
             taken: dict[signal.Signals, list[float]] = {signal.SIGSTOP: [], signal.SIGCONT: []}
             for _ in range(TURNS):
                 for turn in taken:
-                    os.kill(trainer._process.pid, turn)
+                    os.kill(trainer.pid, turn)
                     taken[turn] += await asyncio.to_thread(
                         ask_for, settings.socket, request, seconds / TURNS, 1 / RATE_HZ
                     )

@@ -153,7 +153,7 @@ class Site:
     limit: int = 1 << 20
     frame_s: float = 0.0
     offers: list[Update] = field(default_factory=list)
-    reports: list[float] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
     agent: Agent = field(init=False)
 
     def compose(self) -> Agent:
@@ -210,7 +210,7 @@ class Site:
                 case Update() as update:
                     self.offers.append(update)
                 case Report() as report:
-                    self.reports.append(report.at)
+                    self.reports.append(report)
 
     async def tell(self, channel: str, message: Message | bytes, pause_s: float = 0.0) -> None:
         data = message if isinstance(message, bytes) else wire.encode(message)
@@ -295,7 +295,7 @@ class Host:
 
     @property
     def pid(self) -> int:
-        return self.trainer._process.pid
+        return self.trainer.pid
 
 
 def is_alive(pid: int) -> bool:

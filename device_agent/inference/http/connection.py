@@ -121,6 +121,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         deadline: When `expire` is to be called, by the server's clock.
+        is_blocked: Whether its peer leaves answers unread; nothing is read from it meanwhile.
     """
 
     def __init__(self, server: Shared) -> None:
@@ -133,7 +134,7 @@ class Connection(asyncio.Protocol):
         self._known: _Known | None = None
         self._read: list[Request] = []
         self._computing: asyncio.Task[None] | None = None
-        self._refused = self._is_blocked = self._completed = False
+        self._refused = self.is_blocked = self._completed = False
         self.deadline = NEVER
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -205,12 +206,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Take nothing more from a peer that does not read its answers."""
-        self._is_blocked = True
+        self.is_blocked = True
         self.deadline = self._server.clock() + self._server.patience_s
         self._open.pause_reading()
 
     def resume_writing(self) -> None:
-        self._is_blocked = False
+        self.is_blocked = False
         self.deadline = self._server.clock() + IDLE_S
         self._go_on()
 
@@ -283,7 +284,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Answer what waits, one after the other; read on where nothing does."""
-        while self._waiting and not (self._computing or self._is_blocked or self._refused):
+        while self._waiting and not (self._computing or self.is_blocked or self._refused):
             request, reserved = self._waiting.popleft()
             self.deadline = NEVER
             try:
@@ -297,7 +298,7 @@ class Connection(asyncio.Protocol):
                 self._computing = asyncio.ensure_future(self._compute(answer, request, reserved))
         if self._open.is_closing():
             return
-        if self._computing or self._is_blocked:
+        if self._computing or self.is_blocked:
             self._open.pause_reading()
         else:
             self._open.resume_reading()
@@ -325,7 +326,7 @@ class Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """Part with a peer whose time is up: with a word where it began a request, else without."""
-        if self._arriving and not self._refused and not self._is_blocked:
+        if self._arriving and not self._refused and not self.is_blocked:
             self._refuse(408, f"the request did not come whole within {self._server.patience_s:g} s")
         else:
             self._open.abort()

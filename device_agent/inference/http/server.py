@@ -28,6 +28,8 @@ class HttpServer:
         max_body_bytes: Of a request.
         patience_s: In which a request must have come, and an answer been taken.
         clock: Of all deadlines.
+        connections: Those that are open.
+        reserved_bytes: Of bodies that are here, or on their way.
     """
 
     def __init__(
@@ -38,8 +40,8 @@ class HttpServer:
         clock: Clock,
     ) -> None:
         self.answer, self.max_body_bytes, self.patience_s, self.clock = answer, max_body_bytes, patience_s, clock
-        self._connections: set[Connection] = set()
-        self._reserved = 0
+        self.connections: set[Connection] = set()
+        self.reserved_bytes = 0
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, port: int, socket: str) -> None:
@@ -74,7 +76,7 @@ class HttpServer:
     def expire(self) -> None:
         """Part with peers whose time is up."""
         now = self.clock()
-        for connection in [one for one in self._connections if one.deadline < now]:
+        for connection in [one for one in self.connections if one.deadline < now]:
             connection.expire()
 
     def close(self) -> None:
@@ -84,17 +86,17 @@ class HttpServer:
                 listener.close()
 
     def admit(self, connection: Connection) -> bool:
-        self._connections.add(connection)
-        return len(self._connections) <= MAX_CONNECTIONS
+        self.connections.add(connection)
+        return len(self.connections) <= MAX_CONNECTIONS
 
     def forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self.connections.discard(connection)
 
     def reserve(self, size: int) -> bool:
-        if self._reserved + size > BODIES_AT_ONCE * self.max_body_bytes:
+        if self.reserved_bytes + size > BODIES_AT_ONCE * self.max_body_bytes:
             return False
-        self._reserved += size
+        self.reserved_bytes += size
         return True
 
     def release(self, size: int) -> None:
-        self._reserved -= size
+        self.reserved_bytes -= size

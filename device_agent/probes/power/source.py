@@ -71,13 +71,17 @@ class PowerSource(Protocol):
 
 
 class SensorSource:
-    """Source that reads the rails that make the total, and no others."""
+    """Source that reads the rails that make the total, and no others.
+
+    Attributes:
+        clock: Of its readings.
+    """
 
     kind: Literal["instant", "mean"] = "instant"
 
     def __init__(self, name: str, root: Path, power: Power, clock: Clock) -> None:
         """Find the sensor and read it; raises NoData where it gives no total."""
-        self._name, self._power, self._clock = name, power, clock
+        self._name, self._power, self.clock = name, power, clock
         self._ask = open_sensor(name, root, power)
         self._labels = _choose_labels(name, power, self._ask(None))
         self.provenance = describe_total(name, power, self._labels)
@@ -87,7 +91,7 @@ class SensorSource:
         self.cost_s = clock() - began
 
     def read(self) -> Reading:
-        return compute_total(self._name, self._power, self._ask(self._labels), self._clock())
+        return compute_total(self._name, self._power, self._ask(self._labels), self.clock())
 
 
 def open_sensor(name: str, root: Path, power: Power) -> RailReader:

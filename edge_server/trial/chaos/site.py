@@ -141,7 +141,7 @@ class Site:
             name: Its name; of a trainer, its device.
             within: The phase it must be in, or else it lives on; empty for any.
         """
-        trainer = _running(self.logs.pids.get(name, 0), self._home(name)) if kind == "trainer" else None
+        trainer = running_trainer(self.logs.pids.get(name, 0), self._home(name)) if kind == "trainer" else None
         pid = trainer.pid if trainer else self.parts[name].pid if kind != "trainer" else 0
         if not pid or (within and not await self._is_held(pid, kind, name, within)):
             return False
@@ -200,7 +200,7 @@ class Site:
             yield self.broker.process
 
 
-def _running(pid: int, home: Path) -> psutil.Process | None:
+def running_trainer(pid: int, home: Path) -> psutil.Process | None:
     """Return the trainer of a device if that is what runs under a number, which may be somebody else's by now."""
     try:
         process = psutil.Process(pid)

@@ -102,8 +102,8 @@ class ChaosStudy:
             try:
                 while not self._is_over():
                     if self.kills and (marked := await self._moment(self.kills[0])) is not None:
-                        await self._strike(self.kills[0], marked=marked)
-                    await self._pause(POLL_S)
+                        await self.strike(self.kills[0], marked=marked)
+                    await self.pause(POLL_S)
                 for task in self._following.values():
                     task.result()
             finally:
@@ -127,14 +127,14 @@ class ChaosStudy:
         """Wait for the moment of a kill: tell whether its mark came; None where the run has ended first."""
         marked, patience_s = False, MARK_PATIENCE_S * len(self.sites)
         while kill.mark and not marked and self.clock() - self._since < patience_s and not self._is_over():
-            marked = any(self._is_mark(kill, site, said) for site, said in self._news())
-            await self._pause(0.0 if marked else MARK_POLL_S)
+            marked = any(self.is_mark(kill, site, said) for site, said in self.news())
+            await self.pause(0.0 if marked else MARK_POLL_S)
         strike_at = (self.clock() if marked else self._since) + kill.wait_s
         while self.clock() < strike_at and not self._is_over():
-            await self._pause(min(POLL_S, strike_at - self.clock()))
+            await self.pause(min(POLL_S, strike_at - self.clock()))
         return None if self._is_over() else marked
 
-    def _news(self) -> list[tuple[Site, LogLine]]:
+    def news(self) -> list[tuple[Site, LogLine]]:
         """Return what was said since the last call, and learn who decides for all."""
         news = [(site, said) for site in self.sites for said in site.logs.news()]
         for site, said in news:
@@ -142,21 +142,28 @@ class ChaosStudy:
                 self._leads = site
         return news
 
-    def _is_mark(self, kill: Kill, site: Site, said: LogLine) -> bool:
-        where, device = self._place(kill)
+    def is_mark(self, kill: Kill, site: Site, said: LogLine) -> bool:
+        """Tell whether a line is what a kill waits for.
+
+        Args:
+            kill: The one that is next.
+            site: Whose process said it.
+            said: The line.
+        """
+        where, device = self.place_of(kill)
         return (said.by, said.phase) == kill.mark and site is where and said.name in (SERVER, device)
 
-    def _place(self, kill: Kill) -> tuple[Site, str]:
+    def place_of(self, kill: Kill) -> tuple[Site, str]:
         """Return the site and the device that a kill is meant for; of a coordinator, its site."""
         homes = [(site, device) for site in self.sites for device in site.devices]
         site, device = homes[kill.device % len(homes)]
         return (self._leads or site, device) if kill.victim == "coordinator" else (site, device)
 
-    async def _strike(self, kill: Kill, *, marked: bool) -> None:
+    async def strike(self, kill: Kill, *, marked: bool) -> None:
         """Kill and start again; where the victim is away, or past its mark's phase, the moment is still to come."""
         if not marked:
-            self._news()  # which trainer runs, and who coordinates: nothing was waited for
-        site, device = self._place(kill)
+            self.news()  # which trainer runs, and who coordinates: nothing was waited for
+        site, device = self.place_of(kill)
         by = process_of(kill.victim)
         name = {"server": SERVER, "broker": BROKER}.get(by, device)
         within = kill.mark.phase if marked and kill.mark and kill.mark.by == by else ""
@@ -165,7 +172,7 @@ class ChaosStudy:
         if not await site.kill(kill.victim, name, within):
             return
         self.kills.popleft()
-        self._news()
+        self.news()
         phase = site.logs.phase("server", SERVER) if by == "broker" else site.logs.phase(by, name)
         self.struck.append(
             Struck(
@@ -184,7 +191,7 @@ class ChaosStudy:
         self._stir()
         self._since = self.clock()
 
-    async def _pause(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         """Let time pass, and find out whether anything has gone wrong.
 
         Raises:
@@ -218,7 +225,7 @@ class ChaosStudy:
 
     async def _close(self) -> None:
         """Draw up the account of a run that has ended, at each site."""
-        self._news()
+        self.news()
         records = {site.local.site: read(site.local.folder) for site in self.sites}
         expected = await asyncio.to_thread(self.expected, records)
         for site in self.sites:

@@ -53,6 +53,9 @@ class Bottom:
         gradient: Of the same shape; of the batch that came last.
         layers: Of the weights that can be pruned, layer by layer: output channels, and weights of each.
         count: n.
+        leaves: Views of `vector` in the shapes of the network's leaves, by name, with views of `gradient` as theirs.
+        given: What each part of the layers was given in the last forward pass, and the generators' states then; empty
+            where activations are kept.
     """
 
     def __init__(self, model: Model, cut: int, tree: Tree, *, recompute: bool = False) -> None:
@@ -80,12 +83,12 @@ class Bottom:
         self.vector = torch.cat([tree[name].flatten() for name in names] or [torch.empty(0)])
         self.gradient = torch.zeros_like(self.vector)
         self._weights = tuple(weights)
-        self._leaves = {name: part.requires_grad_() for name, part in self._parts(self.vector, names, tree).items()}
+        self.leaves = {name: part.requires_grad_() for name, part in self._parts(self.vector, names, tree).items()}
         for name, part in self._parts(self.gradient, names, tree).items():
-            self._leaves[name].grad = part  # what comes is added in place, leaf by leaf, and never held twice
+            self.leaves[name].grad = part  # what comes is added in place, leaf by leaf, and never held twice
         self._others = {name: leaf.clone() for name, leaf in tree.items() if name not in trainable}
         self._pieces = _pieces(network) if recompute else None
-        self._given: list[tuple[Tensor, list[Tensor]]] = []
+        self.given: list[tuple[Tensor, list[Tensor]]] = []
 
     @staticmethod
     def _parts(vector: Tensor, names: list[str], like: Tree) -> Tree:
@@ -102,10 +105,10 @@ class Bottom:
         buffers = {name: leaf.clone() for name, leaf in self._others.items()}
         if self._pieces is None:
             return self._run(self._network, inputs, buffers), buffers
-        self._given = []  # what is left of a batch that went on without this device
+        self.given = []  # what is left of a batch that went on without this device
         for piece in self._pieces:
             given, changes = inputs, inputs._version  # noqa: SLF001 - nothing else of torch tells of changes in place
-            self._given.append((given, generator_states()))
+            self.given.append((given, generator_states()))
             with torch.no_grad():
                 inputs = self._run(piece, given, buffers)
             if given._version > changes:  # noqa: SLF001
@@ -117,22 +120,22 @@ class Bottom:
         """Set `gradient`, given that of the features, of their shape; of the batch that `forward` had last."""
         self.gradient.zero_()
         if self._pieces is None:
-            _back(features, upstream, self._leaves.values())
+            _back(features, upstream, self.leaves.values())
             return
         buffers = {name: leaf.clone() for name, leaf in self._others.items()}
         drawn, flow = generator_states(), [upstream]
         for piece in reversed(self._pieces):
-            given, drawing = self._given.pop()
-            given = given.detach().requires_grad_(bool(self._given))
-            leaves = [self._leaves[name] for name in piece.state_dict() if name in self._leaves]
+            given, drawing = self.given.pop()
+            given = given.detach().requires_grad_(bool(self.given))
+            leaves = [self.leaves[name] for name in piece.state_dict() if name in self.leaves]
             set_generator_states(drawing)
-            _back(self._run(piece, given, buffers), flow.pop(), [*leaves, given] if self._given else leaves)
+            _back(self._run(piece, given, buffers), flow.pop(), [*leaves, given] if self.given else leaves)
             flow += [] if given.grad is None else [given.grad]
         set_generator_states(drawn)
 
     def _run(self, layers: nn.Sequential, inputs: Tensor, buffers: Tree) -> Tensor:
         names = layers.state_dict().keys()
-        leaves = {name: leaf for name, leaf in {**self._leaves, **buffers}.items() if name in names}
+        leaves = {name: leaf for name, leaf in {**self.leaves, **buffers}.items() if name in names}
         with in_mode(self._whole, train=True):
             outputs: Tensor = functional_call(layers, leaves, (inputs,))
         return outputs
@@ -143,14 +146,14 @@ class Bottom:
 
     def tree(self) -> Tree:
         """Return all leaves, views of the vector, in the order of those it was made of."""
-        leaves = {name: leaf.detach() for name, leaf in self._leaves.items()} | self._others
+        leaves = {name: leaf.detach() for name, leaf in self.leaves.items()} | self._others
         return {name: leaves[name] for name in self._keys}
 
     def coverage(self, mask: Tensor) -> Tree:
         """Return the mask, boolean of shape (n,), in the shapes of the weights that it is of."""
         parts = mask.split([channels * each for channels, each in self.layers])
         shaped = zip(self._weights, parts, strict=True)
-        return {name: part.view(self._leaves[name].shape) for name, part in shaped}
+        return {name: part.view(self.leaves[name].shape) for name, part in shaped}
 
 
 def _back(outputs: Tensor, upstream: Tensor, wanted: Collection[Tensor]) -> None:

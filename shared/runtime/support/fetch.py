@@ -92,19 +92,18 @@ def find_url(index: str, wheel: Wheel) -> str:
         raise Unreachable(f"{page}: {error}") from error
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{page}: {error}") from error
-    found = _url_of_json(text, wheel.file) if text.lstrip().startswith("{") else _url_of_html(text, wheel.file)
+    found = find_on_page(text, wheel.file)
     return urllib.parse.urljoin(base, found) if found else ""
 
 
-def _url_of_json(text: str, file: str) -> str:
-    try:
-        files = json.loads(text)["files"]
-        return next((str(one["url"]) for one in files if one["filename"] == file), "")
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _url_of_html(text: str, file: str) -> str:
+def find_on_page(text: str, file: str) -> str:
+    """Return the address of a file on a project's page, JSON or HTML; empty where the page names none."""
+    if text.lstrip().startswith("{"):
+        try:
+            files = json.loads(text)["files"]
+            return next((str(one["url"]) for one in files if one["filename"] == file), "")
+        except (ValueError, KeyError, TypeError):
+            return ""
     for found in re.finditer(r"""\shref\s*=\s*["']([^"']+)["']""", text, re.IGNORECASE):
         url = html.unescape(found[1]).partition("#")[0]
         if urllib.parse.unquote(url.rpartition("/")[2]) == file:

@@ -105,7 +105,7 @@ def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[st
         for wheel in choice.wheels:
             unpack(extras / WHEELS / wheel.file, new)
         compileall.compile_dir(new, quiet=2)  # the service may write nothing there
-        _put_in_use(extras, new, name)
+        put_in_use(extras, new, name)
     except PermissionError as error:
         raise ConfigError(f"{error.filename or extras}: {error.strerror}; run it as root: sudo") from error
     except OSError as error:
@@ -140,7 +140,14 @@ def _place_of(filename: str) -> PurePosixPath | None:
     return path
 
 
-def _put_in_use(extras: Path, new: Path, name: str) -> None:
+def put_in_use(extras: Path, new: Path, name: str) -> None:
+    """Have a folder of libraries used in place of the one before, in one step; what nobody uses then is removed.
+
+    Args:
+        extras: Where libraries lie.
+        new: The folder, on the same disk.
+        name: What it is called from now on.
+    """
     for folder, _, _ in os.walk(new):
         Path(folder).chmod(0o755)
     extras.chmod(0o755)

@@ -190,7 +190,7 @@ def test_it_reports_at_once_and_then_from_time_to_time(site, live) -> None:
 
     async def story() -> None:
         await asyncio.sleep(95)
-        assert site.reports == pytest.approx([0.0, 30.0, 60.0, 90.0])
+        assert [report.at for report in site.reports] == pytest.approx([0.0, 30.0, 60.0, 90.0])
         async with site.transport.subscribe(topic(SITE, DEVICE, "report")) as inbox:
             assert wire.decode_as(Report, (await anext(inbox))[1]).at == pytest.approx(90.0)
 

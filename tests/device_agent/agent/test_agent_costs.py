@@ -61,7 +61,7 @@ def test_fetching_is_charged_its_joules_and_rest_is_known(site, virtually, make_
 
         def watts() -> float:
             """Return what this phase takes; the log is at its full rate in one of them."""
-            assert power._is_busy() == (site.agent.phase == "fetching")
+            assert power.is_busy() == (site.agent.phase == "fetching")
             return WATTS[site.agent.phase]
 
         async with site.living() as agent:

@@ -79,7 +79,7 @@ def test_a_task_that_might_not_fit_beside_what_waits_fails_before_a_byte_comes(s
     """Room is reserved for an update as large as the parameters; the waiting one stays."""
 
     async def story() -> None:
-        site.agent.outbox._limit = 400
+        site.agent.outbox.limit = 400
         await site.tell("task", make_task(round=1), 1.5)
         assert site.offers[0].failure is None
         await site.tell("task", make_task(round=2), 0.5)

@@ -9,7 +9,6 @@ import pytest
 
 from device_agent.exchange.reports import Reporter
 from device_agent.exchange.upload import Sent
-from device_agent.measurement.energy import Sample
 from device_agent.measurement.power_log import PowerLog
 from shared.errors import Unreachable
 from shared.protocol import wire
@@ -127,17 +126,19 @@ def test_an_upload_is_charged_its_joules(virtually):
     async def routine() -> None:
         clock = asyncio.get_running_loop().time
         power = PowerLog(Given(clock=clock, period_s=0.2), clock)
-        power._samples.extend(Sample(0.1 * number, 4.0) for number in range(50))
+        for _ in range(50):
+            power.mark()
+            await asyncio.sleep(0.1)
         told = reporter(ear, Senses(), power=power)
         async with background(told.run()):
             await asyncio.sleep(10)
             told.sending()
-            assert power._is_busy()
+            assert power.is_busy()
             told.settled(SENT)
             await asyncio.sleep(1)
-            assert power._is_busy()
+            assert power.is_busy()
             await asyncio.sleep(10)
-            assert not power._is_busy()
+            assert not power.is_busy()
 
     virtually(routine())
     cost = ear.heard[1][1].spent.cost

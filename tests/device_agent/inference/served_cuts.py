@@ -46,9 +46,9 @@ MIB = 1 << 20
 class CutProcess(InferenceProcess):
     """One at whose messages its agent may be killed."""
 
-    async def _ask(self, message, kind):
+    async def request(self, message, kind):
         sys.audit(ASKED[0])
-        answer = await super()._ask(message, kind)
+        answer = await super().request(message, kind)
         sys.audit(ASKED[1])
         return answer
 

@@ -89,7 +89,7 @@ async def refused(site, connect, data, status):
     writer.write(b"x" * 100_000)
     yield text
     assert await reader.read() == b""
-    assert site.server._reserved == 0
+    assert site.server.reserved_bytes == 0
 
 
 def test_requests_of_one_connection_are_answered_in_their_order(run):
@@ -108,7 +108,7 @@ def test_requests_of_one_connection_are_answered_in_their_order(run):
         writer.write(b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
         assert (await answer_of(reader))[:2] == (200, "/4")
         assert (site.seen[-1].body, await reader.read()) == (b"abc", b"")
-        assert site.server._reserved == 0
+        assert site.server.reserved_bytes == 0
 
     run(story)
 
@@ -170,14 +170,14 @@ def test_many_large_bodies_at_once_are_one_too_many(run):
         kept = [await connect() for _ in range(http.BODIES_AT_ONCE)]
         for _, writer in kept:
             writer.write(told)
-        await until(lambda: not (site.server._reserved < http.BODIES_AT_ONCE * MOST))
+        await until(lambda: not (site.server.reserved_bytes < http.BODIES_AT_ONCE * MOST))
         reader, writer = await connect()
         writer.write(told)
         assert (await answer_of(reader))[0] == 503
         for reader, writer in kept:
             writer.write(b"x" * (MOST - 1))
             assert (await answer_of(reader))[0] == 200
-        assert site.server._reserved == 0
+        assert site.server.reserved_bytes == 0
 
     run(story)
 
@@ -222,7 +222,7 @@ def test_a_request_that_comes_slowly_has_so_much_time_and_no_more(begun, run):
         writer.write(b"c")
         await site.later(PATIENCE_S / 2)
         assert (await answer_of(reader))[0] == 408
-        assert (await reader.read(), site.server._reserved) == (b"", 0)
+        assert (await reader.read(), site.server.reserved_bytes) == (b"", 0)
         good_writer.write(b"GET /3 HTTP/1.1\r\n\r\n")
         assert (await answer_of(good_reader))[1] == "/3"
 
@@ -236,10 +236,10 @@ def test_idle_connections_and_refused_ones_that_do_not_close_are_closed(run):
         writer.write(b"nonsense\r\n")
         assert (await answer_of(stubborn))[0] == 400
         await site.later(LINGER_S + 1)
-        await until(lambda: not (len(site.server._connections) > 1))
+        await until(lambda: not (len(site.server.connections) > 1))
         await site.later(IDLE_S)
         assert await idle.read() == b""
-        await until(lambda: not (site.server._connections))
+        await until(lambda: not (site.server.connections))
 
     run(story)
 
@@ -248,16 +248,16 @@ def test_a_peer_that_does_not_read_its_answers_is_parted_with(run):
     """What waits for it is bounded: nothing more is read from it meanwhile."""
 
     async def story(site, connect):
-        reader, writer = await connect()
+        _, writer = await connect()
         large = Response(200, b"x" * (1 << 20))
         site.server.answer = lambda _: large
-        reader._transport.pause_reading()
+        writer.transport.pause_reading()
         writer.write(b"GET /1 HTTP/1.1\r\n\r\n" * 4)
-        await until(lambda: site.server._connections)
-        [connection] = site.server._connections
-        await until(lambda: connection._is_blocked)
+        await until(lambda: site.server.connections)
+        [connection] = site.server.connections
+        await until(lambda: connection.is_blocked)
         await site.later(PATIENCE_S + 1)
-        await until(lambda: not (site.server._connections))
+        await until(lambda: not (site.server.connections))
 
     run(story)
 
@@ -268,7 +268,7 @@ def test_one_connection_too_many_is_told_so_and_the_next_finds_room(run):
         reader, _ = await connect()
         assert (await answer_of(reader))[0] == 503
         kept[0][1].close()
-        while len(site.server._connections) > http.MAX_CONNECTIONS - 1:
+        while len(site.server.connections) > http.MAX_CONNECTIONS - 1:
             await site.later(LINGER_S + 1)
             await asyncio.sleep(PAUSE_S)
         reader, writer = await connect()
@@ -296,7 +296,7 @@ def test_a_fault_of_ours_is_one_answer_and_no_end(run, caplog):
             assert (await answer_of(reader))[0] == status
         site.server.answer = site.answer
         writer.write(b"GET /2 HTTP/1.1\r\n\r\n")
-        assert ((await answer_of(reader))[1], site.server._reserved) == ("/2", 0)
+        assert ((await answer_of(reader))[1], site.server.reserved_bytes) == ("/2", 0)
         assert "a request failed" in caplog.text
 
     run(story)
@@ -310,7 +310,7 @@ def test_who_goes_before_the_answer_leaves_nothing_behind(run):
         await until(lambda: site.seen)
         writer.close()
         site.hold.set()
-        await until(lambda: not (site.server._connections or site.server._reserved))
+        await until(lambda: not (site.server.connections or site.server.reserved_bytes))
 
     run(story)
 
@@ -345,7 +345,7 @@ def heard(pieces):
     connection.connection_made(transport)
     for piece in pieces:
         connection.data_received(piece)
-    assert site.server._reserved == 0
+    assert site.server.reserved_bytes == 0
     return site.seen, transport.written
 
 
@@ -385,4 +385,4 @@ def test_a_request_with_a_known_head_finds_no_room_where_there_is_none():
     assert site.server.reserve(taken)
     connection.data_received(request)
     assert b"HTTP/1.1 503 " in transport.written
-    assert (len(site.seen), site.server._reserved) == (1, taken)
+    assert (len(site.seen), site.server.reserved_bytes) == (1, taken)

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from device_agent.inference.http.message import Response
 from device_agent.inference.http.server import HttpServer
+from device_agent.inference.messages import Ask, Figures
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from edge_server.fleet.broker import free_port
@@ -238,7 +239,7 @@ def test_a_process_that_ends_again_and_again_is_started_further_and_further_apar
                 raise OSError(12, "no memory")
             return "it ended"
 
-        process._live = live
+        process.live = live
         running = asyncio.create_task(process.run())
         await asyncio.sleep(400)
         assert not running.done()
@@ -256,11 +257,11 @@ def test_a_process_that_cannot_listen_says_so_and_what_waits_for_it_is_told(made
 
     async def story() -> None:
         process = InferenceProcess(told, lambda *_: files, {"tiny": files})
-        cause = await asyncio.wait_for(process._live(), LIMIT_S)
+        cause = await asyncio.wait_for(process.live(), LIMIT_S)
         assert "exit code 71" in cause
         assert "serve.socket" in cause
         with pytest.raises(ServingDied):
-            await process._ask(None, None)
+            await process.request(Ask("tiny", 1), Figures)
 
     real(story())
 
@@ -285,7 +286,7 @@ def test_too_little_memory_is_named_by_its_setting(made, settings, real):
 
     async def story() -> None:
         process = InferenceProcess(told, lambda *_: files, {"tiny": files})
-        cause = await asyncio.wait_for(process._live(), LIMIT_S)
+        cause = await asyncio.wait_for(process.live(), LIMIT_S)
         assert "raise serve.memory_mb, now 8 MiB" in cause
 
     real(story())

@@ -117,7 +117,7 @@ def test_a_process_without_torch_evaluates_and_refuses_to_train(tmp_path, make_j
         outbox.commit(draft)
         [entry] = outbox.entries()
         assert entry.update.metrics["eval_examples"] == 10
-        pid = trainer._process.pid
+        pid = trainer.pid
         maps = maps_of(pid)
         assert "onnxruntime" in maps
         assert "libtorch" not in maps

@@ -68,7 +68,7 @@ def test_the_lock_is_held_from_before_the_child_runs_until_its_end(tmp_path: Pat
     async def story() -> None:
         trainer = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
         await trainer.ready()
-        pid = trainer._process.pid
+        pid = trainer.pid
         os.kill(pid, signal.SIGSTOP)
         successor = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
         try:
@@ -79,7 +79,7 @@ def test_the_lock_is_held_from_before_the_child_runs_until_its_end(tmp_path: Pat
         finally:
             os.kill(pid, signal.SIGKILL)
         await waiting
-        assert successor._process.pid != pid
+        assert successor.pid != pid
         await successor.close()
         await until(lambda: not is_locked(trainer.lock))
         await trainer.close()

@@ -12,7 +12,7 @@ import pytest
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed, TrainerDied
-from shared.protocol.messages import Spec
+from shared.protocol.messages import Assignment, Hyper, Spec, Transfer
 from shared.runtime.memory import usual_limit
 from tests.device_agent.agent_side import START_S, Host, is_alive, until
 
@@ -23,7 +23,7 @@ def test_a_child_made_ready_for_a_task_that_never_came_is_ended_too(tmp_path) ->
     async def story() -> None:
         trainer = TrainerProcess(tmp_path / "lock", idle_s=0.4, memory_mb=0, threads=1)
         await trainer.ready()
-        pid = trainer._process.pid
+        pid = trainer.pid
         assert is_alive(pid)
         await until(lambda: not is_alive(pid))
         await trainer.close()
@@ -37,7 +37,7 @@ def test_closing_ends_the_child_also_when_it_is_busy(tmp_path) -> None:
     async def story() -> None:
         trainer = TrainerProcess(tmp_path / "lock", idle_s=600.0, memory_mb=0, threads=1)
         await trainer.ready()
-        pid = trainer._process.pid
+        pid = trainer.pid
         await asyncio.sleep(0.5)
         began = time.monotonic()
         await trainer.close()
@@ -106,16 +106,18 @@ def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, m
     asyncio.run(asyncio.wait_for(story(), 2 * START_S))
 
 
-def test_it_gives_way_as_it_is_told(tmp_path) -> None:
+def test_it_gives_way_as_it_is_told(tmp_path, make_task) -> None:
     """By a priority and a CPU; of a CPU that is not there comes a warning and no more."""
     present = os.sched_getaffinity(0)
     last = max(present)
 
     async def story() -> None:
+        graph = Transfer(digest="0" * 64, size=1, frame_bytes=1)
+        task = make_task(train=False, evaluate=True, assignment=Assignment(seed=1, hyper=Hyper(), graph=graph))
         for cpus, expected in ([last], {last}), ([1023], present):
             trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1, nice=19, cpus=cpus)
-            await trainer._start(light=True)
-            pid = trainer._process.pid
+            await trainer.ready(task)
+            pid = trainer.pid
             await until(lambda pid=pid: data_limit(pid).isdigit(), START_S)  # which comes after it
             assert os.getpriority(os.PRIO_PROCESS, pid) == 19
             assert os.sched_getaffinity(pid) == expected

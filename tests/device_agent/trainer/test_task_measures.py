@@ -63,7 +63,7 @@ def test_three_hours_of_training_have_their_joules(tmp_path, make_task) -> None:
     job = Job(task=make_task(), **paths, data=data, frame_bytes=1, cost=Cost(), measuring=told)
     power = Meters().meter_for(job.measuring, job.cost.idle_w).power
     power.__exit__()
-    power._clock = power.source._clock = clock = Hand(power._clock())
+    power.clock = power.source.clock = clock = Hand(power.clock())
     start = clock.now
     for _ in range(3 * 3600):
         clock.now += 1.0

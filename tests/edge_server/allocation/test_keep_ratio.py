@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.allocation.coordinator import decide
-from edge_server.allocation.explain import _margins
+from edge_server.allocation.explain import find_margins
 from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.sections import OptimizerPlan
@@ -104,7 +104,7 @@ def test_one_devices_nonsense_is_its_own(nonsense):
 
 def test_one_more_unit_is_a_rung_or_nothing():
     decision = decide(TABLE, ask({"deadline_s": 12.5}, f_hertz=1e6))
-    bought = _margins(TABLE, decision, ["a"])["a"]
+    bought = find_margins(TABLE, decision, ["a"])["a"]
     assert bought["second"] == pytest.approx(0.4)
     assert bought["megahertz"] == pytest.approx(0.4)
     assert bought["megabit_per_s"] == pytest.approx(0.4)

@@ -29,7 +29,7 @@ def test_a_server_tells_of_its_begin_and_end(tmp_path, monkeypatch):
         listening.bind(place)
         listening.setblocking(False)
         with pytest.raises(ConfigError, match="in use"):
-            asyncio.run(commands._serve(None, None, "x", "edge-server run"))
+            asyncio.run(commands.serve_run(None, None, "x", "edge-server run"))
         told = []
         with suppress(BlockingIOError):
             while True:

@@ -250,7 +250,7 @@ def test_a_device_that_never_stops_talking_does_not_fill_the_disk(caplog):
         else:
             observing.report(report(now, facts={"mode": str(number)}))
     observing.report(report(now, device="b"))
-    heard = [observing._heard.get_nowait() for _ in range(observing._heard.qsize())]
+    heard = [observing.waiting.get_nowait() for _ in range(observing.waiting.qsize())]
     assert 600 + 0.9 * 1800 < len(heard) < 600 + 1800 + 10
     assert heard[-1].device == "b"
     assert caplog.text.count("says more than a run's journal takes") == 1

@@ -83,7 +83,7 @@ async def stampede(folder: Path, agents: int, processes: int = 1) -> Figures:
         async with broker.running(folder, port=port) as first:
             attempts = await stack.enter_async_context(_herd(port, folder, agents, processes))
             server = await stack.enter_async_context(_serving(port, folder, agents))
-            await _until(lambda: len(server._tasks) == agents)
+            await _until(lambda: len(server.tasks) == agents)
             before = {device: status.session for device, status in server.fleet.statuses.items()}
             stalls: list[float] = []
             watching = asyncio.create_task(_watch(stalls))

@@ -103,7 +103,7 @@ def test_a_killed_process_is_an_error_that_says_so():
 def test_when_all_processes_are_killed_it_is_the_same_error():
     """Nobody reads orders, and what is heard then is the end of a socket and no answer."""
     with Beside(does, 2) as pool:
-        for process in pool._processes:
+        for process in pool.processes:
             process.kill()
             process.join()
         pool.give(1, [order("good")])
@@ -128,7 +128,7 @@ def test_no_process_outlives_its_pool():
     """They end with the block, whatever they are at."""
     with Beside(does, 2) as pool:
         pool.give(1, [order("slow")])
-        pids = [process.pid for process in pool._processes]
+        pids = [process.pid for process in pool.processes]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -80,7 +80,7 @@ def test_a_trial_first_runs_the_baseline_and_then_has_a_share_of_what_that_took(
         folders = tmp_path / "tiny-south", tmp_path / "tiny-north"
         return list(zip(folders, (records(plan, "a", 20.0, 6.0), records(plan, "b", 30.0, 3.0)), strict=True))
 
-    monkeypatch.setattr(trial, "_sites", sites)
+    monkeypatch.setattr(trial, "run_at_sites", sites)
     path = write_plan(tmp_path, **HCEF)
     words = ["edge-server", "trial", "run", str(path), "--data-dir", str(tmp_path / "runs"), "--cef-share"]
 

@@ -114,7 +114,7 @@ def test_a_warning_that_is_said_without_end_is_counted(capfd, monkeypatch):
     """As when an agent is sent garbage, or its disk is full: a few lines, and later how many there were."""
     processes.configure("info")
     now = [0.0]
-    monkeypatch.setattr(logging.getLogger().handlers[0].filters[0], "_clock", lambda: now[0])
+    monkeypatch.setattr(logging.getLogger().handlers[0].filters[0], "clock", lambda: now[0])
     for number in range(1000):
         if number == 999:
             now[0] = 60.0

@@ -43,11 +43,11 @@ def test_bytes_that_pass_keep_a_connection(tmp_path, real, monkeypatch, way):
             for minutes in range(1, 6):
                 now[0] += 0.9 * KEEPALIVE_S
                 traffic.told = replace(NOTHING, **{way: minutes})
-                connection._tick()
+                connection.keep_alive()
                 assert not connection.lost.done()
             for _ in range(3):
                 now[0] += 0.9 * KEEPALIVE_S
-                connection._tick()
+                connection.keep_alive()
             assert connection.lost.result() == SILENT
 
     real(use())
@@ -66,7 +66,7 @@ def test_where_the_kernel_does_not_say_the_ping_decides(tmp_path, real, monkeypa
             connection.client.loop_read = lambda: paho.MQTT_ERR_SUCCESS
             for _ in range(3):
                 now[0] += 1.1 * KEEPALIVE_S
-                connection._tick()
+                connection.keep_alive()
             assert connection.lost.result() == SILENT
 
     real(use())

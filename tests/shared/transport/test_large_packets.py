@@ -51,8 +51,8 @@ def test_a_packet_beyond_the_limit_is_not_held(tmp_path, real, version, retained
                     tracemalloc.stop()
                 assert peak < MOST_RECEIVED_BYTES
                 assert device.connections == 1
-                device._connection.client.socket().shutdown(socket.SHUT_RDWR)
-                await device._connection.lost
+                device.connection.client.socket().shutdown(socket.SHUT_RDWR)
+                await device.connection.lost
                 await device.connected.wait()
                 await device.publish("a/small", b"again")
                 assert await anext(inbox) == ("a/small", b"again")
@@ -88,7 +88,7 @@ def test_what_is_not_admitted_on_its_topic_passes_by(tmp_path, real, version):
                 assert heard.count(("a/good", frame)) == 20
                 assert {name for name, _ in asked} == {"a/flood", "a/good"}
                 assert all(len(frame) <= size <= len(frame) + 64 for _, size in asked)
-                assert device._connection.client.passed_by == 20
+                assert device.connection.client.passed_by == 20
                 assert device.connections == 1
 
     real(use())
@@ -155,7 +155,7 @@ def test_a_frame_is_dealt_with_before_the_next_is_read(real):
         frames = [bytes([number]) * (256 << 10) for number in range(1, 21)]
         connection.client._sock = Line(b"".join(unconfirmed("a/good", one, retained=False) for one in frames))
         for count in range(1, len(frames) + 1):
-            connection._read()
+            connection.read()
             assert taken == frames[:count]
 
     real(use())
@@ -169,7 +169,7 @@ def test_small_packets_are_read_many_at_a_time(real):
         incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
         connection = Connection(Broker(version=3), "device", None, incoming)
         connection.client._sock = Line(unconfirmed("a/good", b"word", retained=False) * (2 * BREATH))
-        connection._read()
+        connection.read()
         assert len(taken) == BREATH
         await asyncio.sleep(0)
         assert len(taken) == 2 * BREATH

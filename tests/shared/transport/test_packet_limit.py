@@ -109,14 +109,14 @@ def test_a_broker_that_announces(tmp_path, real):
             device = MqttTransport(Broker(port=broker.port), "device")
             async with device.running(), device.subscribe("x") as inbox:
                 await device.connected.wait()
-                connection, most = device._connection, device.max_payload_bytes
+                connection, most = device.connection, device.max_payload_bytes
                 assert most == 64 * KIB - ROOM_BYTES
                 for assured in (True, False):
                     with pytest.raises(TooLarge, match=f"{most + 1} bytes for x, and this broker takes {most}"):
                         await device.publish("x", bytes(most + 1), assured=assured)
                     await device.publish("x", bytes(most), assured=assured)
                     assert len((await anext(inbox))[1]) == most
-                assert device._connection is connection
+                assert device.connection is connection
 
     real(use())
 
@@ -134,7 +134,7 @@ def test_a_broker_that_only_closes_the_connection(tmp_path, real, caplog, assure
                 arriving = asyncio.create_task(anext(inbox))
                 while not arriving.done():
                     await device.connected.wait()
-                    lost = device._connection.lost
+                    lost = device.connection.lost
                     seen.append(min(256 * KIB, device.max_payload_bytes))
                     with suppress(Unreachable):
                         await device.publish("x", bytes(seen[-1]), assured=assured)
@@ -162,7 +162,7 @@ def test_a_broker_that_is_killed_again_and_again(tmp_path, real, version):
             for _ in range(3):
                 async with configured(tmp_path, "allow_anonymous true", port=port) as broker:
                     await device.connected.wait()
-                    lost = device._connection.lost
+                    lost = device.connection.lost
                     await device.publish("x", bytes(256 * KIB), assured=False)
                     await device.publish("x", b"")
                     broker.process.kill()
@@ -180,9 +180,9 @@ def test_a_silent_link_refuses_nothing(real):
         carried = Carried()
         carried.sent(1, 256 * KIB)
         for _ in range(3):
-            assert not device._learn(SimpleNamespace(carried=carried), SILENT)
+            assert not device.learn_from_end(SimpleNamespace(carried=carried), SILENT)
         assert device.max_payload_bytes == MOST_BYTES
-        assert [device._learn(SimpleNamespace(carried=carried), "reset") for _ in range(2)] == [False, True]
+        assert [device.learn_from_end(SimpleNamespace(carried=carried), "reset") for _ in range(2)] == [False, True]
 
     real(use())
 

@@ -37,13 +37,13 @@ def test_a_publication_that_the_access_list_denies(tmp_path, real, caplog):
             )
             async with device.running(), device.subscribe("mine/x") as inbox:
                 await device.connected.wait()
-                connection = device._connection
+                connection = device.connection
                 for _ in range(2):
                     with pytest.raises(Unreachable, match="denies publishing to theirs/x: Not authorized"):
                         await device.publish("theirs/x", b"")
                 await device.publish("mine/x", b"mine")
                 assert (await anext(inbox))[1] == b"mine"
-                assert device._connection is connection
+                assert device.connection is connection
 
     real(use())
     assert errors(caplog) == [
@@ -68,8 +68,8 @@ def test_a_subscription_that_is_denied(tmp_path, real, caplog, version, cause):
             async with device.running(), device.subscribe("early"):
                 await device.connected.wait()
                 async with device.subscribe("late/+"):
-                    device._connection.client.socket().shutdown(2)
-                    await device._connection.lost
+                    device.connection.client.socket().shutdown(2)
+                    await device.connection.lost
                     await asyncio.sleep(0.01)
                     await device.connected.wait()
 
@@ -112,8 +112,8 @@ def test_left_while_the_broker_was_out_of_reach(tmp_path, real, version):
             async with server.running(), device.running(), device.subscribe("end") as end:
                 await asyncio.gather(server.connected.wait(), device.connected.wait())
                 async with device.subscribe("model/+"):
-                    device._connection.client.socket().shutdown(2)
-                    await device._connection.lost
+                    device.connection.client.socket().shutdown(2)
+                    await device.connection.lost
                     while device.connected.is_set():  # noqa: ASYNC110 - reconnecting takes a thread, this takes none
                         await asyncio.sleep(0)
                 await device.connected.wait()

@@ -44,7 +44,7 @@ def test_frames_wait_while_the_broker_reads_nothing(tmp_path, real, version):
                 os.kill(place.process.pid, signal.SIGCONT)
                 await asyncio.gather(*sending)
                 assert taken[0] == FRAMES
-                assert device._connection.unwritten.waiting_bytes <= MARK_BYTES
+                assert device.connection.unwritten.waiting_bytes <= MARK_BYTES
 
     real(use())
 

@@ -191,7 +191,7 @@ def test_more_than_the_socket_takes(site, real, take):
             device = MqttTransport(Broker(port=port, version=site.broker.version), site.topic("device"))
             async with device.running():
                 await device.connected.wait()
-                device._connection.client.socket().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+                device.connection.client.socket().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
                 for number in range(24):
                     await device.publish(site.topic("x"), bytes([number]) * 250_000, assured=False)
                 assert [data[0] for _, data in await take(inbox, 24)] == list(range(24))
@@ -214,7 +214,7 @@ def test_small_messages_are_not_held_back(site, real):
 
     async def use() -> None:
         async with site.clients(1) as (client,):
-            sock = client._connection.client.socket()
+            sock = client.connection.client.socket()
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
     real(use())

@@ -248,8 +248,8 @@ def test_a_mended_pair_is_taken_without_a_restart(tmp_path, here, other, ports, 
             here.issue("pi-03", file="renewed")
             for name in ("crt", "key"):
                 shutil.copy(here.folder / f"renewed.{name}", tmp_path / f"own.{name}")
-            device._connection.client.socket().shutdown(socket.SHUT_RDWR)
-            await device._connection.lost
+            device.connection.client.socket().shutdown(socket.SHUT_RDWR)
+            await device.connection.lost
             await device.connected.wait()
 
     with caplog.at_level(logging.ERROR):

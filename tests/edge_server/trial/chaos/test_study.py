@@ -28,7 +28,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sections import BudgetPlan
 from edge_server.rounds.check_plan import load
 from edge_server.trial.chaos.kills import DECIDING, MARKS, MIXING, Kill, Mark
-from edge_server.trial.chaos.site import Site, SiteProcess, _running, sweep
+from edge_server.trial.chaos.site import Site, SiteProcess, running_trainer, sweep
 from edge_server.trial.chaos.study import END_S, STALL_S, ChaosStudy
 from edge_server.trial.chaos.verify import Account
 from edge_server.trial.local import SERVER, Local
@@ -82,12 +82,14 @@ def test_what_ends_by_itself_or_stands_still_is_a_failure_with_its_log(tmp_path,
             await one.start()
         try:
             if not programs:
-                await study._pause(0.0)
+                await study.pause(0.0)
             for name in programs:
-                await study.sites[0].parts[SERVER if name == "server" else "a"]._process.wait()
+                part = study.sites[0].parts[SERVER if name == "server" else "a"]
+                while part.code is None:  # noqa: ASYNC110 - no event tells it
+                    await asyncio.sleep(0.01)
             seconds[0] = passed_s
             with pytest.raises(TaskFailed, match=message):
-                await study._pause(0.0)
+                await study.pause(0.0)
         finally:
             for one in study.sites[0].parts.values():
                 await one.close()
@@ -147,10 +149,10 @@ def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
         processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
         try:
             async with asyncio.timeout(90):
-                while not _running(processes[0].pid, home):  # noqa: ASYNC110 - what a process does sets no event
+                while not running_trainer(processes[0].pid, home):  # noqa: ASYNC110 - what a process does sets no event
                     await asyncio.sleep(0.02)
-            assert [_running(one.pid, home) is not None for one in processes] == [True, False, False]
-            assert _running(0, home) is None
+            assert [running_trainer(one.pid, home) is not None for one in processes] == [True, False, False]
+            assert running_trainer(0, home) is None
             assert sweep(home) == [processes[0].pid]
             assert await processes[0].wait() == -9
             assert [one.returncode for one in processes[1:]] == [None, None]
@@ -221,7 +223,7 @@ def test_a_kill_is_meant_for_the_site_of_its_device_or_for_the_one_that_coordina
     assert (north.devices, south.devices) == (["a"], ["b"])
     study = ChaosStudy([north, south], deque(), lambda _records: {}, lambda _news: None)
     at = {
-        kind: [study._place(Kill(kind, device, None, 0.0, 0.0)) for device in (0, 1)]
+        kind: [study.place_of(Kill(kind, device, None, 0.0, 0.0)) for device in (0, 1)]
         for kind in ("server", "coordinator")
     }
     assert at["server"] == at["coordinator"] == [(north, "a"), (south, "b")]
@@ -229,12 +231,12 @@ def test_a_kill_is_meant_for_the_site_of_its_device_or_for_the_one_that_coordina
         place.mkdir()
     log = south.place / f"{SERVER}.log"
     log.write_text("now DEBUG edge_server.sites.coordinate phase leading run=r round=1\n")
-    leading = study._news()
+    leading = study.news()
     assert [site for site, _ in leading] == [south]
-    assert study._place(Kill("coordinator", 0, None, 0.0, 0.0))[0] is south
-    assert study._is_mark(Kill("coordinator", 0, Mark("server", "leading"), 0.0, 0.0), *leading[0])
-    assert not study._is_mark(Kill("server", 0, Mark("server", "leading"), 0.0, 0.0), *leading[0])
-    assert study._is_mark(Kill("broker", 1, Mark("server", "leading"), 0.0, 0.0), *leading[0])
+    assert study.place_of(Kill("coordinator", 0, None, 0.0, 0.0))[0] is south
+    assert study.is_mark(Kill("coordinator", 0, Mark("server", "leading"), 0.0, 0.0), *leading[0])
+    assert not study.is_mark(Kill("server", 0, Mark("server", "leading"), 0.0, 0.0), *leading[0])
+    assert study.is_mark(Kill("broker", 1, Mark("server", "leading"), 0.0, 0.0), *leading[0])
 
 
 def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
@@ -247,12 +249,12 @@ def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
         await site.parts[SERVER].start()
         study.kills.append(Kill("coordinator", 0, None, 0.0, 0.0))
         try:
-            await study._strike(study.kills[0], marked=False)
+            await study.strike(study.kills[0], marked=False)
             assert site.parts[SERVER].code is None
             assert len(study.kills) == 1
             site.place.mkdir(exist_ok=True)
             (site.place / f"{SERVER}.log").write_text("now DEBUG edge_server.sites.coordinate phase leading run=r\n")
-            await study._strike(study.kills[0], marked=False)
+            await study.strike(study.kills[0], marked=False)
             assert [(one.kind, one.phase) for one in study.struck] == [("coordinator", "leading")]
         finally:
             await site.parts[SERVER].close()

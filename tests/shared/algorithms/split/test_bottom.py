@@ -76,7 +76,7 @@ def test_the_gradient_is_autograds(name: str, again: bool) -> None:  # noqa: FBT
     expected = torch.cat([leaf.grad.flatten() for leaf in layers.parameters()])
     assert bottom.gradient.shape == expected.shape
     for key, leaf in layers.named_parameters():
-        assert torch.equal(bottom._leaves[key].grad, leaf.grad), key
+        assert torch.equal(bottom.leaves[key].grad, leaf.grad), key
 
 
 def test_between_the_passes_only_what_layers_that_multiply_are_given_is_kept() -> None:
@@ -85,7 +85,7 @@ def test_between_the_passes_only_what_layers_that_multiply_are_given_is_kept() -
     features, _ = again.forward(inputs)
     assert features.grad_fn is None
     assert keeping.forward(inputs)[0].grad_fn is not None
-    assert [tuple(given.shape[1:]) for given, _ in again._given] == [(3, 32, 32), (3, 32, 32), (3, 16, 16), (6, 16, 16)]
+    assert [tuple(given.shape[1:]) for given, _ in again.given] == [(3, 32, 32), (3, 32, 32), (3, 16, 16), (6, 16, 16)]
 
 
 def test_a_batch_without_an_answer_leaves_no_trace() -> None:
@@ -93,7 +93,7 @@ def test_a_batch_without_an_answer_leaves_no_trace() -> None:
     _, once, again, inputs = parts("signals")
     again.forward(inputs * 2)
     features, _ = again.forward(inputs)
-    assert len(again._given) == 3
+    assert len(again.given) == 3
     again.backward(features, torch.ones_like(features))
     features, _ = once.forward(inputs)
     once.backward(features, torch.ones_like(features))

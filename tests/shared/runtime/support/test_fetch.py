@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from shared.errors import ConfigError, Unreachable
-from shared.runtime.support import fetch
-from shared.runtime.support.fetch import bring, find_url
+from shared.runtime.support.fetch import bring, find_on_page, find_url
 from shared.runtime.support.table import Wheel
 
 FILE = "torch_lite-2.10.0+cpu-cp311-cp311-manylinux_2_28_aarch64.whl"
@@ -151,10 +150,9 @@ def test_an_index_that_is_away_is_no_missing_file(tmp_path):
 
 def test_only_addresses_of_indexes_are_opened():
     with pytest.raises(ConfigError, match="begins with https"):
-        fetch._open("ftp://example/x", {})
+        find_url("ftp://example/x", wheel_of())
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"files": 3}', '{"files": [{}]}', '{"files": [7]}', "<a href=>", ""])
 def test_a_page_that_is_none_holds_nothing(text):
-    found = fetch._url_of_json(text, FILE) if text.startswith("{") else fetch._url_of_html(text, FILE)
-    assert found == ""
+    assert find_on_page(text, FILE) == ""

@@ -66,7 +66,7 @@ def test_what_is_cut_off_leaves_what_was_there(tmp_path, stick, choice, monkeypa
     extras = tmp_path / "extras"
     put(choice, "train", extras, [str(stick)], lambda _line: None)
     other = Choice(ROW, (make_wheel(stick, "three", {"three.py": ""}),))
-    for step in ("bring", "unpack", "_put_in_use"):
+    for step in ("bring", "unpack", "put_in_use"):
         with monkeypatch.context() as cut:
             cut.setattr(install, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
